@@ -1,0 +1,63 @@
+# Feedline needs Python >= 3.11 and make; everything else goes into .venv.
+#
+#   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
+#   make test     run every test
+#   make lint     style, format and types
+#   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
+#   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
+#
+# PYTHON=python3.12 chooses the interpreter, PIP_ARGS="..." is passed to pip, PYTEST_ARGS="..." to pytest.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench clean distclean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+install: $(INSTALLED)
+
+# A venv without pip is one whose making was interrupted, or failed: it is made again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Feedline needs Python >= 3.11: $(PYTHON) is `$(PYTHON) --version 2>&1`." >&2; \
+	  echo "Name another interpreter: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
+	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
+	  --editable '.[test,examples,bench]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/flights/prepare.py warehouse/flights
+	$(BIN)/feedline run examples/flights/pipeline.yaml --sink null
+	$(BIN)/python examples/flights/train.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/floor.py $(BENCH_ARGS)
+
+clean:
+	rm -rf build dist warehouse/flights warehouse/flights.unfinished .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name .feedline -type d -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) feedline.egg-info

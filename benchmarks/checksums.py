@@ -1,0 +1,77 @@
+"""Did every contender hand over the same rows? Sums over all batches, whatever the order of the rows.
+
+Runs in the contenders' processes, the same code for each. Sums of integers are exact (modulo 2**64), those of floats
+are in float64 and compared to 1e-5. Products with a row's first id bind a row's columns together: rows torn apart
+change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+RELATIVE = 1e-5  # float32 log1p differs by an ulp between numpy and Polars
+
+
+class Checksums:
+    """Adds up batches; `totals` are plain numbers by name."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, batch: Any) -> None:
+        """One batch's tensors, looked at once."""
+        first = batch.categorical[:, 0]
+        mark = (first & 255).double()
+        self.rows += len(first)
+        self._sum("ids", batch.categorical.sum(0))
+        self._sum("labels", batch.labels.double().sum(0))
+        self._sum("labels x id", mark @ batch.labels.double())
+        dense = batch.dense.double()
+        self._sum("dense", dense.sum(0))
+        self._sum("dense x id", mark @ dense)
+        for name, jagged in batch.sparse.items():
+            lengths = jagged.lengths.long()
+            self._sum(f"{name} values", jagged.values.sum())
+            self._sum(f"{name} lengths", lengths.sum())
+            self._sum(f"{name} lengths x id", (lengths * first).sum())
+            if len(jagged.values):
+                starts = (lengths.cumsum(0) - lengths).clamp_(max=len(jagged.values) - 1)
+                heads = jagged.values[starts] * (lengths > 0)
+                self._sum(f"{name} first values x id", (heads * first).sum())
+
+    @property
+    def totals(self) -> dict[str, list[float] | int | list[int]]:
+        """Everything added up so far, as plain numbers."""
+        return {"rows": self.rows} | {name: value.tolist() for name, value in self._sums.items()}
+
+    def _sum(self, name: str, value: torch.Tensor) -> None:
+        self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
+
+
+def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
+    """What two contenders' totals disagree about, in words."""
+    found = [f"{name} is in one only" for name in sorted(expected.keys() ^ got.keys())]
+    for name in expected.keys() & got.keys():
+        wanted, had = _flat(expected[name]), _flat(got[name])
+        if len(wanted) != len(had):
+            found.append(f"{name}: {len(had)} columns, expected {len(wanted)}")
+            continue
+        wrong = [k for k, (a, b) in enumerate(zip(wanted, had, strict=True)) if not _same(a, b)]
+        place = f"[{wrong[0]}]" if wrong and isinstance(expected[name], list) else ""
+        found += [f"{name}{place}: got {had[k]}, expected {wanted[k]}" for k in wrong[:1]]
+    return found
+
+
+def _flat(value: Any) -> list[int | float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _same(a: float, b: float) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return math.isclose(a, b, rel_tol=RELATIVE)

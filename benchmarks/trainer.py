@@ -1,0 +1,102 @@
+"""What does one contender do, run alone in a fresh process? The process that `floor.py` starts and measures.
+
+    python benchmarks/trainer.py NAME JOB.json STARTED [BUSY_UNITS]   runs a contender, prints one line of JSON
+    python benchmarks/trainer.py calibrate MS                         prints how many units of work take that long here
+
+The trainer looks at every batch once (checksums) and, when busy, does a fixed amount of Python and torch work of its
+own after each: an amount, not a time, so that a loader that takes the interpreter or the cores from it makes it slower.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from checksums import Checksums
+from contenders import CONTENDERS, Job
+
+ROWS = 512  # of a batch, that the busy trainer looks at
+
+
+class Work:
+    """One unit is some 20 µs: half of it Python, half of it torch, as in a training loop that logs and computes."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.seen = 0.0
+        self._weight = torch.full((13, 32), 0.01)
+
+    def __call__(self, dense: torch.Tensor) -> None:
+        """Does it all for one batch."""
+        for unit in range(self.units):
+            counts: dict[int, int] = {}
+            for step in range(200):
+                counts[step & 15] = counts.get(step & 15, unit) + step
+            hidden = torch.relu(dense[:ROWS] @ self._weight)
+            self.seen += float(hidden.mean()) + counts[3]
+
+
+def calibrate(target_s: float) -> int:
+    """Units of work that take `target_s` here when nothing else runs: the fastest of many tries counts."""
+    dense, work = torch.rand(ROWS, 13), Work(20)
+    best = float("inf")
+    for _ in range(50):
+        began = time.perf_counter()
+        work(dense)
+        best = min(best, (time.perf_counter() - began) / work.units)
+    return max(1, round(target_s / best))
+
+
+def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
+    """Runs a contender to the end; `started` is the monotonic clock when the process was started."""
+    loop = CONTENDERS[name].prepare()
+    sums, work = Checksums(), Work(units)
+    arrivals: list[float] = []
+    rows: list[int] = []
+    ready, ready_cpu = time.monotonic(), time.process_time()
+    stream = loop(job)
+    for batch in stream:
+        arrivals.append(time.monotonic())
+        rows.append(len(batch.labels))
+        sums.add(batch)
+        if units:
+            work(batch.dense)
+    done = time.monotonic()
+    return {
+        "import_s": ready - started,
+        "import_cpu_s": ready_cpu,
+        "first_batch_s": arrivals[0] - ready,
+        "run_s": done - ready,
+        "rows": sum(rows),
+        "steps": len(rows),
+        "rows_per_s": sum(rows) / (done - ready),
+        "steady_rows_per_s": steady(arrivals, rows),
+        "checksums": sums.totals,
+    }
+
+
+def steady(arrivals: list[float], rows: list[int]) -> float | None:
+    """Rows per second between 20 % and 80 % of the steps; None for a run too short to say."""
+    first, last = len(rows) // 5, len(rows) * 4 // 5
+    passed = arrivals[last] - arrivals[first] if last > first else 0.0
+    return sum(rows[first:last]) / passed if passed > 0 else None
+
+
+def main() -> None:
+    """Reads the arguments above."""
+    torch.set_num_threads(1)
+    if sys.argv[1] == "calibrate":
+        print(calibrate(float(sys.argv[2]) / 1000))
+        return
+    name, path, started, *units = sys.argv[1:]
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes into a batch
+    job = Job(**json.loads(Path(path).read_text()))
+    print(json.dumps(train(name, job, float(started), int(units[0]) if units else 0)))
+
+
+if __name__ == "__main__":
+    main()

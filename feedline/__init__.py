@@ -1,0 +1,45 @@
+"""Feedline feeds PyTorch trainers of recommendation models from a Hive-partitioned Parquet warehouse.
+
+    from feedline import FeedlineDataset
+    with FeedlineDataset("pipeline.yaml") as dataset:
+        for batch in dataset:
+            ...
+
+Names are loaded when they are first used, so that `import feedline` costs next to nothing: no torch, no Dask.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from feedline import errors
+from feedline.version import VERSION
+
+if TYPE_CHECKING:
+    from feedline.loader.batch import Batch, Sparse
+    from feedline.loader.dataset import FeedlineDataset
+    from feedline.pipeline import Pipeline
+    from feedline.warehouse.table import Table
+
+__all__ = ["Batch", "FeedlineDataset", "Pipeline", "Sparse", "Table", "__version__", "errors"]
+
+__version__ = VERSION
+
+_PLACES = {
+    "Batch": "feedline.loader.batch",
+    "FeedlineDataset": "feedline.loader.dataset",
+    "Pipeline": "feedline.pipeline",
+    "Sparse": "feedline.loader.batch",
+    "Table": "feedline.warehouse.table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'feedline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,105 @@
+"""How do ranks that start one after the other read the same snapshot, though the table changes in between?
+
+Runs in: the feeder of each rank. The first rank of a start writes which snapshot it took to `work_dir/runs`; the others
+find it there and load it. A rank that is named there already starts over, and so begins a new entry. Where a launcher
+names the start (torchrun, Slurm), the entry is the launcher's; else an entry may be joined for a few minutes, so that
+yesterday's half start is not taken for today's. A single rank needs no agreement, and neither do ranks that
+torch.distributed connects: rank 0 tells them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+# Ranks of one start come up within this time, slow image pulls included.
+_JOIN_S = 600.0
+
+
+def agree_on_snapshot(
+    work_dir: str,
+    job: str,
+    *,
+    rank: int,
+    world_size: int,
+    take: Callable[[], str],
+    environment: Mapping[str, str],
+    now_s: Callable[[], float] = time.time,
+) -> str:
+    """The id of the snapshot that all ranks of this start read; `take` makes and saves one."""
+    if world_size == 1:
+        return take()
+    launch = launch_name(environment)
+    entry = _Entry(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
+    with entry.locked():
+        found = entry.read()
+        fresh = found is not None and (launch is not None or now_s() - float(found["created_s"]) < _JOIN_S)
+        if found is not None and fresh and rank not in found["ranks"]:
+            entry.write({**found, "ranks": sorted([*found["ranks"], rank])})
+            return str(found["snapshot"])
+        snapshot = take()
+        entry.write({"snapshot": snapshot, "ranks": [rank], "created_s": now_s()})
+        return snapshot
+
+
+def launch_name(environment: Mapping[str, str]) -> str | None:
+    """What the launcher calls this start, restarts told apart; None without a launcher that names one."""
+    for keys in (("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_STEP_ID")):
+        values = [environment[key] for key in keys if key in environment]
+        if values and values[0] != "none":
+            return "".join(character if character.isalnum() else "_" for character in "-".join(values))
+    return None
+
+
+class _Entry:
+    """One small JSON file below a local folder or a URI."""
+
+    def __init__(self, work_dir: str, name: str) -> None:
+        self._local = "://" not in work_dir
+        if self._local:
+            self._files, self._path = pafs.LocalFileSystem(), str(Path(work_dir, name).absolute())
+        else:
+            self._files, root = pafs.FileSystem.from_uri(work_dir)
+            self._path = f"{root.rstrip('/')}/{name}"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One rank at a time, on file systems that have locks; an object store's last writer wins."""
+        if not self._local:
+            yield
+            return
+        Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def read(self) -> dict[str, Any] | None:
+        try:
+            with self._files.open_input_stream(self._path) as stream:
+                found: dict[str, Any] = json.loads(stream.read())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
+
+    def write(self, content: dict[str, Any]) -> None:
+        data = pa.py_buffer(json.dumps(content).encode())
+        if not self._local:
+            with self._files.open_output_stream(self._path) as stream:
+                stream.write(data)
+            return
+        draft = f"{self._path}.{os.getpid()}"
+        with self._files.open_output_stream(draft) as stream:
+            stream.write(data)
+        Path(draft).replace(self._path)

@@ -1,0 +1,220 @@
+"""The command line: each command reads its arguments, calls one library function, and shows what it returned.
+
+Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from feedline.errors import FeedlineError, PlanError, SpecError
+from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.overrides import parse_overrides
+from feedline.pipeline import Pipeline
+from feedline.report import describe, plan_table
+from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.spec import load_spec
+from feedline.version import VERSION
+from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_errors = Console(stderr=True)
+
+PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def main() -> None:
+    """The program `feedline`."""
+    try:
+        app()
+    except SpecError as error:
+        _fail(error, 2)
+    except FeedlineError as error:
+        _fail(error, 2 if isinstance(error, PlanError) else 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output had enough
+        sys.exit(0)
+
+
+@app.command()
+def run(
+    pipeline: PipelinePath,
+    sink: Annotated[str, typer.Option(help="trainer: serve trainers on this host; null: drain the ring.")] = "trainer",
+    overrides: Overrides = None,
+    ranks: Annotated[str | None, typer.Option(help="Ranks of this host, such as 0-7 or 0,2.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks of the whole job.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Feed trainers on this host, or measure how fast that would be (--sink null)."""
+    if sink not in ("trainer", "null"):
+        raise SpecError(f"--sink is unknown: got {sink!r}, expected trainer or null")
+    values = parse_overrides(overrides or [])
+    spec = load_spec(pipeline, values)
+    here = parse_ranks(ranks, world_size)
+    request = RunRequest(
+        path=pipeline.absolute(), overrides=dict(values), spec=spec, ranks=here, world_size=world_size or len(here)
+    )
+    console = Console(stderr=as_json)
+    stop = Stop()
+    with stop.on_signals():
+        summary = (run_null if sink == "null" else run_trainers)(request, console, stop)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary)))
+    else:
+        console.print(
+            f"{summary.rows:,} rows in {summary.batches:,} batches, {summary.seconds:.1f} s, "
+            f"{summary.rows_per_s:,.0f} rows/s; read {summary.bytes_read:,} bytes, delivered "
+            f"{summary.bytes_delivered:,}; the trainer waited {summary.wait_fraction:.0%} of the time",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if stop.status is not None:
+        raise typer.Exit(stop.status)
+
+
+@app.command()
+def plan(
+    pipeline: PipelinePath,
+    overrides: Overrides = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
+    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
+    facts = describe(resolved.plan(world_size=world_size), world_size=world_size)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(plan_table(facts))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of pipeline.yaml."""
+    print(json.dumps(Pipeline.json_schema(), indent=2))
+
+
+generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
+app.add_typer(generate, name="generate")
+
+
+@generate.callback()
+def _generate() -> None:
+    """Write a warehouse to try things on."""
+
+
+@generate.command()
+def clicks(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A folder or URI.")],
+    rows: Annotated[int, typer.Option(help="Rows in all.")] = 1_000_000,
+    days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 4,
+    sessions_mean: Annotated[float, typer.Option(help="Mean rows of a user session.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    dense: Annotated[int, typer.Option(help="Dense float32 columns.")] = 13,
+    ids: Annotated[int, typer.Option(help="Categorical int64 columns.")] = 26,
+    strings: Annotated[int, typer.Option(help="Categorical string columns.")] = 2,
+    histories: Annotated[int, typer.Option(help="list<int64> columns.")] = 6,
+    history_min: Annotated[int, typer.Option(help="Shortest list.")] = 5,
+    history_max: Annotated[int, typer.Option(help="Longest list.")] = 49,
+    user_share: Annotated[float, typer.Option(help="Share of dense, id and string columns on the user's side.")] = 0.5,
+    keep_probability: Annotated[float, typer.Option(help="That a user-side value stays from row to row.")] = 0.95,
+    null_share: Annotated[float, typer.Option(help="Share of nulls in dense columns.")] = 0.05,
+    row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
+    part_rows: Annotated[int, typer.Option(help="Rows of a file, at most.")] = PART_ROWS,
+    order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
+    start: Annotated[str, typer.Option(help="The first day.")] = "2026-01-01",
+    compression: Annotated[str, typer.Option(help="zstd, lz4, snappy or none.")] = "zstd",
+    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+) -> None:
+    """A session-structured click table of any size, repeatable from its seed."""
+    if order not in ("session", "log"):
+        raise SpecError(f"--order is unknown: got {order!r}, expected session or log")
+    report = generate_clicks(
+        directory,
+        rows=rows,
+        days=days,
+        sessions_mean=sessions_mean,
+        seed=seed,
+        dense=dense,
+        ids=ids,
+        strings=strings,
+        histories=histories,
+        history_min=history_min,
+        history_max=history_max,
+        user_share=user_share,
+        keep_probability=keep_probability,
+        null_share=null_share,
+        row_group_rows=row_group_rows,
+        part_rows=part_rows,
+        clustered=order == "session",
+        start=start,
+        compression=compression,
+        overwrite=overwrite,
+    )
+    print(
+        f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
+        f"{report.clicks:,} clicks: {report.uri}"
+    )
+
+
+@app.command(hidden=True)
+def feed(
+    pipeline: PipelinePath,
+    rank: Annotated[int, typer.Option()] = 0,
+    world_size: Annotated[int, typer.Option()] = 1,
+    local_ranks: Annotated[int, typer.Option()] = 1,
+    overrides: Annotated[str, typer.Option()] = "{}",
+    fd: Annotated[int | None, typer.Option()] = None,
+    listen: Annotated[bool, typer.Option()] = False,
+) -> None:
+    """The feeder process: started by FeedlineDataset and by `feedline run`."""
+    values: dict[str, Any] = json.loads(overrides)
+    request = FeedRequest(
+        path=str(pipeline), overrides=values, rank=rank, world_size=world_size, local_ranks=local_ranks
+    )
+    if fd is not None:
+        raise typer.Exit(feed_over(fd, request))
+    if not listen:
+        raise SpecError("feed has nobody to feed: got neither --fd nor --listen. Use feedline run")
+    raise typer.Exit(feed_listening(request))
+
+
+@app.command()
+def version() -> None:
+    """Print Feedline's version."""
+    print(VERSION)
+
+
+def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
+    """ "0-7" or "0,2,5" as ranks; without a text, all ranks of the world, or rank 0."""
+    if text is None:
+        return list(range(world_size or 1))
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise SpecError(f"--ranks is no list of ranks: got {text!r}, expected such as 0-7 or 0,2")
+        ranks += range(int(first), int(last or first) + 1)
+    size = world_size or max(ranks) + 1
+    if len(set(ranks)) != len(ranks) or max(ranks) >= size:
+        raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected different ranks below {size}")
+    return ranks
+
+
+def _fail(error: FeedlineError, status: int) -> None:
+    _errors.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+    sys.exit(status)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,306 @@
+"""Is this text fit to be parsed as an expression at all, and how is a place in it shown to a person?
+
+Pure; runs in any process that reads an expression. `scan` walks the text once with Python's tokenizer, before `ast`
+sees it. What could exhaust the parser's stack (brackets and prefix operators that nest, chains of `**`), what could
+exhaust memory (text, tokens, digits) and every word or sign outside the language is refused here, each with its exact
+place and the word to use instead. What passes keeps `ast.parse` shallow and free of warnings.
+
+The text is read between parentheses (`Source`), so that it may run over several lines.
+"""
+
+from __future__ import annotations
+
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MAX_CHARACTERS = 65_536  # a `where` with some thousand ids; a whole pipeline.yaml is rarely larger
+MAX_TOKENS = 20_000  # each becomes at most one node
+MAX_NESTING = 64  # brackets and prefix operators around one place; CPython's own limit for brackets is 200
+MAX_POWERS = 64  # `**` nests to the right, so a chain of them is depth too
+MAX_INTEGER_DIGITS = 38  # the widest decimal of Arrow; no column holds more
+_SHOWN = 120  # characters of a line that an error shows around its place
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters `start` to `stop` (excluded) of an expression's text."""
+
+    start: int
+    stop: int
+
+    def to(self, other: Span) -> Span:
+        """From the start of this one to the end of the other."""
+        return Span(self.start, max(self.stop, other.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of the text: its `tokenize` type, its characters, its place."""
+
+    type: int
+    string: str
+    span: Span
+
+
+class Fault(Exception):  # noqa: N818  it becomes an ExpressionError once the text is at hand
+    """Something wrong at a place of the text."""
+
+    def __init__(self, message: str, span: Span) -> None:
+        super().__init__(message)
+        self.message = message
+        self.span = span
+
+
+class Source:
+    """An expression's text as Python reads it: between brackets, so that the ends of its lines mean nothing."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.wrapped = "(" + re.sub(r"\r\n?", "\n", text) + "\n)"
+        self._lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    def offset(self, row: int, column: int) -> int:
+        """The character of the text at a row (from 1) and column (from 0, in characters) of `wrapped`."""
+        return min(self._starts[min(row, len(self._starts)) - 1] + column - (row == 1), len(self.text))
+
+    def offset_of_byte(self, row: int, column: int) -> int:
+        """As `offset`, the column counted in UTF-8 bytes, as `ast` does."""
+        if row > len(self._lines):
+            return len(self.text)
+        line = self._lines[row - 1]
+        column -= row == 1
+        characters = column if line.isascii() else len(line.encode()[:column].decode(errors="ignore"))
+        return min(self._starts[row - 1] + characters, len(self.text))
+
+
+def render(text: str, fault: Fault) -> str:
+    """The fault's message, then the line it points at with carets under the place."""
+    start = min(fault.span.start, len(text))
+    left = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
+    line = re.split(r"[\r\n]", text[left:], maxsplit=1)[0]
+    at = start - left
+    width = max(1, min(fault.span.stop - start, len(line) - at))
+    first = max(0, at - _SHOWN // 2)
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in line[first : first + _SHOWN])
+    prefix = "…" if first else ""
+    suffix = "…" if first + _SHOWN < len(line) else ""
+    pad = " " * (len(prefix) + at - first)
+    carets = "^" * max(1, min(width, _SHOWN - (at - first)))
+    return f"{fault.message}\n  {prefix}{shown}{suffix}\n  {pad}{carets}"
+
+
+_KEYWORDS = frozenset({"and", "or", "not", "in", "is", "None", "True", "False"})
+_OPERATORS = frozenset("( ) [ ] , . + - * / // % ** == != < <= > >=".split())  # noqa: SIM905  a table of signs
+_INSTEAD = {
+    "&": "`&` is refused: it binds tighter than a comparison. Write `and`",
+    "|": "`|` is refused: it binds tighter than a comparison. Write `or`",
+    "~": "`~` is refused: it binds tighter than a comparison. Write `not`",
+    "^": "`^` is refused. For a power write `**`",
+    "=": "`=` assigns, and nothing can be assigned here. To compare write `==`",
+    ":=": "`:=` assigns, and nothing can be assigned here. To compare write `==`",
+    "<>": "`<>` is refused. Write `!=`",
+    "!": "`!` is refused. Write `not`, or `!=` to compare",
+    "{": "sets and dictionaries are refused. Write a list: `[1, 2]`",
+    "}": "`}` has no place in an expression",
+    ":": "`:` is refused: a part of a text is `.str.slice(start, length)`, of a list `.list.slice(start, length)`",
+    "?": "`?` is refused. Write `when(condition, value, otherwise)`",
+    "->": '`->` is refused. A struct\'s field is `column["field"]`',
+    ";": "`;` is refused: one text is one expression",
+    "@": "`@` is refused: rows are not matrices",
+    "$": '`$` is refused: a column is its bare name, or `col("odd name")`',
+    "`": 'a backtick is refused: an odd column name is written `col("odd name")`',
+    "if": "`if` is refused. Write `when(condition, value, otherwise)`",
+    "else": "`else` is refused. Write `when(condition, value, otherwise)`",
+    "for": "`for` is refused: an expression holds no loops",
+}
+_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
+_BYTES_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2})""")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_IGNORED = frozenset({tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER})
+
+
+def scan(text: str) -> list[Token]:
+    """The tokens of the text, all of them fit for the language.
+
+    Raises:
+        Fault: at the first character, word or nesting that is not.
+    """
+    _check_characters(text)
+    tokens: list[Token] = []
+    nesting = _Nesting()
+    for token in _tokens(text):
+        if len(tokens) >= MAX_TOKENS:
+            raise Fault(f"the expression is too large: more than {MAX_TOKENS:,} words and signs", token.span)
+        previous = tokens[-1] if tokens else None
+        _check_token(token, previous, nesting)
+        nesting.meet(token, previous)
+        tokens.append(token)
+    if nesting.brackets:
+        opened = nesting.brackets[-1].token
+        raise Fault(f"`{opened.string}` is not closed", opened.span)
+    if not tokens:
+        raise Fault("the expression is empty: expected something like `price > 0`", Span(0, 0))
+    return tokens
+
+
+def _check_characters(text: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        message = f"the expression is too long: got {len(text):,} characters, expected at most {MAX_CHARACTERS:,}"
+        raise Fault(message, Span(0, 1))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Fault("half of a surrogate pair is no character", Span(error.start, error.end)) from None
+    control = _CONTROL.search(text)
+    if control:
+        raise Fault(f"the control character {control.group()!r} is refused", Span(*control.span()))
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    """Python's tokens with character offsets."""
+    source = Source(text)
+    depth = 0
+    try:
+        for info in tokenize.generate_tokens(io.StringIO(source.wrapped).readline):
+            if info.type in _IGNORED or info.start == (1, 0) or info.string.isspace():
+                continue
+            token = Token(info.type, info.string, Span(source.offset(*info.start), source.offset(*info.end)))
+            if token.span.start >= len(text):  # the bracket that was put behind the text
+                return
+            depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
+            if depth < 0:
+                raise Fault(f"`{token.string}` closes nothing", token.span)
+            yield token
+    except (tokenize.TokenError, SyntaxError) as error:  # an open text, a sign that is no token
+        end = Span(len(text), len(text))
+        raise Fault(f"the expression cannot be read: {error.args[0]}", end) from None
+
+
+@dataclass(slots=True)
+class _Bracket:
+    token: Token
+    call: bool
+    prefixes: int
+
+
+class _Nesting:
+    """How deep the place just read is: open brackets and the prefix operators before them."""
+
+    def __init__(self) -> None:
+        self.brackets: list[_Bracket] = []
+        self._outer = 0
+        self._prefixes = 0
+        self._powers = 0
+
+    @property
+    def calling(self) -> bool:
+        """Whether the innermost open bracket holds a call's arguments."""
+        return bool(self.brackets) and self.brackets[-1].call
+
+    def meet(self, token: Token, previous: Token | None) -> None:
+        word = token.string
+        if token.type == tokenize.OP and word in ("(", "["):
+            self._outer += self._prefixes + 1
+            call = previous is not None and ends_operand(previous)
+            self.brackets.append(_Bracket(token, call and word == "(", self._prefixes + 1))
+            self._prefixes = 0
+        elif token.type == tokenize.OP and word in (")", "]"):
+            self._close(token)
+        elif word in ("not", "+", "-") and (previous is None or not ends_operand(previous)):
+            self._prefixes += 1
+        elif ends_operand(token):
+            self._prefixes = 0
+        self._powers += word == "**"
+        if self._outer + self._prefixes > MAX_NESTING:
+            raise Fault(f"the expression is nested too deeply: more than {MAX_NESTING} levels", token.span)
+        if self._powers > MAX_POWERS:
+            raise Fault(f"the expression holds too many powers: more than {MAX_POWERS} times `**`", token.span)
+
+    def _close(self, token: Token) -> None:
+        opened = self.brackets.pop()
+        if opened.token.string + token.string not in ("()", "[]"):
+            raise Fault(f"`{opened.token.string}` is closed by `{token.string}`", token.span)
+        self._outer -= opened.prefixes
+        self._prefixes = 0
+
+
+def ends_operand(token: Token) -> bool:
+    """Whether a value can end with this token, so that a following `(` calls and a following `-` subtracts."""
+    if token.type == tokenize.NAME:
+        return token.string not in ("and", "or", "not", "in", "is")
+    return token.type in (tokenize.NUMBER, tokenize.STRING) or token.string in (")", "]")
+
+
+def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> None:
+    word = token.string
+    if token.type == tokenize.NAME:
+        if keyword.iskeyword(word) and word not in _KEYWORDS:
+            reason = _INSTEAD.get(word, f"the word `{word}` has no place in an expression")
+            raise Fault(f'{reason} (a column of that name: `col("{word}")`)', token.span)
+        if previous is not None and previous.type == tokenize.NUMBER and previous.span.stop == token.span.start:
+            raise Fault(f"the number runs into `{word}`: put a space between them", previous.span.to(token.span))
+    elif token.type == tokenize.NUMBER:
+        _check_number(token)
+    elif token.type == tokenize.STRING:
+        _check_string(token)
+    elif token.type == tokenize.OP and (word in _OPERATORS or (word == "=" and nesting.calling)):
+        return
+    elif word[0] in "'\"":
+        raise Fault(f"a text is not closed: a second {word[0]} is missing", token.span)
+    else:
+        raise Fault(_INSTEAD.get(word, f"`{word}` has no place in an expression"), token.span)
+
+
+def _check_number(token: Token) -> None:
+    digits = token.string.replace("_", "").lower()
+    if digits.endswith("j"):
+        raise Fault("complex numbers are refused", token.span)
+    if len(digits) > 400 or (digits.isdigit() and len(digits.lstrip("0")) > MAX_INTEGER_DIGITS):
+        raise Fault(f"the number is too long: expected at most {MAX_INTEGER_DIGITS} digits", token.span)
+
+
+def _check_string(token: Token) -> None:
+    prefix = token.string[: min(token.string.find(q) for q in "'\"" if q in token.string)].lower()
+    if "f" in prefix or "t" in prefix:
+        raise Fault("f-strings are refused: nothing is evaluated inside a text", token.span)
+    if "r" in prefix:
+        return
+    escape = _BYTES_ESCAPE if "b" in prefix else _ESCAPE
+    left = escape.sub(lambda match: "_" * len(match.group()), token.string)
+    if "\\" in left:
+        at = left.index("\\")
+        shown = token.string[at : at + 2]
+        place = Span(token.span.start + at, token.span.start + at + 2)
+        raise Fault(f'the escape `{shown}` is unknown: write `\\\\` for a backslash, or r"..."', place)
+
+
+_FROM_SQL = {
+    "AND": "SQL's `AND` is written `and`",
+    "OR": "SQL's `OR` is written `or`",
+    "NOT": "SQL's `NOT` is written `not`",
+    "IN": "SQL's `IN (...)` is written `in [...]`",
+    "IS": "SQL's `IS NULL` is written `is None`",
+    "NULL": "SQL's `NULL` is written `None`, and tested with `is None`",
+    "LIKE": '`LIKE` is written `.str.starts_with("…")`, `.str.ends_with("…")` or `.str.contains("…")`',
+    "ILIKE": '`ILIKE` is written `.str.to_lowercase().str.contains("…")`',
+    "BETWEEN": "`x BETWEEN 1 AND 2` is written `1 <= x <= 2`",
+    "CASE": "`CASE` is written `when(condition, value, otherwise)`",
+}
+
+
+def sql_hint(tokens: Sequence[Token]) -> tuple[str, Span] | None:
+    """The first word of SQL that stands where no column can, with what to write instead."""
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        misplaced = before is not None and (ends_operand(before) or before.string == "is")
+        if token.type == tokenize.NAME and not keyword.iskeyword(token.string) and misplaced:
+            hint = _FROM_SQL.get(token.string.upper())
+            if hint:
+                return hint, token.span
+    return None

@@ -1,0 +1,136 @@
+"""Which type does a column have in an expression, what kind is it, and how is it named to a person?
+
+Pure; no data. Arrow types become the Polars types that `pl.from_arrow` gives, because that is how the columns arrive.
+A *kind* is what the rules of the language speak of: "integer" covers all widths, "timestamp" all units and zones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+INTEGER = "integer"
+FLOAT = "float"
+DECIMAL = "decimal"
+BOOLEAN = "boolean"
+STRING = "string"
+BINARY = "binary"
+DATE = "date"
+TIMESTAMP = "timestamp"
+TIME = "time"
+DURATION = "duration"
+LIST = "list"
+STRUCT = "struct"
+MAP = "map"
+NULL = "null"
+NUMBERS = frozenset({INTEGER, FLOAT, DECIMAL})
+
+INTEGER_RANGES: dict[type[pl.DataType], tuple[int, int]] = {
+    pl.Int8: (-(2**7), 2**7 - 1),
+    pl.Int16: (-(2**15), 2**15 - 1),
+    pl.Int32: (-(2**31), 2**31 - 1),
+    pl.Int64: (-(2**63), 2**63 - 1),
+    pl.UInt8: (0, 2**8 - 1),
+    pl.UInt16: (0, 2**16 - 1),
+    pl.UInt32: (0, 2**32 - 1),
+    pl.UInt64: (0, 2**64 - 1),
+}
+_KINDS: dict[type[pl.DataType], str] = {
+    **dict.fromkeys(INTEGER_RANGES, INTEGER),
+    pl.Float16: FLOAT,
+    pl.Float32: FLOAT,
+    pl.Float64: FLOAT,
+    pl.Decimal: DECIMAL,
+    pl.Boolean: BOOLEAN,
+    pl.String: STRING,
+    pl.Binary: BINARY,
+    pl.Date: DATE,
+    pl.Datetime: TIMESTAMP,
+    pl.Time: TIME,
+    pl.Duration: DURATION,
+    pl.List: LIST,
+    pl.Struct: STRUCT,
+    pl.Map: MAP,
+    pl.Null: NULL,
+}
+CAST_TYPES: dict[str, pl.DataType] = {
+    **{dtype.__name__.lower(): dtype() for dtype in INTEGER_RANGES},
+    "float32": pl.Float32(),
+    "float64": pl.Float64(),
+    "bool": pl.Boolean(),
+    "string": pl.String(),
+}
+MAX_DECIMAL_PRECISION = 38  # wider ones do not fit the 128 bits that Polars computes with
+
+
+def kind(dtype: pl.DataType) -> str:
+    """The kind of a type: one of this module's constants, or the type's own name for one outside the language."""
+    return _KINDS.get(type(dtype), str(dtype))
+
+
+def describe(dtype: pl.DataType) -> str:
+    """The type as messages name it: `int64`, `timestamp[us, UTC]`, `list<float32>`."""
+    match dtype:
+        case pl.Datetime(time_unit=unit, time_zone=zone):
+            return f"timestamp[{unit}{f', {zone}' if zone else ''}]"
+        case pl.Duration(time_unit=unit):
+            return f"duration[{unit}]"
+        case pl.Decimal(precision=precision, scale=scale):
+            return f"decimal({precision}, {scale})"
+        case pl.List(inner=inner):
+            return f"list<{describe(instance(inner))}>"
+        case pl.Map(key=key, value=value):
+            return f"map<{describe(instance(key))}, {describe(instance(value))}>"
+        case pl.Struct(fields=fields):
+            return f"struct<{', '.join(f'{field.name}: {describe(instance(field.dtype))}' for field in fields)}>"
+        case pl.Boolean():
+            return "bool"
+    return type(dtype).__name__.lower()
+
+
+def instance(dtype: Any) -> pl.DataType:
+    """A type as Polars hands it out inside another one (a class, at times) as an instance."""
+    made: pl.DataType = dtype() if isinstance(dtype, type) else dtype
+    return made
+
+
+def inner_type(dtype: pl.DataType) -> pl.DataType:
+    """The type of a list's elements."""
+    assert isinstance(dtype, pl.List)
+    return instance(dtype.inner)
+
+
+def column_type(field: pa.Field) -> pl.DataType | None:
+    """The Polars type in which a column of that field arrives, None where Polars has none."""
+    bare = pa.schema([pa.field(field.name, field.type)])
+    try:
+        frame = pl.from_arrow(bare.empty_table())
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, pa.ArrowException, NotImplementedError):
+        return None
+    assert isinstance(frame, pl.DataFrame)
+    return frame.dtypes[0]
+
+
+def spoken(dtype: pl.DataType) -> pl.DataType:
+    """The type in which the language sees a column: categories as texts, fixed-size lists as lists."""
+    match dtype:
+        case pl.Categorical() | pl.Enum():
+            return pl.String()
+        case pl.Array(inner=inner, shape=shape):
+            return pl.List(inner) if len(shape) == 1 else dtype
+    return dtype
+
+
+def quoted(name: str) -> str:
+    """The name between backticks, shortened: a hostile text makes no hostile message."""
+    return f"`{name if len(name) <= 60 else name[:57] + '...'}`"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`. Did you mean `x`?` for the nearest of the names, else nothing."""
+    found = get_close_matches(name[:200], list(names), n=1, cutoff=0.6)
+    return f". Did you mean {quoted(found[0])}?" if found else ""

@@ -1,0 +1,219 @@
+"""What features does a pipeline.yaml name, from which columns or expressions, through which ops?
+
+Runs in: every process that reads a pipeline.yaml. Pure.
+
+The `features` section has several short forms for one thing; here each becomes a FeatureSpec. Whether an op exists and
+its parameters fit, whether a column exists and an expression binds, is asked by the layers that know, which report
+through `PipelineSpec.error` with the paths kept here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from feedline.positions import Document, Path, Problems, met, path_text, unknown
+
+Group = Literal["dense", "categorical", "sparse", "label", "extra"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+SOURCES = ("column", "expr", "op")
+FEATURE_KEYS = (*SOURCES, "inputs", "ops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """An op's name and its parameters as they stand in the YAML, not yet checked against the op.
+
+    `arguments` is canonical JSON (sorted keys; NaN and Infinity as Python writes them): `{}` for a bare word, the
+    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`.
+    """
+
+    op: str
+    arguments: str = "{}"
+    path: Path = field(default=(), compare=False)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The arguments as Python values."""
+        parsed: dict[str, Any] = json.loads(self.arguments)
+        return parsed
+
+    def written(self) -> object:
+        """The op as it may stand in a list of ops."""
+        value = self.value
+        return {self.op: value.get("", value)} if value else self.op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSpec:
+    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order."""
+
+    name: str
+    group: Group
+    column: str | None = None
+    expr: str | None = None
+    op: OpCall | None = None
+    inputs: tuple[str, ...] = ()
+    ops: tuple[OpCall, ...] = ()
+    path: Path = field(default=(), compare=False)
+
+    def long_form(self) -> dict[str, Any]:
+        """The feature as it may stand under its group and name, in the one form that all others abbreviate."""
+        content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
+        if self.op is not None:
+            content |= {"op": self.op.written(), "inputs": list(self.inputs)}
+        return content | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
+
+
+def canonical_json(value: object) -> str:
+    """The same text for the same value, whatever the order of its keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def read_features(document: Document, problems: Problems) -> tuple[FeatureSpec, ...]:
+    """The features of the document's `features` section, group after group; what is wrong goes to `problems`."""
+    groups = document.value["features"]
+    path: Path = ("features",)
+    if not isinstance(groups, dict):
+        problems.add(path, f"must be a mapping: got {met(groups)}, expected the groups {', '.join(GROUPS)}")
+        return ()
+    for group in groups:
+        if group not in GROUPS:
+            problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
+    reader = _FeatureReader(problems)
+    features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
+    if not any(groups.values()):
+        problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
+    first: dict[str, FeatureSpec] = {}
+    for feature in features:
+        earlier = first.setdefault(feature.name, feature)
+        if earlier is not feature:
+            message = f"feature name used twice: got {feature.name!r} here and at {path_text(earlier.path)}"
+            problems.add(feature.path, f"{message}. Names are unique over all groups: rename one, with `column:`")
+    return tuple(features)
+
+
+def _shown(value: object) -> str:
+    """A piece of YAML to repeat in a remedy, if it is short and on one line."""
+    return value if isinstance(value, str) and len(value) <= 40 and value.isprintable() else "…"
+
+
+class _FeatureReader:
+    """Each method reads one form; None, or fewer values, where it had to complain."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+
+    def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
+        path: Path = ("features", group)
+        if group == "extra" and isinstance(value, list):
+            for index, name in enumerate(value):
+                if (column := self.name(name, (*path, index), "a column")) is not None:
+                    yield FeatureSpec(name=column, group=group, column=column, path=(*path, index))
+        elif isinstance(value, dict):
+            for name, body in value.items():
+                feature = self.feature(group, name, body, (*path, name))
+                if feature is not None:
+                    yield feature
+        else:
+            form = "a list of columns, or a mapping" if group == "extra" else "a mapping from names to lists of ops"
+            name = _shown(value[0]) if isinstance(value, list) and value else None
+            example = f"Write {group}: {{{name}: []}}" if name else "Or leave it out"
+            self.problems.add(path, f"must be {form}: got {met(value)}. {example}")
+
+    def feature(self, group: Group, name: str, body: Any, path: Path) -> FeatureSpec | None:
+        if not name.strip():
+            self.problems.add(path, f"feature name must not be empty: got {name!r}", key=True)
+            return None
+        if isinstance(body, list):
+            ops = self.ops(body, path)
+            if group == "extra" and body:
+                self.problems.add(path, "extra takes no ops: it is handed through untouched. Write `[]`, or use `expr`")
+                return None
+            return FeatureSpec(name=name, group=group, column=name, ops=ops, path=path)
+        if isinstance(body, dict):
+            return self.long_form(group, name, body, path)
+        forms = "a list of ops, or a mapping with column, expr or op"
+        shown = _shown(name)
+        remedy = f"Write `{shown}: [{_shown(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
+        self.problems.add(path, f"must be {forms}: got {met(body)}. {remedy}")
+        return None
+
+    def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
+        known = FEATURE_KEYS if group != "extra" else SOURCES[:2]
+        unknown_keys = [key for key in body if key not in known]
+        for key in unknown_keys:
+            self.problems.add((*path, key), self.unknown_key(group, name, key, known), key=True)
+        sources = [key for key in SOURCES if key in body]
+        if unknown_keys and not sources:
+            return None
+        if len(sources) != 1:
+            got = " and ".join(sources) or "none"
+            remedy = "" if sources else f". Write `column: {_shown(name)}` for the column of that name"
+            self.problems.add(path, f"must have exactly one of column, expr, op: got {got}{remedy}")
+            return None
+        column = self.name(body["column"], (*path, "column"), "a column") if "column" in body else None
+        expr = self.name(body["expr"], (*path, "expr"), "an expression") if "expr" in body else None
+        op = self.op(body["op"], (*path, "op")) if "op" in body else None
+        inputs = self.inputs(body, path)
+        ops: tuple[OpCall, ...] = ()
+        if isinstance(body.get("ops", []), list):
+            ops = self.ops(body.get("ops", []), (*path, "ops"))
+        else:
+            self.problems.add((*path, "ops"), f"must be a list of ops: got {met(body['ops'])}, expected [op, …]")
+        return FeatureSpec(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
+
+    def unknown_key(self, group: Group, name: str, key: str, known: tuple[str, ...]) -> str:
+        message = unknown("key of a feature", key, known)
+        if group == "extra" and key in FEATURE_KEYS:
+            return f"{message}. extra is handed through untouched"
+        return (
+            message
+            if "Did you mean" in message
+            else f"{message}. Ops stand in a list: `{_shown(name)}: [{{{_shown(key)}: …}}]`"
+        )
+
+    def inputs(self, body: dict[str, Any], path: Path) -> tuple[str, ...]:
+        if ("inputs" in body) != ("op" in body):
+            wrong, missing = ("inputs", "op") if "inputs" in body else ("op", "inputs")
+            self.problems.add(path, f"{wrong} without {missing}: expected `{{op: …, inputs: [column, …]}}`")
+            return ()
+        values = body.get("inputs", ())
+        if "inputs" in body and not (isinstance(values, list) and values):
+            got = "an empty list" if values == [] else met(values)
+            self.problems.add((*path, "inputs"), f"must be a list of columns: got {got}, expected at least one")
+            return ()
+        names = [self.name(value, (*path, "inputs", index), "a column") for index, value in enumerate(values)]
+        return tuple(name for name in names if name is not None)
+
+    def ops(self, values: list[Any], path: Path) -> tuple[OpCall, ...]:
+        calls = [self.op(value, (*path, index)) for index, value in enumerate(values)]
+        return tuple(call for call in calls if call is not None)
+
+    def op(self, value: Any, path: Path) -> OpCall | None:
+        if isinstance(value, str) and value.strip():
+            return OpCall(op=value, path=path)
+        if isinstance(value, dict) and len(value) == 1:
+            [(op, parameters)] = value.items()
+            if parameters is None:
+                message = f"no value after the colon: expected `{_shown(op)}`, or `{{{_shown(op)}: parameters}}`"
+                self.problems.add((*path, op), message)
+                return None
+            arguments = parameters if isinstance(parameters, dict) else {"": parameters}
+            return OpCall(op=op, arguments=canonical_json(arguments), path=path)
+        if isinstance(value, dict) and value:
+            forms = ", ".join(f"{{{_shown(op)}: …}}" if body is not None else _shown(op) for op, body in value.items())
+            self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")
+        else:
+            got = met(value) if value != {} else "an empty mapping"
+            self.problems.add(path, f"must be an op: got {got}, expected a word or a map of one key {{op: parameters}}")
+        return None
+
+    def name(self, value: Any, path: Path, what: str) -> str | None:
+        if isinstance(value, str) and value.strip():
+            return value
+        remedy = ". Quote it" if isinstance(value, (int, float)) else ""
+        self.problems.add(path, f"must be {what}: got {met(value)}, expected a non-empty string{remedy}")
+        return None

@@ -1,0 +1,165 @@
+"""What does a feeder process do from its start to its end? Reads the spec, starts its cluster, serves its trainer.
+
+Runs in: the feeder (`python -m feedline feed`). Two forms: over a connection that its trainer made (it ends with that
+trainer), or listening for trainers, one after the other (`feedline run`, with which it ends).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from feedline.errors import FeedlineError
+from feedline.loader.channel import Channel, ChannelClosedError, adopt
+from feedline.loader.launch import feeder_threads
+from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.pipeline import Pipeline
+from feedline.resources import available_memory_bytes
+from feedline.service.cluster import Cluster
+from feedline.service.feeder import Feeder, FeederStats
+from feedline.spec import PipelineSpec, load_spec
+
+# A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
+_MEMORY_BYTES = 4 * 2**30
+_STATUS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRequest:
+    """Which pipeline, for which rank, and how many ranks share this host."""
+
+    path: str
+    overrides: dict[str, Any]
+    rank: int
+    world_size: int
+    local_ranks: int
+
+
+def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
+    """Bytes that one feeder may use for blocks in flight and its ring."""
+    return spec.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
+
+
+def feed_over(fd: int, request: FeedRequest) -> int:
+    """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
+    channel = adopt(fd)
+    with _feeder_signals():
+        try:
+            with _cluster_for(request) as (pipeline, cluster):
+                _serve(channel, pipeline, cluster, request, FeederStats())
+        except FeedlineError as error:
+            with contextlib.suppress(ChannelClosedError):
+                channel.send_json({"type": "error", "name": type(error).__name__, "message": str(error)})
+            print(error, file=sys.stderr)
+            return 1
+        finally:
+            channel.close()
+    return 0
+
+
+def feed_listening(request: FeedRequest) -> int:
+    """Serve trainers that come to this rank's socket, one at a time, until the parent process goes.
+
+    Tells the parent, one JSON line each on standard output, its dashboard ("ready"), its progress ("stats"), that a
+    trainer came ("trainer") and went ("left", with the error if there was one).
+    """
+    with _feeder_signals(), _cluster_for(request) as (pipeline, cluster):
+        listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
+        try:
+            _say({"type": "ready", "dashboard": cluster.dashboard, "pid": os.getpid()})
+            while True:
+                listener.open()
+                channel = listener.accept()
+                if channel is not None:
+                    _serve_and_report(channel, pipeline, cluster, request)
+        finally:
+            listener.close()
+
+
+def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> None:
+    stats = FeederStats()
+    left = threading.Event()
+    reporter = threading.Thread(target=_report, args=(stats, left), daemon=True)
+    reporter.start()
+    _say({"type": "trainer", "pid": channel.peer_pid()})
+    error = None
+    try:
+        _serve(channel, pipeline, cluster, request, stats)
+    except FeedlineError as met:
+        error = f"{type(met).__name__}: {met}"
+    finally:
+        channel.close()
+        left.set()
+        reporter.join()
+        _say({"type": "left", "error": error, "stats": asdict(stats)})
+
+
+def _report(stats: FeederStats, left: threading.Event) -> None:
+    while not left.wait(_STATUS_S):
+        _say({"type": "stats", "stats": asdict(stats)})
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest, stats: FeederStats) -> None:
+    job = job_fingerprint(pipeline.spec)
+    feeder = Feeder(
+        channel,
+        cluster,
+        lambda hello: pipeline.resolve(hello, job=job, map=cluster.map),
+        rank=request.rank,
+        world_size=request.world_size,
+        memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
+        stats=stats,
+    )
+    feeder.serve()
+
+
+@contextlib.contextmanager
+def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
+    spec = load_spec(request.path, request.overrides)
+    cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
+    try:
+        cluster.check_workers()
+        yield Pipeline(spec), cluster
+    finally:
+        cluster.close()
+
+
+@contextlib.contextmanager
+def _feeder_signals() -> Iterator[None]:
+    """Ctrl-C is the parent's to deal with; SIGTERM ends us in order; the parent's death ends us at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    watch_parent(lambda: os._exit(1))
+    yield
+
+
+def _on_sigterm(_signum: int, _frame: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def watch_parent(then: Callable[[], None]) -> None:
+    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment."""
+    parent = os.getppid()
+    try:
+        pidfd = os.pidfd_open(parent)
+    except OSError:
+        then()  # gone before we looked
+        return
+
+    def watch() -> None:
+        select.select([pidfd], [], [])
+        then()
+
+    threading.Thread(target=watch, name="feedline-parent", daemon=True).start()

@@ -1,0 +1,156 @@
+"""How do a feeder and its trainer talk? Small messages over one UNIX SOCK_SEQPACKET connection.
+
+Runs in: both. A message is one packet: a byte for its kind, then either a few packed integers (the ones sent for each
+batch) or JSON. JSON too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
+
+    trainer -> feeder   json hello, begin, grow;  FREE generation slot
+    feeder -> trainer   json facts, map (with the memfd), retire, full, error;  READY ...;  END stream epoch
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from typing import Any
+
+FREE = struct.Struct("<cII")  # kind, generation, slot
+READY = struct.Struct("<cIIIQQQ")  # kind, stream, generation, slot, epoch, step, bytes of the batch
+END = struct.Struct("<cIQ")  # kind, stream, epoch
+
+# Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
+_PACKET_BYTES = 64 * 1024
+_INLINE_BYTES = 32 * 1024
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE if hasattr(fcntl, "F_SEAL_SHRINK") else 0
+
+
+# A forked child of the trainer holds copies of its descriptors, and would hide the trainer's death from the feeder.
+_open_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+class ChannelClosedError(ConnectionError):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of the connection. Not thread-safe, except for `free`, which any thread or finalizer may call."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._unsent: deque[bytes] = deque()
+        _open_channels.add(self)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def peer_uid(self) -> int:
+        """The user who runs the other side."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[1])
+
+    def peer_pid(self) -> int:
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
+
+    def send(self, packet: bytes, fd: int | None = None) -> None:
+        """Send one packet, waiting for room; raises ChannelClosedError where nobody listens."""
+        try:
+            if fd is None:
+                self._socket.send(packet, socket.MSG_NOSIGNAL)
+            else:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+                self._socket.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def send_json(self, message: dict[str, Any], fd: int | None = None) -> None:
+        text = json.dumps(message).encode()
+        if len(text) <= _INLINE_BYTES:
+            self.send(b"J" + text, fd)
+            return
+        if fd is not None:
+            raise AssertionError("a message with a descriptor must be short")
+        blob = os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(blob, text)
+            fcntl.fcntl(blob, fcntl.F_ADD_SEALS, _SEALS)
+            self.send(b"K", blob)
+        finally:
+            os.close(blob)
+
+    def free(self, generation: int, slot: int) -> None:
+        """Say that a slot is free, without waiting; what finds no room is sent with the next call or `flush`."""
+        self._unsent.append(FREE.pack(b"F", generation, slot))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._unsent:
+            try:
+                packet = self._unsent.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            try:
+                self._socket.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._unsent.appendleft(packet)
+                return
+            except OSError:
+                return  # the other side is gone, and with it its need to know
+
+    def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], int | None] | None:
+        """The next packet as (packet, JSON or {}, descriptor); None if none is there and `wait` is False.
+
+        Raises ChannelClosedError at the end of the connection.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            packet, ancillary, _, _ = self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+        if not packet:
+            raise ChannelClosedError("end of the connection")
+        fd = array.array("i", ancillary[0][2][:4])[0] if ancillary else None
+        if packet[:1] == b"J":
+            return packet[:1], json.loads(packet[1:]), fd
+        if packet[:1] == b"K":
+            assert fd is not None
+            with open(fd, "rb") as blob:
+                blob.seek(0)
+                return packet[:1], json.loads(blob.read()), None
+        return packet, {}, fd
+
+
+def pair() -> tuple[Channel, socket.socket]:
+    """A connected pair: our end, and the socket to hand to a child process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(ours), theirs
+
+
+def adopt(fd: int) -> Channel:
+    """The channel over a descriptor that was inherited from the parent process."""
+    return Channel(socket.socket(fileno=fd))
+
+
+def close_quietly(fd: int | None) -> None:
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _close_in_forked_child() -> None:
+    for channel in list(_open_channels):
+        channel.close()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)

@@ -1,0 +1,335 @@
+"""How does a training loop read a pipeline? `for batch in FeedlineDataset("pipeline.yaml")`.
+
+Runs in: the trainer. The dataset knows where the training is (epoch, step); everything else it leaves to its `Feed`.
+One `iter()` is one epoch and the next `iter()` the next. The state is a few plain numbers that count batches handed
+out, not batches prefetched, and that are right for every rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from feedline.errors import FeedlineError, PlanError, StateError, from_wire
+from feedline.loader.batch import Batch
+from feedline.loader.feed import Feed
+from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.layout import BatchSchema, SlotLayout
+from feedline.loader.pinning import register, unregister
+from feedline.loader.ranks import RankInfo, detect_rank
+from feedline.loader.rendezvous import job_fingerprint, socket_path
+from feedline.spec import PipelineSpec, load_spec
+from feedline.version import VERSION
+
+STATE_VERSION = 1
+_STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
+
+_said_ranks: set[RankInfo] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStats:
+    """Since the dataset's first batch: rows (padding included), batches, bytes; `wait_fraction` is the share of time
+    that the trainer waited for a batch, `ring_fill` the share of slots that hold a batch for it right now."""
+
+    rows: int
+    batches: int
+    nbytes: int
+    seconds: float
+    rows_per_s: float
+    wait_s: float
+    wait_fraction: float
+    ring_fill: float
+    ring_bytes: int
+    feeders: int
+
+
+class FeedlineDataset(IterableDataset[Batch]):
+    """The batches of a pipeline, for one rank.
+
+    Attaches to the `feedline run` of the same job on this host if one waits, else starts a feeder process, which ends
+    with the dataset. Use it directly or as `DataLoader(dataset, batch_size=None)` (num_workers stays 0: the work is
+    done by the feeder and its Dask cluster already). Close it, or use it in a `with` block.
+
+    `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
+    default to torch.distributed's, then to the launcher's environment.
+
+    Raises SpecError for a bad pipeline.yaml, PlanError for a plan that cannot be made, and on iteration DataError,
+    TableChangedError, CorruptFileError, RingError or FeederError.
+    """
+
+    def __init__(
+        self,
+        pipeline: str | os.PathLike[str],
+        *,
+        set: Mapping[str, object] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not sys.platform.startswith("linux"):
+            raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
+        overrides = dict(set or {})
+        self._spec: PipelineSpec = load_spec(pipeline, overrides)
+        self._ranks = detect_rank(rank=rank, world_size=world_size, distributed=_distributed(), environment=os.environ)
+        _say_ranks(self._ranks)
+        self._pid = os.getpid()
+        path = Path(pipeline).absolute()
+        command = FeederCommand(
+            arguments=[
+                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size, overrides=overrides),
+                *("--local-ranks", str(self._ranks.local_ranks)),
+            ],
+            environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
+            attach_path=socket_path(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
+        )
+        self._feed = Feed(command, pin=register, unpin=unregister)
+        self._feed.start()
+        self._closer = weakref.finalize(self, self._feed.close)
+        self._facts: dict[str, Any] = {}
+        self._layout: SlotLayout | None = None
+        self._resume: dict[str, Any] | None = None
+        self._accept_features = False
+        self._next_place = (0, 0)  # where the next iter() starts
+        self._place = (0, 0)  # what state_dict() says: the next batch that the trainer has not had
+        self._current: weakref.ref[_Epoch] | None = None
+        self._rows = 0
+        self._began_s: float | None = None
+
+    # -- iterating ------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._refuse_workers()
+        self._open()
+        epoch, step = self._next_place
+        if step >= self._facts["steps"]:
+            epoch, step = epoch + 1, 0
+        self._next_place = (epoch + 1, 0)
+        self._place = (epoch, step)
+        self._feed.begin(epoch, step)
+        iterator = _Epoch(self)
+        self._current = weakref.ref(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on every rank."""
+        self._open()
+        return int(self._facts["steps"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iter() starts at step 0 of this epoch."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise PlanError(f"epoch is not a number from 0: got {epoch!r}")
+        self._next_place = self._place = (epoch, 0)
+
+    def _next(self, iterator: _Epoch) -> Batch | None:
+        if self._current is None or self._current() is not iterator:
+            raise FeedlineError(
+                "this iterator was replaced: got a batch asked of an older iter(dataset), expected the newest. A "
+                "dataset has one stream; make a second dataset to read twice at once"
+            )
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
+        received = self._feed.next()
+        if received is None:
+            self._place = (self._place[0] + 1, 0)
+            return None
+        ready, lease = received
+        assert self._layout is not None
+        batch = Batch.over(self._layout, lease.root, lease)
+        self._place = (ready.epoch, ready.step + 1)
+        self._rows += batch.rows
+        return batch
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
+        """Where the training is: plain numbers, right for every rank and for any world size that divides the lanes.
+
+        Counts the batches that were handed out; with `after`, those up to that batch, which is right even where
+        something between the dataset and the training step prefetches.
+        """
+        self._open()
+        epoch, step = self._place if after is None else (after.epoch, after.step + 1)
+        if step >= self._facts["steps"]:
+            epoch, step = epoch + 1, 0
+        facts = {key: self._facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
+        return {"version": STATE_VERSION, **facts, "epoch": epoch, "step": step}
+
+    def load_state_dict(self, state: Mapping[str, Any], features: Literal["same", "changed"] = "same") -> None:
+        """Continue where a state says. Its snapshot is read, whatever the table holds by now.
+
+        Raises StateError where the state belongs to another plan, or to other features unless features="changed".
+        """
+        if features not in ("same", "changed"):
+            raise StateError(f'features is unknown: got {features!r}, expected "same" or "changed"')
+        self._resume = _checked_state(state)
+        self._accept_features = features == "changed"
+        self._facts = {}
+        self._open()
+        self._next_place = self._place = (self._resume["epoch"], self._resume["step"])
+        self._current = None
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> BatchSchema:
+        """Every column of a batch: name, group, dtype, offset and width."""
+        self._open()
+        assert self._layout is not None
+        return self._layout.schema
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
+        self._open()
+        return dict(self._facts)
+
+    def stats(self) -> DatasetStats:
+        """Counts and shares since the first batch was asked for."""
+        counts = self._feed.stats
+        seconds = time.perf_counter() - self._began_s if self._began_s is not None else 0.0
+        return DatasetStats(
+            rows=self._rows,
+            batches=counts.batches,
+            nbytes=counts.nbytes,
+            seconds=seconds,
+            rows_per_s=self._rows / seconds if seconds else 0.0,
+            wait_s=counts.wait_s,
+            wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
+            ring_fill=self._feed.ring_fill,
+            ring_bytes=self._feed.ring_bytes,
+            feeders=counts.feeders,
+        )
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the feeder that this dataset started, or leave the one it attached to. Batches held stay readable."""
+        self._closer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(_NO_WORKERS)
+
+    def _refuse_workers(self) -> None:
+        if get_worker_info() is not None or os.getpid() != self._pid:
+            raise FeedlineError(_NO_WORKERS)
+        if not self._closer.alive:
+            raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
+
+    def _open(self) -> None:
+        """Exchange hello once: which plan, and what are its facts."""
+        if self._facts:
+            return
+        self._refuse_workers()
+        hello: dict[str, Any] = {
+            "feedline": VERSION,
+            "rank": self._ranks.rank,
+            "world_size": self._ranks.world_size,
+            "snapshot": None,
+            "lanes": None,
+            "plan": None,
+            "features": None,
+        }
+        if self._resume is not None:
+            hello.update({key: self._resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
+            hello["features"] = None if self._accept_features else self._resume["features"]
+        self._facts = self._agree(hello)
+        self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
+
+    def _agree(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
+        if _distributed() is None or self._ranks.source != "torch.distributed" or self._ranks.world_size == 1:
+            return self._feed.open(hello)
+        chosen: list[Any] = [None]
+        if self._ranks.rank == 0:
+            chosen[0] = self._attempt(hello)
+        torch.distributed.broadcast_object_list(chosen, src=0)
+        leader = chosen[0]
+        if "error" in leader:
+            raise from_wire(leader["error"], leader["message"])
+        mine = leader
+        if self._ranks.rank != 0:
+            mine = self._attempt({**hello, "snapshot": leader["snapshot"], "lanes": leader["lanes"]})
+        everyone: list[Any] = [None] * self._ranks.world_size
+        torch.distributed.all_gather_object(everyone, mine)
+        for rank, facts in enumerate(everyone):
+            if "error" in facts:
+                raise from_wire(facts["error"], f"rank {rank}: {facts['message']}")
+            for key in ("plan", "features"):
+                if facts[key] != leader[key]:
+                    raise PlanError(
+                        f"the ranks do not agree on the {key}: got {facts[key]} on rank {rank}, expected "
+                        f"{leader[key]} as on rank 0. Start every rank with the same pipeline.yaml and overrides"
+                    )
+        return dict(mine)
+
+    def _attempt(self, hello: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._feed.open(hello)
+        except FeedlineError as error:
+            return {"error": type(error).__name__, "message": str(error)}
+
+
+class _Epoch(Iterator[Batch]):
+    """The batches of one epoch from a step on; after its end it stays at its end."""
+
+    def __init__(self, dataset: FeedlineDataset) -> None:
+        self._dataset: FeedlineDataset | None = dataset
+
+    def __next__(self) -> Batch:
+        batch = self._dataset._next(self) if self._dataset is not None else None
+        if batch is None:
+            self._dataset = None
+            raise StopIteration
+        return batch
+
+
+_NO_WORKERS = (
+    "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
+    "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: reading and transforming "
+    "happen in the feeder and its Dask cluster already"
+)
+
+
+def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    missing = [key for key in _STATE_KEYS if key not in state]
+    if missing:
+        raise StateError(f"the state lacks {', '.join(missing)}: got {', '.join(sorted(state)) or 'nothing'}")
+    if state["version"] != STATE_VERSION:
+        raise StateError(f"the state's version is another: got {state['version']!r}, expected {STATE_VERSION}")
+    for key in ("epoch", "step", "lanes", "batch_size", "seed"):
+        if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
+            raise StateError(f"the state's {key} is no number from 0: got {state[key]!r}")
+    return {key: state[key] for key in _STATE_KEYS}
+
+
+def _distributed() -> tuple[int, int] | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _say_ranks(ranks: RankInfo) -> None:
+    if ranks not in _said_ranks:
+        _said_ranks.add(ranks)
+        print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)

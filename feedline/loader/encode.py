@@ -1,0 +1,202 @@
+"""How do a frame's columns become arrays that a batch can be cut from?
+
+Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
+row-major for dense and labels (a row range is one contiguous copy), feature-major for the rest; ragged offsets start
+at 0, so that the values of any row range are a slice. `take` gathers rows for the permutation within a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from feedline.errors import DataError
+from feedline.loader.layout import BatchSchema
+
+# A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
+# ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
+_INT32_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedRows:
+    """Rows of every feature as arrays.
+
+    dense float32 [N, D] and labels float32 [N, L], row-major; categorical int64 [K, N]; for each sparse feature (in
+    the schema's memory order) values [V] and offsets int64 [N + 1] from 0; extra, one Arrow array of N rows each.
+    """
+
+    rows: int
+    dense: NDArray[np.float32]
+    categorical: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    values: tuple[NDArray[Any], ...]
+    offsets: tuple[NDArray[np.int64], ...]
+    extra: tuple[pa.Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        numbers: tuple[NDArray[Any], ...] = (self.dense, self.categorical, self.labels, *self.values, *self.offsets)
+        return sum(array.nbytes for array in numbers) + sum(int(array.nbytes) for array in self.extra)
+
+    def __sizeof__(self) -> int:
+        return self.nbytes  # Dask asks this of everything a task returns
+
+
+def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
+    """The rows of a frame of finished features (one column per feature, of its group's dtype).
+
+    Raises DataError, naming the feature, where a scalar or a list's element is null. A null list is an empty list.
+    """
+    rows = frame.height
+    values, offsets = [], []
+    for column in schema.sparse:
+        ragged = _ragged(frame.get_column(column.name), column.name)
+        values.append(ragged[0])
+        offsets.append(ragged[1])
+    return EncodedRows(
+        rows=rows,
+        dense=_row_major(frame, schema, "dense"),
+        categorical=_feature_major(frame, schema),
+        labels=_row_major(frame, schema, "label"),
+        values=tuple(values),
+        offsets=tuple(offsets),
+        extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
+    )
+
+
+def _numbers(series: pl.Series, name: str) -> NDArray[Any]:
+    if series.null_count():
+        row = int(series.is_null().arg_max() or 0)
+        raise DataError(
+            f"feature {name!r} holds a null: got {series.null_count():,} nulls in {len(series):,} rows (first at row "
+            f"{row} of the chunk), expected none. Add fill_null to its ops, or `{name} is not None` to source.where"
+        )
+    return series.to_numpy()
+
+
+def _row_major(frame: pl.DataFrame, schema: BatchSchema, group: str) -> NDArray[np.float32]:
+    columns = schema.group(group)
+    matrix = np.empty((frame.height, len(columns)), dtype=np.float32)
+    for index, column in enumerate(columns):
+        matrix[:, index] = _numbers(frame.get_column(column.name), column.name)
+    return matrix
+
+
+def _feature_major(frame: pl.DataFrame, schema: BatchSchema) -> NDArray[np.int64]:
+    columns = schema.group("categorical")
+    matrix = np.empty((len(columns), frame.height), dtype=np.int64)
+    for index, column in enumerate(columns):
+        matrix[index] = _numbers(frame.get_column(column.name), column.name)
+    return matrix
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    array = series.to_arrow()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+
+
+def _ragged(series: pl.Series, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    array = series.rechunk().to_arrow()
+    if array.null_count:
+        array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
+    offsets = array.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = array.values.slice(first, last - first)
+    if values.null_count:
+        position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        row = int(np.searchsorted(offsets - first, position, side="right")) - 1
+        raise DataError(
+            f"feature {name!r} holds a null inside a list: got {values.null_count:,} null elements (first at row {row} "
+            f"of the chunk), expected none. Add fill_null to its ops"
+        )
+    return values.to_numpy(), offsets - first if first else offsets
+
+
+def join(parts: Sequence[EncodedRows]) -> EncodedRows:
+    """Several parts as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    sparse = range(len(parts[0].values))
+    return EncodedRows(
+        rows=sum(part.rows for part in parts),
+        dense=np.concatenate([part.dense for part in parts]),
+        categorical=np.concatenate([part.categorical for part in parts], axis=1),
+        labels=np.concatenate([part.labels for part in parts]),
+        values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
+        offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
+        extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
+    )
+
+
+def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    joined = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
+    joined[0] = 0
+    row = 0
+    for part in parts:
+        np.add(part[1:], joined[row], out=joined[row + 1 : row + len(part)])
+        row += len(part) - 1
+    return joined
+
+
+def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
+    """Rows [start, stop), without a copy but for the rebased offsets."""
+    values, offsets = [], []
+    for flat, borders in zip(encoded.values, encoded.offsets, strict=True):
+        first = borders[start]
+        values.append(flat[first : borders[stop]])
+        offsets.append(borders[start : stop + 1] - first)
+    return EncodedRows(
+        rows=stop - start,
+        dense=encoded.dense[start:stop],
+        categorical=encoded.categorical[:, start:stop],
+        labels=encoded.labels[start:stop],
+        values=tuple(values),
+        offsets=tuple(offsets),
+        extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
+    )
+
+
+def take(encoded: EncodedRows, indices: NDArray[np.int64]) -> EncodedRows:
+    """The rows at `indices`, in that order."""
+    chosen = pa.array(indices)
+    ragged = [
+        _take_ragged(flat, borders, chosen) for flat, borders in zip(encoded.values, encoded.offsets, strict=True)
+    ]
+    return EncodedRows(
+        rows=len(indices),
+        dense=encoded.dense.take(indices, axis=0),
+        categorical=encoded.categorical.take(indices, axis=1),
+        labels=encoded.labels.take(indices, axis=0),
+        values=tuple(values for values, _ in ragged),
+        offsets=tuple(offsets for _, offsets in ragged),
+        extra=tuple(array.take(chosen) for array in encoded.extra),
+    )
+
+
+def _take_ragged(
+    values: NDArray[Any], offsets: NDArray[np.int64], indices: pa.Array
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    size = values.dtype.itemsize
+    small = max(int(offsets[-1]), int(np.max(np.diff(offsets), initial=0)) * len(indices)) * size <= _INT32_LIMIT
+    borders = (offsets * size).astype(np.int32 if small else np.int64)
+    kind = pa.binary() if small else pa.large_binary()
+    rows = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(borders), pa.py_buffer(values)])
+    taken = rows.take(indices)
+    _, taken_offsets, taken_values = taken.buffers()
+    ends = np.frombuffer(
+        taken_offsets, dtype=borders.dtype, count=len(taken) + 1, offset=taken.offset * borders.itemsize
+    )
+    moved = ends.astype(np.int64) // size
+    if taken_values is None:
+        return np.empty(0, dtype=values.dtype), moved
+    return np.frombuffer(taken_values, dtype=values.dtype, count=int(moved[-1])), moved

@@ -1,0 +1,191 @@
+"""Where does each tensor of a batch stand among a slot's bytes?
+
+Runs in: feeder, workers and trainer. Pure: sizes in, offsets out, so that writer and reader agree without sending
+offsets. A slot begins with a header of int64 words (epoch, step, rows, counts); `SlotLayout.place` turns the counts
+into offsets. Sections, each aligned to 64 bytes (a cache line, and the alignment Arrow asks for):
+
+    header | dense [B, D] f32 | categorical [K, B] i64 | labels [B, L] f32 | valid [B] u8
+    | lengths [F, B] i32 | offsets [F, B + 1] i64 | values of all sparse features, back to back per dtype
+    | fixed-width extras, one array each | other extras as one Arrow IPC stream
+
+The sparse features of one dtype are neighbours in `lengths` and `values`, so that a KeyedJaggedTensor is a view.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+
+ALIGNMENT_BYTES = 64
+MAGIC = 0x31454E494C444545  # "EEDLINE1", little-endian: a slot of another layout is refused, not misread
+GROUPS = ("dense", "categorical", "sparse", "label", "extra")
+
+_HEADER = ("magic", "epoch", "step", "rows", "nbytes", "ipc_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One feature of the batch: `dtype` as numpy names it ("" for extras without one), `arrow` the Arrow type's name.
+
+    `offset` and `width` are its place in its group's matrix; `unit` is that of timestamps, durations ("s", "ms", "us",
+    "ns") and dates ("D").
+    """
+
+    name: str
+    group: str
+    dtype: str
+    arrow: str
+    offset: int
+    width: int = 1
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchSchema:
+    """Every column of a batch, in the order of pipeline.yaml."""
+
+    columns: tuple[Column, ...]
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    def group(self, group: str) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.group == group)
+
+    @cached_property
+    def sparse(self) -> tuple[Column, ...]:
+        """The sparse features as they lie in memory: those of one dtype side by side."""
+        columns = self.group("sparse")
+        dtypes = list(dict.fromkeys(column.dtype for column in columns))
+        return tuple(column for dtype in dtypes for column in columns if column.dtype == dtype)
+
+    def to_json(self) -> str:
+        return json.dumps([asdict(column) for column in self.columns])
+
+    @classmethod
+    def from_json(cls, text: str) -> BatchSchema:
+        return cls(tuple(Column(**column) for column in json.loads(text)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The numbers at a slot's start."""
+
+    epoch: int
+    step: int
+    rows: int
+    nbytes: int
+    ipc_bytes: int
+    values: tuple[int, ...]  # per sparse feature, in memory order
+    fixed: tuple[bool, ...]  # per extra: a fixed-width array here (else in the IPC stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Byte offsets of each section from the slot's start; `extra` holds None for what is in the IPC stream."""
+
+    dense: int
+    categorical: int
+    labels: int
+    valid: int
+    lengths: int
+    offsets: int
+    values: tuple[int, ...]
+    extra: tuple[int | None, ...]
+    ipc: int
+    nbytes: int
+    gaps: tuple[tuple[int, int], ...]  # bytes between sections
+
+
+class SlotLayout:
+    """The offsets of one schema's slots."""
+
+    def __init__(self, schema: BatchSchema) -> None:
+        self.schema = schema
+        self.width = {group: sum(column.width for column in schema.group(group)) for group in GROUPS}
+        self.sparse = schema.sparse
+        self.extra = schema.group("extra")
+        self.header_words = len(_HEADER) + len(self.sparse) + len(self.extra)
+        self._value_bytes = tuple(np.dtype(column.dtype).itemsize for column in self.sparse)
+        self._extra_bytes = tuple(np.dtype(column.dtype).itemsize if column.dtype else 0 for column in self.extra)
+
+    def place(self, rows: int, values: Sequence[int], fixed: Sequence[bool], ipc_bytes: int) -> Placement:
+        """Offsets for a batch of `rows` rows with that many values per sparse feature."""
+        end = 8 * self.header_words
+        gaps: list[tuple[int, int]] = []
+
+        def section(nbytes: int) -> int:
+            nonlocal end
+            start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            if start > end:
+                gaps.append((end, start))
+            end = start + nbytes
+            return start
+
+        dense = section(4 * rows * self.width["dense"])
+        categorical = section(8 * rows * self.width["categorical"])
+        labels = section(4 * rows * self.width["label"])
+        valid = section(rows)
+        lengths = section(4 * rows * len(self.sparse))
+        offsets = section(8 * (rows + 1) * len(self.sparse))
+        starts: list[int] = []
+        for index, (count, size) in enumerate(zip(values, self._value_bytes, strict=True)):
+            together = index > 0 and self.sparse[index].dtype == self.sparse[index - 1].dtype
+            starts.append(end if together else section(0))
+            end = starts[-1] + count * size
+        extra = tuple(
+            section(rows * size) if is_fixed else None for size, is_fixed in zip(self._extra_bytes, fixed, strict=True)
+        )
+        ipc = section(ipc_bytes)
+        section(0)
+        return Placement(
+            dense=dense,
+            categorical=categorical,
+            labels=labels,
+            valid=valid,
+            lengths=lengths,
+            offsets=offsets,
+            values=tuple(starts),
+            extra=extra,
+            ipc=ipc,
+            nbytes=end,
+            gaps=tuple(gaps),
+        )
+
+    def place_header(self, header: Header) -> Placement:
+        return self.place(header.rows, header.values, header.fixed, header.ipc_bytes)
+
+    def header_to_words(self, header: Header) -> list[int]:
+        numbers = [MAGIC, header.epoch, header.step, header.rows, header.nbytes, header.ipc_bytes]
+        return [*numbers, *header.values, *(int(fixed) for fixed in header.fixed)]
+
+    def header_from_words(self, words: Sequence[int]) -> Header:
+        if words[0] != MAGIC:
+            raise AssertionError(f"not a slot of this layout: got {words[0]:#x}, expected {MAGIC:#x}")
+        features = len(_HEADER) + len(self.sparse)
+        return Header(
+            epoch=words[1],
+            step=words[2],
+            rows=words[3],
+            nbytes=words[4],
+            ipc_bytes=words[5],
+            values=tuple(words[len(_HEADER) : features]),
+            fixed=tuple(bool(word) for word in words[features : self.header_words]),
+        )

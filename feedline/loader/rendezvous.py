@@ -1,0 +1,139 @@
+"""How does a trainer find the feeder that `feedline run` keeps for it? By a socket named for the job and the rank.
+
+Runs in: both. The sockets lie in a folder of this user's alone (mode 0700). A feeder owns its name through a lock on
+a file beside the socket, for as long as it lives; the socket itself is there only while the feeder waits for a
+trainer, so that one feeder serves one trainer at a time. Whoever meets what a dead process left removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from feedline.errors import FeederError
+from feedline.loader.channel import Channel
+from feedline.spec import PipelineSpec
+
+# These keys of pipeline.yaml say how a job is run, not what it delivers: a trainer finds its feeder whatever they say.
+_RUN_KEYS = ("epochs", "cluster", "memory")
+_LONGEST_PATH = 107  # sun_path has 108 bytes, the last one 0
+
+
+def job_fingerprint(spec: PipelineSpec) -> str:
+    """What names a job on a host: everything in pipeline.yaml that decides what is delivered."""
+    document = json.loads(spec.canonical())
+    for key in _RUN_KEYS:
+        document.pop(key, None)
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def runtime_dir() -> Path:
+    """The folder for sockets: private to this user, made if missing. Raises FeederError where it is not private."""
+    home = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(home) / "feedline" if home else Path(tempfile.gettempdir()) / f"feedline-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise FeederError(
+            f"the folder for sockets is not private: got {folder} with owner {status.st_uid} and mode "
+            f"{stat.S_IMODE(status.st_mode):o}, expected owner {os.getuid()} and mode 700. Remove it, or set "
+            f"XDG_RUNTIME_DIR to a private folder"
+        )
+    return folder
+
+
+def socket_path(job: str, rank: int, world_size: int) -> Path:
+    """Where the feeder of a job's rank listens."""
+    path = runtime_dir() / f"{job[:16]}-{rank}of{world_size}.sock"
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise FeederError(
+            f"the socket's path is too long: got {len(os.fsencode(path))} bytes ({path}), expected at most "
+            f"{_LONGEST_PATH}. Set XDG_RUNTIME_DIR to a shorter folder"
+        )
+    return path
+
+
+def connect(path: Path) -> Channel | None:
+    """The channel to a feeder that waits there, or None."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        return None
+    channel = Channel(connection)
+    if channel.peer_uid() != os.getuid():
+        channel.close()
+        return None
+    return channel
+
+
+class Listener:
+    """The feeder's end: owns a name, and takes one trainer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock_path = path.with_suffix(".lock")
+        self._lock = self._claim()
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Wait for trainers from now on."""
+        self._path.unlink(missing_ok=True)  # what a dead predecessor left; the lock says that no other owner lives
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.bind(str(self._path))
+        listening.listen(1)
+        self._socket = listening
+
+    def fileno(self) -> int:
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def accept(self) -> Channel | None:
+        """Take the trainer that knocks, and stop listening; None where it is another user's process."""
+        assert self._socket is not None
+        connection, _ = self._socket.accept()
+        channel = Channel(connection)
+        if channel.peer_uid() != os.getuid():
+            channel.close()
+            return None
+        self._stop_listening()
+        return channel
+
+    def close(self) -> None:
+        self._stop_listening()
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _stop_listening(self) -> None:
+        if self._socket is not None:
+            self._path.unlink(missing_ok=True)
+            self._socket.close()
+            self._socket = None
+
+    def _claim(self) -> int:
+        while True:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.read(lock, 32).decode() or "unknown"
+                os.close(lock)
+                raise FeederError(
+                    f"this job's rank is served already: got a second feeder for {self._path.name}, expected one (the "
+                    f"other is process {owner}). Stop it, or start this run with other --ranks"
+                ) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(lock).st_ino == self._lock_path.stat().st_ino:
+                    os.ftruncate(lock, 0)
+                    os.write(lock, str(os.getpid()).encode())
+                    return lock
+            os.close(lock)  # its last owner removed it between our open and our lock

@@ -1,0 +1,221 @@
+"""What can be done with a pipeline.yaml from Python? Plan it, transform with it, iterate it, look at it with Dask.
+
+Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster for the counting pass; `batches` and
+`transform` need no Dask, no ring and no other process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.agreement import agree_on_snapshot
+from feedline.errors import DataError, StateError
+from feedline.loader.encode import EncodedRows, encode
+from feedline.loader.schedule import Schedule, rank_lanes
+from feedline.loader.slot import draft, write
+from feedline.plan import Map, Plan, compile_spec, make_plan
+from feedline.service.feeder import segments_of
+from feedline.service.frame import blocks_to_dask
+from feedline.service.tasks import batch_schema, run_block
+from feedline.spec import PipelineSpec, json_schema, load_spec
+from feedline.transforms.compile import CompiledFeatures
+from feedline.transforms.registry import op_schema
+from feedline.warehouse.snapshot import Snapshot
+from feedline.warehouse.table import Table
+
+if TYPE_CHECKING:
+    from feedline.loader.batch import Batch
+
+_SERVED = ("dense", "categorical", "sparse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What `Pipeline.transform` makes of N rows.
+
+    dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
+    `names` lists the features of each group in their order.
+    """
+
+    rows: int
+    dense: NDArray[np.float32]
+    categorical: NDArray[np.int64]
+    sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+    names: dict[str, tuple[str, ...]]
+
+
+class Pipeline:
+    """A pipeline.yaml, resolved against the op registry, and against its table when that is needed."""
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        self.spec = spec
+        self._compiled: tuple[pa.Schema, CompiledFeatures] | None = None
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str], set: Mapping[str, object] | None = None) -> Pipeline:
+        """Read a pipeline.yaml, with overrides. Raises SpecError naming file, line and path."""
+        return cls(load_spec(path, set or {}))
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema of pipeline.yaml, ops included."""
+        return json_schema(op_schema())
+
+    # -- planning -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The table as it is now, saved in work_dir."""
+        table = self.spec.source.table
+        snapshot = Table(table if isinstance(table, str) else list(table)).snapshot()
+        snapshot.save(self.spec.work_dir)
+        return snapshot
+
+    def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
+        """The exact plan for a number of ranks, on a new snapshot unless one is given."""
+        lanes = self.spec.lanes or world_size
+        rank_lanes(lanes, 0, world_size)
+        return make_plan(self.spec, snapshot or self.snapshot(), lanes=lanes, map=map)
+
+    def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
+        """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
+
+        Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
+        """
+        rank, world_size = int(hello["rank"]), int(hello["world_size"])
+        for key, mine in (("seed", self._seed), ("batch_size", self.spec.batch.size), ("lanes", self.spec.lanes)):
+            theirs = hello.get(key)
+            if theirs is not None and mine is not None and theirs != mine:
+                raise StateError(
+                    f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
+                    f"pipeline.yaml and overrides of the run that saved it"
+                )
+        lanes = self.spec.lanes or hello.get("lanes") or world_size
+        rank_lanes(lanes, rank, world_size)
+        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size)
+        plan = make_plan(self.spec, snapshot, lanes=lanes, map=map)
+        facts = plan.facts()
+        for key, remedy in (
+            ("plan", "Use the pipeline.yaml and overrides of the run that saved the state"),
+            ("features", 'Pass features="changed" to load_state_dict to keep the position with new features'),
+        ):
+            theirs = hello.get(key)
+            if theirs is not None and theirs != facts[key]:
+                raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+        return plan
+
+    @property
+    def _seed(self) -> int:
+        return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
+
+    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int) -> Snapshot:
+        if named is not None:
+            return Snapshot.load(self.spec.work_dir, named)
+        taken: list[Snapshot] = []
+
+        def take() -> str:
+            taken.append(self.snapshot())
+            return taken[0].id
+
+        agreed = agree_on_snapshot(
+            self.spec.work_dir, job, rank=rank, world_size=world_size, take=take, environment=os.environ
+        )
+        return taken[0] if taken else Snapshot.load(self.spec.work_dir, agreed)
+
+    # -- using ----------------------------------------------------------------------------------------------------
+
+    def transform(self, data: pa.Table | pa.RecordBatch | pl.DataFrame) -> Encoded:
+        """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch.
+
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls.
+        """
+        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
+        if not isinstance(frame, pl.DataFrame):
+            raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
+        schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
+        features = self._served(schema)
+        columns = batch_schema(features)
+        encoded = encode(features.apply(frame.select(features.columns)), columns)
+        return Encoded(
+            rows=encoded.rows,
+            dense=encoded.dense,
+            categorical=encoded.categorical.T,
+            sparse={
+                column.name: (values, offsets)
+                for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
+            },
+            names={group: tuple(column.name for column in columns.group(group)) for group in _SERVED},
+        )
+
+    def _served(self, schema: pa.Schema) -> CompiledFeatures:
+        if self._compiled is None or not self._compiled[0].equals(schema):
+            served = tuple(feature for feature in self.spec.features if feature.group in _SERVED)
+            self._compiled = schema, compile_spec(self.spec, schema, served)
+        return self._compiled[1]
+
+    def batches(
+        self,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        step: int = 0,
+        snapshot: Snapshot | None = None,
+    ) -> Iterator[Batch]:
+        """The batches of one rank and epoch, from a step on, made in this process and thread: no ring, no Dask.
+
+        The oracle of tests, the way to debug with pdb, and the way on a machine without Linux.
+        """
+        plan = self.plan(world_size=world_size, snapshot=snapshot)
+        return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
+
+    def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
+        """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
+
+        Rows that the tail policy would drop are there too.
+        """
+        plan = self.plan(world_size=world_size)
+        schedule = plan.schedule(epoch)
+        requests = [
+            plan.request(block, epoch)
+            for lane in range(plan.lanes)
+            for block in schedule.blocks(lane, everything=True)
+            if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
+        ]
+        return blocks_to_dask(plan.job, requests)
+
+
+def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0) -> Iterator[Batch]:
+    """The batches of a plan, computed one block at a time."""
+    from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
+
+    schedule: Schedule = plan.schedule(epoch)
+    lanes = rank_lanes(plan.lanes, rank, world_size)
+    blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
+    borders = {lane: schedule.block_starts(lane) for lane in lanes}
+    rows: dict[tuple[int, int], tuple[EncodedRows, ...]] = {}
+
+    def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
+        place = lane, index
+        if place not in rows:
+            result = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
+            assert result.parts is not None
+            rows[place] = result.parts
+        return rows[place]
+
+    for number in range(step, schedule.steps):
+        segments = segments_of(schedule, borders, number, get)
+        assert segments is not None
+        measured = draft(plan.layout, segments, epoch=epoch, step=number)
+        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
+        write(plan.layout, measured, buffer)
+        for place in [place for place in rows if blocks[place].last_step <= number]:
+            del rows[place]
+        yield Batch.over(plan.layout, buffer)

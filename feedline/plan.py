@@ -1,0 +1,222 @@
+"""What does a pipeline deliver, exactly? A spec, a snapshot and the rows it selects, as schedules and block requests.
+
+Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` does the reading (footers' facts, the counting pass);
+the `Plan` it returns only computes. Two fingerprints: `plan` decides which rows come when, `features` what a row
+becomes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.errors import PlanError
+from feedline.expressions import BoundExpression, bind_where
+from feedline.features import FeatureSpec
+from feedline.loader.layout import SlotLayout
+from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, local_environment
+from feedline.spec import PipelineSpec
+from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.registry import OpError
+from feedline.warehouse.reading import fragment_at
+from feedline.warehouse.selection import Selection, select_rows
+from feedline.warehouse.snapshot import Snapshot
+from feedline.warehouse.splits import Splits, plan_splits
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A resolved pipeline: everything but the epoch and the rank."""
+
+    spec: PipelineSpec
+    snapshot: Snapshot
+    where: BoundExpression | None
+    selection: Selection
+    splits: Splits
+    features: CompiledFeatures
+    layout: SlotLayout
+    job: Job
+    lanes: int
+
+    @property
+    def name(self) -> str:
+        return "".join(character if character.isalnum() else "_" for character in self.spec.name)
+
+    @cached_property
+    def split_rows(self) -> NDArray[np.int64]:
+        """Selected rows per split."""
+        ends = np.concatenate(([0], np.cumsum(self.selection.rows, dtype=np.int64)))
+        return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The source columns that blocks read, the filter's included."""
+        names = dict.fromkeys(self.features.columns)
+        names.update(dict.fromkeys(sorted(self.where.columns) if self.where is not None else ()))
+        if self.job.by is not None:
+            names[self.job.by] = None
+        return tuple(names)
+
+    @cached_property
+    def row_group_bytes(self) -> NDArray[np.int64]:
+        """Compressed bytes of the columns that blocks read, per row group."""
+        total = np.zeros(len(self.selection.rows), dtype=np.int64)
+        for name in self.columns:
+            if name not in self.snapshot.partition_columns:
+                total += self.snapshot.column_facts(name).field("bytes").to_numpy()
+        return total
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything that decides which rows come when."""
+        facts = {
+            "version": PLAN_VERSION,
+            "snapshot": self.snapshot.id,
+            "where": self.spec.source.where,
+            "split_rows": self.spec.source.split_rows,
+            "shuffle": self.spec.shuffle.model_dump() if self.spec.shuffle is not None else "off",
+            "lanes": self.lanes,
+            "batch_size": self.spec.batch.size,
+            "tail": self.spec.batch.tail,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def seed(self) -> int:
+        return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
+
+    def schedule(self, epoch: int) -> Schedule:
+        """The epoch's schedule. Raises PlanError where it has no step."""
+        shuffle = self.spec.shuffle
+        return Schedule(
+            split_rows=self.split_rows,
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            tail=self.spec.batch.tail,
+            block_rows=shuffle.window_rows if shuffle is not None else self.spec.source.split_rows,
+            shuffle=shuffle is not None,
+            seed=self.seed,
+            epoch=epoch,
+        )
+
+    def request(self, block: Block, epoch: int) -> BlockRequest:
+        """What the block's task reads and how it permutes."""
+        shuffle = self.spec.shuffle
+        pieces, nbytes = [], 0
+        for piece in block.pieces:
+            request, piece_bytes = self._piece(piece)
+            pieces.append(request)
+            nbytes += piece_bytes
+        key = ("rows", self.seed, epoch, block.lane, block.index) if shuffle is not None and shuffle.rows else None
+        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes)
+
+    def facts(self) -> dict[str, Any]:
+        """What a trainer has to know: plain numbers and texts."""
+        schedule = self.schedule(0)
+        return {
+            "snapshot": self.snapshot.id,
+            "plan": self.fingerprint,
+            "features": self.features.fingerprint[:32],
+            "seed": self.seed,
+            "lanes": self.lanes,
+            "batch_size": self.spec.batch.size,
+            "steps": schedule.steps,
+            "rows": schedule.rows,
+            "rows_dropped": schedule.rows_dropped,
+            "schema": self.layout.schema.to_json(),
+        }
+
+    def _piece(self, piece: Piece) -> tuple[PieceRequest, int]:
+        """The row groups of the split that hold the piece's rows, and their bytes."""
+        first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
+        kept = self.selection.rows[first:stop]
+        ends = np.cumsum(kept)
+        low = int(np.searchsorted(ends, piece.start, side="right"))
+        high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
+        groups = np.arange(first + low, first + high)
+        fragment = fragment_at(self.snapshot, int(self.splits.file[piece.split]), groups, kept[low:high])
+        skip = piece.start - (int(ends[low - 1]) if low else 0)
+        used = groups[kept[low:high] > 0]
+        request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
+        return request, int(self.row_group_bytes[used].sum())
+
+
+def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
+    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
+
+    Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
+    """
+    features = compile_spec(spec, snapshot.schema)
+    where = None
+    if spec.source.where is not None:
+        where = _bound_where(spec, snapshot.schema)
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    if by is not None and by not in snapshot.schema.names:
+        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table: expected one of its columns")
+    selection = (
+        select_rows(snapshot, where, work_dir=spec.work_dir)
+        if map is None
+        else select_rows(snapshot, where, work_dir=spec.work_dir, map=map)
+    )
+    if not int(selection.rows.sum()):
+        if snapshot.rows == 0:
+            raise PlanError(
+                f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
+            )
+        raise spec.error(
+            ("source", "where"), f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
+        )
+    return Plan(
+        spec=spec,
+        snapshot=snapshot,
+        where=where,
+        selection=selection,
+        splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
+        features=features,
+        layout=SlotLayout(batch_schema(features)),
+        job=_job(spec, snapshot.schema, features, where, by),
+        lanes=lanes,
+    )
+
+
+def compile_spec(
+    spec: PipelineSpec, schema: pa.Schema, features: Sequence[FeatureSpec] | None = None
+) -> CompiledFeatures:
+    """The spec's features (or some of them) against a schema; errors carry file, line and path."""
+    try:
+        return compile_features(spec.features if features is None else features, schema)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+
+
+def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
+    assert spec.source.where is not None
+    try:
+        return bind_where(spec.source.where, schema)
+    except ValueError as error:
+        raise spec.error(("source", "where"), str(error)) from error
+
+
+def _job(
+    spec: PipelineSpec, schema: pa.Schema, features: CompiledFeatures, where: BoundExpression | None, by: str | None
+) -> Job:
+    needed = {*features.columns, *(where.columns if where is not None else ()), *([by] if by is not None else ())}
+    used = pa.schema([field for field in schema if field.name in needed])
+    return Job(
+        features=spec.features,
+        schema=used.serialize().to_pybytes(),
+        where=spec.source.where,
+        by=by,
+        environment=local_environment(),
+    )

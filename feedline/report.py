@@ -1,0 +1,125 @@
+"""What would a run do, in numbers? The dry run behind `feedline plan`.
+
+Runs in: the CLI. `describe` turns a plan into plain numbers (what `--json` prints), `plan_table` into a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from feedline.feeding import memory_budget
+from feedline.loader.launch import feeder_threads
+from feedline.plan import Plan
+from feedline.warehouse.reading import bytes_of
+from feedline.warehouse.selection import Share
+
+# Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
+_LIST_BYTES = 8 * 20
+
+
+def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
+    """Everything that a run decides before it starts, as plain numbers."""
+    snapshot, selection = plan.snapshot, plan.selection
+    schedule = plan.schedule(0)
+    kept = np.flatnonzero(selection.rows > 0)
+    table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
+    lanes_per_rank = plan.lanes // world_size
+    threads = feeder_threads(plan.spec, local_ranks=1)
+    blocks = plan.spec.cluster.window or 2 * threads + lanes_per_rank
+    row_bytes = _row_bytes(plan)
+    block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
+    report = selection.report
+    return {
+        "table": plan.spec.source.table,
+        "snapshot": snapshot.id,
+        "plan": plan.fingerprint,
+        "features": plan.features.fingerprint[:32],
+        "files": len(snapshot.files),
+        "files_ignored": snapshot.ignored,
+        "row_groups": _share(report.table),
+        "pruned_by_partition": _share(report.by_partition),
+        "pruned_by_statistics": _share(report.by_statistics),
+        "taken_whole": _share(report.whole),
+        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "kept": _share(report.kept),
+        "columns": {"read": len(plan.columns), "table": len(snapshot.schema.names), "names": list(plan.columns)},
+        "bytes": {
+            "read_per_epoch": int(plan.row_group_bytes[kept].sum()),
+            "table": table_bytes,
+            "share": float(plan.row_group_bytes[kept].sum() / table_bytes) if table_bytes else 0.0,
+        },
+        "rows": schedule.rows,
+        "rows_dropped": schedule.rows_dropped,
+        "steps": schedule.steps,
+        "batch_size": plan.spec.batch.size,
+        "rows_per_rank_and_step": plan.spec.batch.size * lanes_per_rank,
+        "tail": plan.spec.batch.tail,
+        "lanes": plan.lanes,
+        "world_size": world_size,
+        "splits": int(np.count_nonzero(plan.split_rows)),
+        "blocks_per_lane": sum(1 for _ in schedule.blocks(0)),
+        "memory": {
+            "block_bytes": block_rows * row_bytes,
+            "blocks_in_flight": blocks,
+            "in_flight_bytes": block_rows * row_bytes * blocks,
+            "budget_bytes": memory_budget(plan.spec, local_ranks=1),
+        },
+    }
+
+
+def plan_table(facts: dict[str, Any]) -> Table:
+    """The facts for people."""
+    table = Table(title=f"{facts['table']}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    stored = facts["row_groups"]
+    for name, key in (
+        ("pruned by partition", "pruned_by_partition"),
+        ("pruned by statistics", "pruned_by_statistics"),
+        ("taken whole", "taken_whole"),
+        ("counted", "counted"),
+    ):
+        share = facts[key]
+        note = ""
+        if key == "counted" and share["row_groups"]:
+            note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
+        table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
+    memory, size = facts["memory"], facts["bytes"]
+    fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
+    rows = (
+        ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
+        ("snapshot", facts["snapshot"]),
+        ("plan, features", f"{facts['plan']}, {facts['features']}"),
+        ("columns read", f"{facts['columns']['read']:,} of {facts['columns']['table']:,}"),
+        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%})"),
+        ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
+        ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
+        (
+            "batch",
+            f"{facts['rows_per_rank_and_step']:,} rows per rank and step, {facts['lanes']} lanes of "
+            f"{facts['batch_size']:,}",
+        ),
+        ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
+        (
+            "memory per rank",
+            f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about "
+            f"{memory['block_bytes']:,}) of {memory['budget_bytes']:,}{fewer}",
+        ),
+    )
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _share(share: Share) -> dict[str, int]:
+    return {"row_groups": share.row_groups, "rows": share.rows}
+
+
+def _row_bytes(plan: Plan) -> int:
+    """About how many bytes an encoded row takes."""
+    width = plan.layout.width
+    scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
+    return int(scalar + (_LIST_BYTES + 8) * width["sparse"])

@@ -1,0 +1,102 @@
+"""Does every value of this Polars expression depend on its own row only?
+
+Pure; runs wherever features are compiled. Polars answers for the root of an expression alone (`meta.is_row_separable`
+says yes to `x - x.mean()` and to `x.cum_sum() + 1`), so the whole tree is walked with `meta.pop`: each node must be
+separable by rows and must keep their number, or be a single literal.
+
+Polars cannot judge a node above a `list.eval` without a schema (ColumnNotFoundError). There the tree is rewritten:
+what stands inside a `list.eval` meets the elements of one list only, so each is replaced by `list.reverse`, which has
+the same shape, and the rest is walked as before.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import polars as pl
+
+_LOOKUPS = ("is_in", "replace", "replace_strict", "search_sorted")
+_LIST_EVALUATIONS = ("List", "ListAgg")  # and {"Array": ...}: evaluations over the elements of one row
+
+
+def is_row_preserving(expr: pl.Expr) -> bool:
+    """Whether the expression gives one value per row, computed from that row alone."""
+    return offending_node(expr) is None
+
+
+def offending_node(expr: pl.Expr) -> str | None:
+    """The first node, as Polars writes it, that mixes, drops or adds rows, or cannot be judged; None if none does."""
+    if expr.meta.has_multiple_outputs():
+        return str(expr)
+    found = _walk(expr)
+    if isinstance(found, Exception):
+        try:
+            rewritten = _without_list_evaluations(expr)
+        except _UnjudgedError as error:
+            return error.node
+        found = _walk(rewritten)
+    if isinstance(found, Exception):
+        return str(expr)
+    if found is None and not expr.meta.root_names():
+        return str(expr)  # a literal gives one value, not one per row
+    return found
+
+
+class _UnjudgedError(Exception):
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+def _walk(expr: pl.Expr) -> str | Exception | None:
+    """The offending node; an exception where Polars needs a schema to judge one."""
+    todo = [expr]
+    while todo:
+        node = todo.pop()
+        try:
+            separable = node.meta.is_row_separable()
+            keeps = node.meta.is_length_preserving() or node.meta.is_scalar()
+        except pl.exceptions.PolarsError as error:
+            return error
+        parts = node.meta.pop()
+        lookup = _lookup(node, parts)
+        if lookup == "search_sorted" and parts[-1].meta.is_literal():
+            todo.extend(parts[:-1])
+        elif not separable or not keeps or (lookup == "is_in" and parts[0].meta.root_names()):
+            return str(node)
+        elif lookup is None:
+            todo.extend(parts)
+        else:
+            todo.extend(part for part in parts if not part.meta.is_literal())
+    return None
+
+
+def _lookup(node: pl.Expr, parts: list[pl.Expr]) -> str | None:
+    """The name of a node that looks its input up in a table: a literal table may have any number of rows there.
+
+    Polars calls `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable.
+    """
+    for name in _LOOKUPS:
+        if len(parts) > 1 and str(node).startswith(f"{parts[-1]}.{name}(["):
+            return name
+    return None
+
+
+def _without_list_evaluations(expr: pl.Expr) -> pl.Expr:
+    def rewrite(node: dict[str, Any]) -> dict[str, Any]:
+        if "AnonymousFunction" in node:
+            raise _UnjudgedError("python_udf()")
+        evaluation = node.get("Eval")
+        if evaluation is None:
+            return node
+        variant = evaluation["variant"]
+        if variant not in _LIST_EVALUATIONS and not (
+            isinstance(variant, dict) and set(variant) <= {"Array", "ArrayAgg"}
+        ):
+            raise _UnjudgedError(f"an evaluation over rows ({variant})")
+        return {"Function": {"input": [evaluation["expr"]], "function": {"ListExpr": "Reverse"}}}
+
+    rewritten = json.loads(expr.meta.serialize(format="json"), object_hook=rewrite)
+    return pl.Expr.deserialize(io.StringIO(json.dumps(rewritten)), format="json")

@@ -1,0 +1,241 @@
+"""What does `feedline run` do? Feeds trainers, or drains its own rings, until it is done or told to stop.
+
+Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop looks at; what was started is ended
+before the command returns with 130 or 143.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from feedline.loader.feed import Feed
+from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.progress import Progress, RankView
+from feedline.service.drain import Drained, start_draining
+from feedline.service.supervisor import Rank, Supervisor
+from feedline.spec import PipelineSpec
+from feedline.version import VERSION
+
+_POLL_S = 0.25
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """What a run did, over all ranks of this host. bytes_read are compressed column chunks."""
+
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+    wait_fraction: float = 0.0
+    bytes_read: int = 0
+    bytes_delivered: int = 0
+    epochs: int = 0
+    steps: int = 0
+    rows_dropped: int = 0
+    ranks: list[int] = field(default_factory=list)
+    snapshot: str | None = None
+    plan: str | None = None
+    dashboard: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A pipeline, and which of how many ranks run on this host."""
+
+    path: Path
+    overrides: dict[str, Any]
+    spec: PipelineSpec
+    ranks: Sequence[int]
+    world_size: int
+
+
+class Stop:
+    """Set by a signal; `status` is the exit status that goes with it (130, 143)."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def __call__(self) -> bool:
+        return self.status is not None
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _set(self, number: int, _frame: object) -> None:
+        self.status = 128 + number
+
+
+def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
+    """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
+    feeds = {rank: Feed(_command(request, rank)) for rank in request.ranks}
+    views: list[Drained] = []
+    said_dashboard = False
+    began = time.perf_counter()
+    try:
+        for feed in feeds.values():
+            feed.start()
+        for rank, feed in feeds.items():
+            hello = {"feedline": VERSION, "rank": rank, "world_size": request.world_size}
+            views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
+        with Progress(console, title=request.spec.name) as progress:
+            while not stop() and not all(view.done for view in views):
+                time.sleep(_POLL_S)
+                if not said_dashboard and views[0].facts:
+                    said_dashboard = True
+                    _say_start(console, views[0].facts)
+                for view in views:
+                    if view.error is not None:
+                        raise view.error
+                progress.show([_drained_view(view) for view in views])
+            progress.show([_drained_view(view) for view in views], force=True)
+        for view in views:
+            if view.error is not None:
+                raise view.error
+    finally:
+        for feed in feeds.values():
+            feed.close()
+    return _summary(views, time.perf_counter() - began, request)
+
+
+def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
+    """Keep feeders for trainers; ends when every rank's trainer has had its epochs, or on a signal."""
+    supervisor = Supervisor(
+        [
+            Rank(
+                rank=rank,
+                arguments=_command(request, rank).arguments,
+                environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
+            )
+            for rank in request.ranks
+        ]
+    )
+    began = time.perf_counter()
+    try:
+        supervisor.start()
+        with Progress(console, title=request.spec.name) as progress:
+            while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
+                for rank, message in supervisor.poll(_POLL_S):
+                    _say_event(console, rank, message)
+                progress.show([_served_view(rank) for rank in supervisor.ranks])
+    finally:
+        supervisor.close()
+    summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
+    for rank in supervisor.ranks:
+        summary.dashboard = summary.dashboard or rank.dashboard
+        for stats in [*rank.finished, *([rank.stats] if rank.stats else [])]:
+            summary.rows += stats["rows"]
+            summary.batches += stats["batches"]
+            summary.bytes_delivered += stats["nbytes"]
+            summary.bytes_read += stats["delivery"]["nbytes_read"]
+            summary.steps = stats["steps"]
+            waited = stats["wait_blocks_s"] / len(request.ranks)
+            summary.wait_fraction = min(1.0, summary.wait_fraction + waited / max(summary.seconds, 1e-9))
+    summary.rows_per_s = summary.rows / summary.seconds
+    return summary
+
+
+def _command(request: RunRequest, rank: int) -> FeederCommand:
+    arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size, overrides=request.overrides)
+    return FeederCommand(
+        arguments=[*arguments, "--local-ranks", str(len(request.ranks))],
+        environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
+        attach_path=None,
+    )
+
+
+def _say_start(console: Console, facts: dict[str, Any]) -> None:
+    if facts.get("dashboard"):
+        console.print(f"Dask dashboard: {facts['dashboard']}", highlight=False, soft_wrap=True)
+    console.print(
+        f"plan {facts['plan'][:12]}: {facts['rows']:,} rows, {facts['steps']:,} steps per rank and epoch, "
+        f"{facts['rows_dropped']:,} rows dropped",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
+    texts = {
+        "ready": f"rank {rank.rank}: waiting for a trainer. Dask dashboard: {message.get('dashboard')}",
+        "trainer": f"rank {rank.rank}: trainer {message.get('pid')} attached",
+        "left": f"rank {rank.rank}: trainer left" + (f" after {message['error']}" if message.get("error") else ""),
+        "died": f"rank {rank.rank}: feeder died (exit status {message.get('status')}), starting another",
+    }
+    if message["type"] in texts:
+        console.print(texts[message["type"]], highlight=False, soft_wrap=True)
+
+
+def _served(rank: Rank, epochs: int) -> bool:
+    """Whether a trainer had this rank's last step of its last epoch, and left."""
+    return any(
+        stats["steps"] and (stats["epoch"], stats["step"]) >= (epochs - 1, stats["steps"]) for stats in rank.finished
+    )
+
+
+def _drained_view(view: Drained) -> RankView:
+    waiting = view.seconds > 0 and view.wait_s / view.seconds > 0.5
+    return RankView(
+        rank=view.rank,
+        state="done" if view.done else ("feeding" if view.batches else "planning"),
+        epoch=view.epoch,
+        step=view.step,
+        steps=int(view.facts.get("steps", 0)),
+        rows=view.rows,
+        rows_per_s=view.rows / view.seconds if view.seconds else 0.0,
+        ring_fill=view.ring_fill,
+        waits="trainer" if waiting else "feeder",
+    )
+
+
+def _served_view(rank: Rank) -> RankView:
+    stats = rank.stats
+    slots = stats.get("ring_slots", 0)
+    waits = "" if not stats else ("feeder" if stats["wait_slots_s"] > stats["wait_blocks_s"] else "trainer")
+    return RankView(
+        rank=rank.rank,
+        state="feeding" if rank.trainer else "waiting",
+        epoch=stats.get("epoch", 0),
+        step=stats.get("step", 0),
+        steps=stats.get("steps", 0),
+        rows=stats.get("rows", 0),
+        rows_per_s=stats.get("rows_per_s", 0.0),
+        ring_fill=1 - stats["ring_free"] / slots if slots else None,
+        waits=waits,
+    )
+
+
+def _summary(views: Sequence[Drained], seconds: float, request: RunRequest) -> RunSummary:
+    facts = views[0].facts
+    longest = max((view.seconds for view in views), default=0.0)
+    rows = sum(view.rows for view in views)
+    return RunSummary(
+        rows=rows,
+        batches=sum(view.batches for view in views),
+        seconds=longest or seconds,
+        rows_per_s=rows / longest if longest else 0.0,
+        wait_fraction=sum(view.wait_s for view in views) / max(sum(view.seconds for view in views), 1e-9),
+        bytes_read=sum(view.feeder.get("delivery", {}).get("nbytes_read", 0) for view in views),
+        bytes_delivered=sum(view.nbytes for view in views),
+        epochs=request.spec.epochs,
+        steps=facts.get("steps", 0),
+        rows_dropped=facts.get("rows_dropped", 0),
+        ranks=list(request.ranks),
+        snapshot=facts.get("snapshot"),
+        plan=facts.get("plan"),
+        dashboard=facts.get("dashboard"),
+    )

@@ -1,0 +1,278 @@
+"""Which keys do the sections of a pipeline.yaml have, of which types, with which defaults?
+
+Runs in: every process that reads a pipeline.yaml. Pure.
+
+One pydantic model per section. Types are strict: a boolean is no integer, a quoted number is a string. A rule that one
+type cannot say raises `expected` (one value) or `rule` (between keys); `spec` turns these and pydantic's own errors
+into sentences with places. Descriptions are shown by editors through the JSON Schema and end up nowhere else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+MAX_INT = (1 << 63) - 1
+_UNITS = {"": 1} | {
+    f"{letter}{suffix}".lower(): base ** (power + 1)
+    for power, letter in enumerate("KMGT")
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)", re.IGNORECASE)
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def expected(expectation: str, remedy: str = "") -> PydanticCustomError:
+    """One value is wrong: "must be EXPECTATION: got …. REMEDY"."""
+    return PydanticCustomError("expected", "{expected}", {"expected": expectation, "remedy": remedy})
+
+
+def rule(key: str, message: str) -> PydanticCustomError:
+    """Keys contradict each other; the message is complete and stands at `key`."""
+    return PydanticCustomError("rule", "{message}", {"key": key, "message": message})
+
+
+def _text(value: str) -> str:
+    if not value.strip() or "\0" in value:
+        raise expected("a non-empty string")
+    return value
+
+
+def resolve_path(path: str, base_dir: str) -> str:
+    """A path relative to `base_dir` made absolute, `~/` expanded; a URI or an absolute path as it is."""
+    if _URI.match(path) or posixpath.isabs(path):
+        return path
+    return posixpath.normpath(posixpath.join(base_dir, posixpath.expanduser(path)))
+
+
+def _path(value: str, info: ValidationInfo) -> str:
+    context: dict[str, str] = info.context or {}
+    return resolve_path(_text(value), context.get("base_dir", posixpath.abspath("")))
+
+
+def _table(value: object, info: ValidationInfo) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _path(value, info)
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(_path(item, info) for item in value)
+    raise expected("a path or URI, or a non-empty list of them")
+
+
+def parse_bytes(value: object) -> int:
+    """A positive number of bytes, as an integer or as "4GiB", "500 MB", "1.5 TiB"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        unit = match[2].lower()
+        size = int(Decimal(match[1]) * (1 if unit == "b" else _UNITS[unit]))
+    else:
+        raise expected("a size in bytes such as 4GiB, 500MB or 1073741824", "Units: B, kB, MB, GB, TB, KiB … TiB")
+    if not 1 <= size <= MAX_INT:
+        raise expected("a size of at least 1 byte and less than 8 EiB")
+    return size
+
+
+def _version(value: object) -> object:
+    if value != 1 or not isinstance(value, int) or isinstance(value, bool):
+        raise expected("1", "This release reads version 1 of the format")
+    return value
+
+
+def _threads(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT:
+        raise expected("a number of threads of at least 1, or the word auto")
+    return value
+
+
+def scheduler_address(value: str) -> tuple[str, str, int]:
+    """Protocol, host and port of "tcp://host:port" or "tls://host:port"."""
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or value != f"{parts.scheme}://{parts.netloc}" or "@" in value:
+        raise expected("the address of a Dask scheduler, tcp://host:port or tls://host:port")
+    if parts.scheme not in ("tcp", "tls"):
+        raise expected("the address of a Dask scheduler with tcp:// or tls://")
+    return parts.scheme, host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Is the host this machine's own loopback, by its name or number alone?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _scheduler(value: str) -> str:
+    scheduler_address(value)
+    return value
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_text)]
+PathText = Annotated[str, Field(min_length=1), AfterValidator(_path)]
+TableText = Annotated[
+    str | tuple[str, ...],
+    PlainValidator(_table),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            ]
+        }
+    ),
+]
+Version = Annotated[Literal[1], BeforeValidator(_version)]
+Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+Threads = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_threads),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
+Bytes = Annotated[
+    int,
+    PlainValidator(parse_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)? *([KkMmGgTt]([Ii])?[Bb]|[Bb])\s*$"},
+            ]
+        }
+    ),
+]
+Scheduler = Annotated[
+    str, AfterValidator(_scheduler), WithJsonSchema({"type": "string", "pattern": r"^(tcp|tls)://[^/@?#]+:[0-9]+$"})
+]
+
+
+class Section(BaseModel):
+    """A mapping in pipeline.yaml: its keys are the fields, no others, and values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SourceSpec(Section):
+    """Which rows are read from where."""
+
+    table: TableText = Field(
+        description="Hive-partitioned Parquet: a folder, file or glob, a pyarrow.fs URI, or a list of them."
+    )
+    where: Text | None = Field(default=None, description="Expression that keeps a row where it is true; null drops it.")
+    split_rows: Count = Field(default=65536, description="Rows of a split: whole row groups, about this many.")
+
+
+class BatchSpec(Section):
+    """How rows become batches."""
+
+    size: Count = Field(description="Rows per lane and step; with the default lanes that is rows per rank.")
+    tail: Literal["drop", "pad", "partial"] = Field(default="drop", description="What becomes of the last rows.")
+
+
+class ShuffleSpec(Section):
+    """The epoch's permutation."""
+
+    seed: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(default=0, description="Seed of every permutation.")
+    window_rows: Count = Field(default=131072, description="Rows of a block, within which rows are permuted.")
+    rows: bool = Field(default=True, description="Permute rows within blocks; false permutes splits only.")
+    by: Text | None = Field(default=None, description="Column whose runs of equal values stay together.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ShuffleSpec:
+        if self.by is not None and not self.rows:
+            reason = "`rows: false` permutes splits only, so every run already stays together"
+            raise rule("by", f"contradicts `rows: false`: {reason}. Remove one of the two")
+        return self
+
+
+class TlsSpec(Section):
+    """The files of a mutually authenticated connection (PEM)."""
+
+    ca: PathText = Field(description="Certificate of the authority that both sides trust.")
+    cert: PathText = Field(description="This side's certificate.")
+    key: PathText = Field(description="This side's private key.")
+
+
+class ClusterSpec(Section):
+    """Where blocks are computed: threads in the feeder, processes on this machine, or a Dask cluster by address."""
+
+    threads: Threads = Field(default="auto", description="Threads in the feeder's process, or in each worker process.")
+    workers: Count | None = Field(
+        default=None, description="Worker processes on this machine, not threads in the feeder."
+    )
+    scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
+    tls: TlsSpec | None = Field(default=None, description="Certificates for a tls:// scheduler.")
+    insecure: bool = Field(default=False, description="Allow an unencrypted scheduler that is not on this machine.")
+    wait_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=60.0, description="Seconds to wait for a worker before that is an error."
+    )
+    window: Count | None = Field(default=None, description="Blocks in flight; without, sized by workers and memory.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterSpec:
+        if self.scheduler is None:
+            for key in ("tls", "insecure"):
+                if getattr(self, key):
+                    raise rule(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
+            return self
+        for key in ("threads", "workers"):
+            if key in self.model_fields_set and getattr(self, key) is not None:
+                raise rule(key, "contradicts `scheduler`: its workers have their own threads. Remove one of the two")
+        protocol, host, _ = scheduler_address(self.scheduler)
+        if protocol == "tls":
+            if self.tls is None:
+                raise rule("scheduler", "tls:// needs certificates. Add `tls: {ca: …, cert: …, key: …}`")
+            if self.insecure:
+                raise rule("insecure", "contradicts tls://, which is always authenticated. Remove it")
+        elif self.tls is not None:
+            raise rule("tls", f"has no meaning with tcp://: got {self.scheduler!r}. Write tls:// or remove it")
+        elif not is_loopback(host) and not self.insecure:
+            reason = "Dask's messages are pickle, so whoever reaches an open port runs code"
+            remedy = "Use tls:// with `tls: {ca, cert, key}`, or accept the risk with `insecure: true`"
+            raise rule("scheduler", f"unencrypted and not on this machine: got {self.scheduler!r}; {reason}. {remedy}")
+        return self
+
+
+def _shuffle(value: object) -> object:
+    if value == "off":
+        return None
+    if not isinstance(value, dict):
+        raise expected("a mapping, or the word off", "Leave the key out for the default, which shuffles")
+    return value
+
+
+Shuffle = Annotated[ShuffleSpec | None, BeforeValidator(_shuffle)]
+
+
+def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The model that describes the mapping at `path` below `model`, if one does."""
+    for part in path:
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        found = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
+        sections = [item for item in found if issubclass(item, BaseModel)]
+        if not sections:
+            return None
+        model = sections[0]
+    return model

@@ -1,0 +1,77 @@
+"""How fast can a pipeline feed? Drains every rank of this host through its ring, as a trainer that computes nothing.
+
+Runs in: the process of `feedline run --sink null`, a thread per rank. No torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from feedline.loader.feed import Feed
+
+_ROWS_WORD = 3  # of a slot's header: see loader/layout.py
+
+
+@dataclass(slots=True)
+class Drained:
+    """What one rank received, growing while it is drained."""
+
+    rank: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0
+    batches: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+    seconds: float = 0.0
+    ring_fill: float = 0.0
+    feeder: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+    done: bool = False
+
+
+def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, stop: Callable[[], bool]) -> None:
+    """Receive `epochs` epochs and throw them away; what happens is written to `progress`, errors too."""
+    try:
+        progress.facts = feed.open(hello)
+        began = time.perf_counter()
+        for epoch in range(epochs):
+            feed.begin(epoch, 0)
+            progress.epoch, progress.step = epoch, 0
+            while not stop():
+                received = feed.next()
+                if received is None:
+                    break
+                ready, lease = received
+                progress.rows += int(np.frombuffer(lease.root, dtype=np.int64, count=_ROWS_WORD + 1)[_ROWS_WORD])
+                progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
+                progress.step = ready.step + 1
+                progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - began
+                progress.ring_fill, progress.feeder = feed.ring_fill, feed.feeder_stats
+                del lease, received
+        progress.feeder = feed.feeder_stats
+    except BaseException as error:  # the thread that drains has nobody above it: the command reads this
+        progress.error = error
+    finally:
+        progress.done = True
+
+
+def start_draining(feed: Feed, hello: dict[str, Any], *, rank: int, epochs: int, stop: Callable[[], bool]) -> Drained:
+    """Drain in a thread of its own."""
+    progress = Drained(rank=rank)
+    thread = threading.Thread(
+        target=drain,
+        args=(feed, hello, progress),
+        kwargs={"epochs": epochs, "stop": stop},
+        name=f"feedline-drain-{rank}",
+        daemon=True,
+    )
+    thread.start()
+    return progress

@@ -1,0 +1,311 @@
+"""What does the process beside a trainer do? It runs the plan: blocks in, slots out.
+
+Runs in: the feeder. One thread, one loop over events: a message of the trainer, a finished block (an eventfd), the
+death of the trainer. Per round it fills as many slots as there are rows and room for, then sleeps until something
+happens. States of a stream: none -> begun (epoch, step) -> ... -> ended (the trainer was told) -> none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from feedline.errors import FeedlineError, StateError
+from feedline.loader.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.encode import EncodedRows, slice_rows, take
+from feedline.loader.feed import PROTOCOL
+from feedline.loader.layout import SlotLayout
+from feedline.loader.ring import RingWriter
+from feedline.loader.schedule import Block, Schedule, rank_lanes
+from feedline.loader.slot import Draft, Segment, draft, write
+from feedline.service.cluster import Cluster
+from feedline.service.delivery import Delivery, DeliveryStats
+from feedline.service.tasks import BlockRequest, Job
+from feedline.version import VERSION
+
+# How often a feeder that waits for blocks looks whether its cluster is still there.
+_TICK_S = 1.0
+# How often the trainer (or `feedline run`) hears what the feeder has done.
+_REPORT_S = 0.5
+# Of a feeder's memory: the ring may take this share, blocks in flight the rest.
+_RING_SHARE = 0.25
+
+
+class Plan(Protocol):
+    """What the feeder needs of a resolved plan; `pipeline.Plan` is one."""
+
+    @property
+    def job(self) -> Job: ...
+    @property
+    def layout(self) -> SlotLayout: ...
+    @property
+    def name(self) -> str: ...
+    def facts(self) -> dict[str, Any]: ...
+    def schedule(self, epoch: int) -> Schedule: ...
+    def request(self, block: Block, epoch: int) -> BlockRequest: ...
+
+
+@dataclass(slots=True)
+class FeederStats:
+    """Since the feeder began: batches and rows announced, bytes written, seconds waiting for blocks and for slots."""
+
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wait_blocks_s: float = 0.0
+    wait_slots_s: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    ring_slots: int = 0
+    ring_free: int = 0
+    delivery: DeliveryStats = field(default_factory=DeliveryStats)
+
+
+class TrainerGoneError(Exception):
+    """The trainer closed its end or died."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    epoch: int
+    step: int
+    schedule: Schedule
+    delivery: Delivery
+    borders: dict[int, Any]
+    measured: Draft | None = None
+    ended: bool = False
+
+
+class Feeder:
+    """Serves one trainer over one channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        cluster: Cluster,
+        resolve: Callable[[dict[str, Any]], Plan],
+        *,
+        rank: int,
+        world_size: int,
+        memory_bytes: int,
+        stats: FeederStats,
+    ) -> None:
+        self._channel = channel
+        self._cluster = cluster
+        self._resolve = resolve
+        self._rank = rank
+        self._world_size = world_size
+        self._memory_bytes = memory_bytes
+        self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._plan: Plan | None = None
+        self._stream: _Stream | None = None
+        self._reported_s = 0.0
+        self.stats = stats
+
+    def serve(self) -> None:
+        """Until the trainer goes: returns then. Raises FeedlineError, after telling the trainer."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        trainer = os.pidfd_open(self._channel.peer_pid())
+        poll.register(trainer, select.POLLIN)
+        try:
+            while True:
+                self._hear()
+                if self._advance():
+                    continue
+                self._sleep(poll, trainer)
+        except (ChannelClosedError, TrainerGoneError):
+            return
+        except FeedlineError as error:
+            self._tell(type(error).__name__, str(error))
+            raise
+        except Exception as error:
+            self._tell("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            os.close(trainer)
+            self._end_stream()
+            self._ring.close()
+            os.close(self._wake_fd)
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def _sleep(self, poll: select.poll, trainer: int) -> None:
+        began = time.perf_counter()
+        events = dict(poll.poll(_TICK_S * 1000))
+        waited = time.perf_counter() - began
+        if self._stream is not None and not self._stream.ended:
+            if self._stream.measured is None:
+                self.stats.wait_blocks_s += waited
+            else:
+                self.stats.wait_slots_s += waited
+        if self._wake_fd in events:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        if trainer in events:
+            raise TrainerGoneError
+        if not events and self._stream is not None and not self._cluster.alive():
+            self._cluster.reconnect()
+            self._stream.delivery.resubmit()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # a last block may finish after the trainer went
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _tell(self, name: str, message: str) -> None:
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send_json({"type": "error", "name": name, "message": message})
+
+    # -- hearing --------------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        while (received := self._channel.receive(wait=False)) is not None:
+            packet, message, _ = received
+            if packet[:1] == b"F":
+                _, generation, slot = FREE.unpack(packet)
+                self._ring.release(generation, slot)
+            elif message["type"] == "hello":
+                self._on_hello(message)
+            elif message["type"] == "begin":
+                self._on_begin(message)
+            elif message["type"] == "grow":
+                self._ring.grow()
+
+    def _on_hello(self, hello: dict[str, Any]) -> None:
+        for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
+            if hello[key] != mine:
+                raise StateError(
+                    f"trainer and feeder have another {key}: got {hello[key]}, expected {mine}. Start both from one "
+                    f"installation"
+                )
+        if (hello["rank"], hello["world_size"]) != (self._rank, self._world_size):
+            raise StateError(
+                f"the trainer is another rank: got rank {hello['rank']} of {hello['world_size']}, expected "
+                f"{self._rank} of {self._world_size}"
+            )
+        self._end_stream()
+        self._plan = self._resolve(hello)
+        facts = {**self._plan.facts(), "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
+        self._channel.send_json({"type": "facts", "facts": facts})
+
+    def _on_begin(self, message: dict[str, Any]) -> None:
+        assert self._plan is not None
+        self._end_stream()
+        plan, epoch, step = self._plan, int(message["epoch"]), int(message["step"])
+        schedule = plan.schedule(epoch)
+        lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
+        delivery = Delivery(
+            self._cluster,
+            plan.job,
+            plan.layout,
+            name=f"{plan.name}-e{epoch}",
+            blocks=schedule.blocks_of(lanes, first_step=step),
+            request=lambda block: plan.request(block, epoch),
+            window_blocks=self._cluster.window(len(lanes)),
+            window_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
+            wake=self._wake,
+            stats=self.stats.delivery,
+        )
+        borders = {lane: schedule.block_starts(lane) for lane in lanes}
+        self._stream = _Stream(message["stream"], epoch, step, schedule, delivery, borders)
+        self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, schedule.steps
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.delivery.close()
+            self._stream = None
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Fill one slot, or announce the end; False where there is nothing to do until something happens."""
+        stream = self._stream
+        if stream is None or stream.ended:
+            return False
+        if stream.step >= stream.schedule.steps:
+            self._report()
+            self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
+            stream.ended = True
+            stream.delivery.close()
+            return True
+        if stream.measured is None:
+            stream.delivery.pump(stream.step)
+            stream.measured = self._measure(stream)
+        if stream.measured is None:
+            return False
+        assert self._plan is not None
+        nbytes = stream.measured.placement.nbytes
+        room = self._ring.acquire(nbytes)
+        if room is None:
+            return False
+        segment, slot = room
+        write(self._plan.layout, stream.measured, segment.slot(slot))
+        self._ring.announce(segment, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
+        self._count(stream, stream.measured)
+        stream.measured = None
+        stream.delivery.drop(stream.step)
+        stream.step += 1
+        return True
+
+    def _measure(self, stream: _Stream) -> Draft | None:
+        """The step's segments from its blocks, or None while one of them is missing."""
+        assert self._plan is not None
+        segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
+        if segments is None:
+            return None
+        return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
+
+    def _count(self, stream: _Stream, measured: Draft) -> None:
+        stats = self.stats
+        stats.batches += 1
+        stats.rows += measured.header.rows
+        stats.nbytes += measured.placement.nbytes
+        stats.step = stream.step + 1
+        stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
+        if time.monotonic() - self._reported_s > _REPORT_S:
+            self._report()
+
+    def _report(self) -> None:
+        self._reported_s = time.monotonic()
+        self._channel.send_json({"type": "stats", "stats": asdict(self.stats)})
+
+
+def segments_of(
+    schedule: Schedule,
+    borders: dict[int, Any],
+    step: int,
+    get: Callable[[int, int], Any],
+) -> list[Segment] | None:
+    """What a step is cut from: `get(lane, block)` gives the block's parts, or None for "not yet"."""
+    segments: list[Segment] = []
+    for lane, starts in borders.items():
+        for cut in schedule.cuts(lane, step, starts):
+            parts = get(lane, cut.block)
+            if parts is None:
+                return None
+            stop = cut.start + 1 if cut.padding else cut.stop
+            first = 0
+            for part in parts:
+                begin, end = max(cut.start - first, 0), min(stop - first, part.rows)
+                if begin < end and cut.padding:
+                    segments.append(_padding(part, begin, cut.padding))
+                elif begin < end:
+                    segments.append(Segment(encoded=part, start=begin, stop=end))
+                first += part.rows
+    return segments
+
+
+def _padding(part: EncodedRows, row: int, times: int) -> Segment:
+    repeated = take(slice_rows(part, row, row + 1), np.zeros(times, dtype=np.int64))
+    return Segment(encoded=repeated, start=0, stop=times, valid=False)

@@ -1,0 +1,141 @@
+"""Who keeps the feeders of `feedline run` alive while trainers come and go?
+
+Runs in: the process of `feedline run`. One feeder process per rank of this host, listening; each tells what it does in
+JSON lines. One that dies is started again; three deaths in a row without a batch end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedline.errors import FeederError
+
+_FUTILE_DEATHS = 3
+_EXIT_S = 5.0
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank's feeder, and what it said last."""
+
+    rank: int
+    arguments: Sequence[str]
+    environment: dict[str, str]
+    process: subprocess.Popen[str] | None = None
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+    dashboard: str | None = None
+    trainer: int | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+    finished: list[dict[str, Any]] = field(default_factory=list)  # of trainers that left
+    futile_deaths: int = 0
+    last_error: str | None = None
+
+
+class Supervisor:
+    """The feeders of this host's ranks. `poll` handles what they said; close it when done."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.ranks = list(ranks)
+        self._said: queue.Queue[tuple[Rank, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
+
+    def start(self) -> None:
+        for rank in self.ranks:
+            self._start(rank)
+
+    def poll(self, timeout_s: float) -> list[tuple[Rank, dict[str, Any]]]:
+        """What feeders said since the last call, waiting up to `timeout_s` for the first word; restarts the dead.
+
+        Raises FeederError where a feeder dies again and again without having delivered a batch.
+        """
+        heard: list[tuple[Rank, dict[str, Any]]] = []
+        with contextlib.suppress(queue.Empty):
+            item = self._said.get(timeout=timeout_s)
+            while True:
+                self._on(*item, heard)
+                item = self._said.get_nowait()
+        return heard
+
+    def close(self) -> None:
+        """End all feeders: politely, then not."""
+        for rank in self.ranks:
+            if rank.process is not None and rank.process.poll() is None:
+                rank.process.terminate()
+        for rank in self.ranks:
+            if rank.process is not None:
+                try:
+                    rank.process.wait(_EXIT_S)
+                except subprocess.TimeoutExpired:
+                    rank.process.kill()
+                    rank.process.wait()
+            if rank.scratch is not None:
+                rank.scratch.cleanup()
+
+    def _start(self, rank: Rank) -> None:
+        rank.scratch = rank.scratch or tempfile.TemporaryDirectory(prefix="feedline-", ignore_cleanup_errors=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "feedline", "feed", *rank.arguments, "--listen"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **rank.environment, "DASK_TEMPORARY_DIRECTORY": rank.scratch.name},
+        )
+        rank.process = process
+        rank.trainer = None
+        threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
+
+    def _listen(self, rank: Rank, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):  # something a library printed
+                    self._said.put((rank, process, json.loads(line)))
+        self._said.put((rank, process, None))
+
+    def _on(
+        self,
+        rank: Rank,
+        process: subprocess.Popen[str],
+        message: dict[str, Any] | None,
+        heard: list[tuple[Rank, dict[str, Any]]],
+    ) -> None:
+        if process is not rank.process:
+            return
+        if message is None:
+            self._on_death(rank, process, heard)
+            return
+        kind = message["type"]
+        if kind == "ready":
+            rank.dashboard = message["dashboard"]
+        elif kind == "trainer":
+            rank.trainer = message["pid"]
+        elif kind == "stats":
+            rank.stats = message["stats"]
+        elif kind == "left":
+            rank.trainer = None
+            rank.stats = {}
+            rank.finished.append(message["stats"])
+            rank.last_error = message["error"]
+        if rank.stats.get("batches"):
+            rank.futile_deaths = 0
+        heard.append((rank, message))
+
+    def _on_death(self, rank: Rank, process: subprocess.Popen[str], heard: list[tuple[Rank, dict[str, Any]]]) -> None:
+        status = process.wait()
+        rank.futile_deaths += 1
+        if rank.futile_deaths >= _FUTILE_DEATHS:
+            raise FeederError(
+                f"the feeder of rank {rank.rank} died {rank.futile_deaths} times without delivering a batch (exit "
+                f"status {status}): see its messages above"
+            )
+        heard.append((rank, {"type": "died", "status": status}))
+        self._start(rank)

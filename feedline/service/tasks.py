@@ -1,0 +1,264 @@
+"""What does one Dask task do? It turns a block's pieces into encoded rows: read, filter, transform, encode, permute.
+
+Runs in: Dask workers: threads of the feeder, processes on this machine, or anywhere in a cluster. A task is stateless
+and repeatable: the same `Job` and `BlockRequest` give the same bytes on every worker of the same versions. What it
+needs to know travels as values (feature specs, schema, text of the filter) and is compiled once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.errors import ClusterError, DataError
+from feedline.expressions import BoundExpression, bind_where
+from feedline.features import FeatureSpec
+from feedline.loader.encode import EncodedRows, encode, join, take
+from feedline.loader.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.schedule import permuted_rows
+from feedline.loader.slot import Segment, draft, encoded_rows, write
+from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.version import VERSION
+from feedline.warehouse.reading import Fragment, read_fragment
+
+# Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
+CHUNK_ROWS = 32_768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet."""
+
+    features: tuple[FeatureSpec, ...]
+    schema: bytes
+    where: str | None
+    by: str | None
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceRequest:
+    """`rows` selected rows of some row groups of one file, after skipping the first `skip` selected ones."""
+
+    fragment: Fragment
+    skip: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest:
+    """One block: its pieces, how many rows they make, and the key of its permutation (None: as they come)."""
+
+    pieces: tuple[PieceRequest, ...]
+    rows: int
+    permutation: tuple[int | str, ...] | None
+    nbytes: int  # compressed bytes of the column chunks it reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockResult:
+    """A block's rows, by reference within a process and as one buffer in slot layout between processes."""
+
+    key: str
+    rows: int
+    parts: tuple[EncodedRows, ...] | None
+    image: pa.Buffer | None
+    read_s: float
+    transform_s: float
+    encode_s: float
+    nbytes_read: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.image.size) if self.image is not None else sum(part.nbytes for part in self.parts or ())
+
+    def __sizeof__(self) -> int:
+        return self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A job's expressions, made once per process."""
+
+    features: CompiledFeatures
+    schema: pa.Schema
+    where: BoundExpression | None
+    columns: tuple[str, ...]
+    layout: SlotLayout
+
+
+@functools.lru_cache(maxsize=8)
+def compile_job(job: Job) -> Compiled:
+    schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
+    features = compile_features(job.features, schema)
+    columns = dict.fromkeys(features.columns)
+    if job.by is not None:
+        columns[job.by] = None
+    where = bind_where(job.where, schema) if job.where is not None else None
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)))
+
+
+def local_environment() -> tuple[tuple[str, str], ...]:
+    """What a block's bytes may depend on besides its request: versions, and the CPU features numpy chooses code by."""
+    versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
+    return (*versions.items(), ("machine", platform.machine()), ("avx512f", _avx512()))
+
+
+def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
+    """Raise ClusterError where this worker would compute something else than the feeder expects."""
+    for (name, wanted), (_, found) in zip(expected, local_environment(), strict=True):
+        if wanted != found:
+            raise ClusterError(
+                f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
+                f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
+            )
+
+
+@functools.cache
+def _avx512() -> str:
+    try:
+        return str(" avx512f" in Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return "unknown"
+
+
+def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
+    """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
+
+    Raises DataError, CorruptFileError, TableChangedError naming file and row group; ClusterError for other versions.
+    """
+    check_environment(job.environment)
+    compiled = compile_job(job)
+    clock = _Clock()
+    parts: list[EncodedRows] = []
+    run_starts: list[NDArray[np.int64]] = []
+    done = 0
+    for piece in request.pieces:
+        encoded, groups = _encode_piece(compiled, job, piece, clock)
+        if groups is not None:
+            run_starts.append(_run_starts(groups) + done)
+        parts += encoded
+        done += sum(part.rows for part in encoded)
+    if done != request.rows:
+        raise DataError(f"block {key} has another number of rows than planned: got {done}, expected {request.rows}")
+    if request.permutation is not None:
+        starts = np.concatenate(run_starts) if job.by is not None else None
+        parts = [take(join(parts), permuted_rows(done, starts, *request.permutation))]
+        clock.lap("encode")
+    image = pack(compiled.layout, parts) if packed else None
+    clock.lap("encode")
+    return BlockResult(
+        key=key,
+        rows=done,
+        parts=None if packed else tuple(parts),
+        image=image,
+        read_s=clock.seconds["read"],
+        transform_s=clock.seconds["transform"],
+        encode_s=clock.seconds["encode"],
+        nbytes_read=request.nbytes,
+    )
+
+
+def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
+    """A block as one buffer, which pickles out of band: gathered at memory speed, whatever the number of columns."""
+    measured = draft(layout, [Segment(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
+    target = np.empty(measured.placement.nbytes, dtype=np.uint8)
+    write(layout, measured, target)
+    return pa.py_buffer(target)
+
+
+def unpack(layout: SlotLayout, result: BlockResult) -> tuple[EncodedRows, ...]:
+    """A result's rows: views of its buffer."""
+    return result.parts if result.parts is not None else (encoded_rows(layout, result.image),)
+
+
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds = {"read": 0.0, "transform": 0.0, "encode": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+def _encode_piece(
+    compiled: Compiled, job: Job, piece: PieceRequest, clock: _Clock
+) -> tuple[list[EncodedRows], pl.Series | None]:
+    encoded: list[EncodedRows] = []
+    groups: list[pl.Series] = []
+    position, missing = 0, piece.rows
+    chunks = read_fragment(piece.fragment, compiled.columns, compiled.where, compiled.schema, chunk_rows=CHUNK_ROWS)
+    for chunk in chunks:
+        frame = chunk.frame
+        start = min(max(piece.skip - position, 0), frame.height)
+        stop = min(frame.height, start + missing)
+        position += frame.height
+        if stop > start:
+            frame = frame if stop - start == frame.height else frame.slice(start, stop - start)
+            clock.lap("read")
+            try:
+                finished = compiled.features.apply(frame)
+                clock.lap("transform")
+                encoded.append(encode(finished, compiled.layout.schema))
+            except DataError as error:
+                raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
+            if job.by is not None:
+                groups.append(frame.get_column(job.by))
+            clock.lap("encode")
+            missing -= stop - start
+        if missing == 0:
+            break
+    clock.lap("read")
+    return encoded, pl.concat(groups) if groups else None
+
+
+def _run_starts(groups: pl.Series) -> NDArray[np.int64]:
+    """Where a run of equal values starts; nulls are equal to each other."""
+    changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
+    changes[:1] = True
+    return np.flatnonzero(changes)
+
+
+def batch_schema(features: CompiledFeatures) -> BatchSchema:
+    """The columns of a batch, from the features' outputs."""
+    columns: list[Column] = []
+    widths: dict[str, int] = {}
+    for output in features.outputs:
+        dtype, unit = _fixed_dtype(output.group, output.dtype)
+        arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
+        offset = widths.get(output.group, 0)
+        columns.append(Column(name=output.name, group=output.group, dtype=dtype, arrow=arrow, offset=offset, unit=unit))
+        widths[output.group] = offset + 1
+    return BatchSchema(tuple(columns))
+
+
+def _fixed_dtype(group: str, dtype: pl.DataType) -> tuple[str, str | None]:
+    """The numpy dtype of a feature's values ("" for extras that have no fixed width), and the unit of times."""
+    if group in ("dense", "label"):
+        return "float32", None
+    if group == "categorical":
+        return "int64", None
+    if group == "sparse":
+        inner: Any = dtype.inner  # type: ignore[attr-defined]
+        return ("float32" if inner == pl.Float32 else "int64"), None
+    if isinstance(dtype, pl.Datetime | pl.Duration):
+        return "int64", dtype.time_unit
+    if dtype == pl.Date:
+        return "int32", "D"
+    if dtype == pl.Boolean:
+        return "bool", None
+    numeric = dtype.is_integer() or dtype.is_float()
+    return (str(pl.Series([], dtype=dtype).to_numpy().dtype) if numeric else ""), None

@@ -1,0 +1,223 @@
+"""Which columns do the features read, and which one pass over a frame computes them all?
+
+Runs in: every process. Expressions are built once and never travel: a worker gets the features and the schema and
+compiles them itself, which gives the same expressions everywhere.
+
+A feature is a source (a column or an expression), a chain of ops and a group's type at its end. Equal beginnings of
+chains are built once and are one object, and all features are computed in one `select` of a lazy frame, so that Polars
+computes every shared part once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from feedline.errors import DataError, ExpressionError, SpecError
+from feedline.expression_types import column_type, nearest
+from feedline.features import FeatureSpec, Group
+from feedline.transforms.generated import row_expression
+from feedline.transforms.groups import finish
+from feedline.transforms.kinds import Value
+from feedline.transforms.registry import BoundOp, OpError, resolve
+
+FINGERPRINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list"."""
+
+    name: str
+    group: Group
+    dtype: pl.DataType
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CompiledFeatures:
+    """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
+
+    columns: the source columns read, in the schema's order. outputs: one per feature, in the features' order.
+    fingerprint: what a row becomes (features, op versions, input types), as hex.
+    """
+
+    features: tuple[FeatureSpec, ...]
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    fingerprint: str
+    _types: tuple[pl.DataType, ...]
+    _expressions: tuple[pl.Expr, ...]
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """One column per feature, named by it, row by row. `frame` holds at least `columns`, in the schema's types.
+
+        Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
+        the message names the column or the feature.
+        """
+        schema = frame.schema
+        for name, dtype in zip(self.columns, self._types, strict=True):
+            if (met := schema.get(name)) != dtype:
+                got = "none" if met is None else str(met)
+                raise DataError(
+                    f"column {name!r} is not what the features were compiled for: got {got}, expected {dtype}"
+                )
+        try:
+            return frame.lazy().select(self._expressions).collect(engine="in-memory")
+        except pl.exceptions.PolarsError as error:
+            raise self._blame(frame, error) from error
+
+    def without(self, groups: Collection[str]) -> CompiledFeatures:
+        """The same features without some groups: serving has no labels."""
+        return compile_features([feature for feature in self.features if feature.group not in groups], self.schema)
+
+    def __repr__(self) -> str:
+        return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return compile_features, (self.features, self.schema)
+
+    def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
+        """Which feature it was: each alone."""
+        for feature, expression in zip(self.features, self._expressions, strict=True):
+            try:
+                frame.lazy().select(expression).collect(engine="in-memory")
+            except pl.exceptions.PolarsError as own:
+                cause = str(own).partition("\n")[0]
+                return DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
+        return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
+
+
+def compile_features(features: Sequence[FeatureSpec], schema: pa.Schema) -> CompiledFeatures:
+    """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
+
+    Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
+    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
+    """
+    compiler = _Compiler(schema)
+    values = [compiler.feature(feature) for feature in features]
+    columns = tuple(name for name in schema.names if name in compiler.types)
+    outputs = tuple(
+        Output(name=feature.name, group=feature.group, dtype=finished.dtype, kind=kind)
+        for feature, (finished, kind) in zip(features, values, strict=True)
+    )
+    return CompiledFeatures(
+        features=tuple(features),
+        schema=schema,
+        columns=columns,
+        outputs=outputs,
+        fingerprint=_fingerprint(features, schema, columns),
+        _types=tuple(compiler.types[name] for name in columns),
+        _expressions=tuple(
+            finished.expr.alias(feature.name) for feature, (finished, _) in zip(features, values, strict=True)
+        ),
+    )
+
+
+def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -> str:
+    """`fill_null → [log1p]`: the feature's ops with one of them marked, or the group at the end."""
+    words = [f"[{call.op}]" if index == marked else call.op for index, call in enumerate(feature.ops)]
+    return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
+
+
+class _Compiler:
+    """Builds values, each beginning of a chain once; `types` collects the source columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.types: dict[str, pl.DataType] = {}
+        self._built: dict[tuple[Any, ...], Value] = {}
+
+    def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
+        """The finished value, and the kind it had before it was finished."""
+        key: tuple[Any, ...] = ("expr", feature.expr) if feature.expr is not None else ("column", feature.column)
+        value = self._built.get(key) or self._source(feature)
+        self._built[key] = value
+        for index, call in enumerate(feature.ops):
+            try:
+                bound = resolve(call)
+                key = (*key, bound.identity)
+                value = self._built.get(key) or bound.apply(value)
+            except OpError as error:
+                chain = chain_text(feature, marked=index)
+                raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
+            self._built[key] = value
+        try:
+            finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
+        except SpecError as error:
+            chain = chain_text(feature, end=feature.group)
+            raise OpError(feature.path, f"{feature.name}: {chain}: {error}") from None
+        self._built[(*key, feature.group)] = finished
+        return finished, str(value.kind)
+
+    def _source(self, feature: FeatureSpec) -> Value:
+        if feature.op is not None:
+            raise _no_op_of_several(feature, resolve(feature.op))
+        if feature.expr is not None:
+            return self._expression(feature, feature.expr)
+        name = feature.column or feature.name
+        return Value(expr=pl.col(name), dtype=self._column_type(feature, name))
+
+    def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
+        places = self.schema.get_all_field_indices(name)
+        if not places:
+            near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
+            message = f"unknown column: got {name!r}, expected a column of the table{near}"
+        elif len(places) > 1:
+            message = f"the table has {len(places)} columns {name!r}"
+        elif name == "*" or (name.startswith("^") and name.endswith("$")):
+            message = f"the column {name!r} is named like a pattern of Polars: rename it to use it"
+        elif (dtype := column_type(self.schema.field(places[0]))) is None:
+            message = f"the column {name!r} has a type that Polars has not: {self.schema.field(places[0]).type}"
+        else:
+            self.types[name] = dtype
+            return dtype
+        raise OpError(feature.path, f"{feature.name}: {message}")
+
+    def _expression(self, feature: FeatureSpec, text: str) -> Value:
+        place = (*feature.path, "expr")
+        try:
+            bound = row_expression(text, self.schema)
+        except ExpressionError as error:
+            raise OpError(place, f"{feature.name}: {error}") from None
+        for name in bound.columns:
+            self._column_type(feature, name)
+        return Value(expr=bound.polars, dtype=bound.dtype)
+
+
+def _no_op_of_several(feature: FeatureSpec, bound: BoundOp) -> OpError:
+    remedy = f"Write {{column: {feature.inputs[0]}, ops: [{bound.op.name}, …]}}" if feature.inputs else ""
+    inputs = ", ".join(feature.inputs)
+    message = f"{feature.name}: {bound.op.name} takes one column: got inputs {inputs}. {remedy}"
+    return OpError((*feature.path, "op"), message)
+
+
+def _some(names: Sequence[str], shown: int = 12) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest
+
+
+def _fingerprint(features: Sequence[FeatureSpec], schema: pa.Schema, columns: Sequence[str]) -> str:
+    content = {
+        "version": FINGERPRINT_VERSION,
+        "features": [
+            [
+                feature.name,
+                feature.group,
+                feature.column,
+                feature.expr,
+                [resolve(call).identity for call in feature.ops],
+            ]
+            for feature in features
+        ],
+        "types": {name: str(schema.field(name).type) for name in columns},
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,250 @@
+"""Ops that normalise numbers: fill_null, clip, log1p, standardize, cast.
+
+Built in every process, run on the workers. Integers widen to int64 before anything is computed with them; decimals
+become float64. What numpy does several times faster than Polars is a kernel (see `arrays`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import polars as pl
+from pydantic import Field, model_validator
+
+from feedline.errors import SpecError
+from feedline.expression_types import (
+    BOOLEAN,
+    CAST_TYPES,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    INTEGER_RANGES,
+    NUMBERS,
+    STRING,
+    describe,
+)
+from feedline.transforms.arrays import NUMPY_TYPES, Values, over_values
+from feedline.transforms.kinds import Value
+from feedline.transforms.registry import Parameters, example, op
+
+Number = int | float
+CastTarget = Literal[
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float32",
+    "float64",
+    "bool",
+    "string",
+]  # fmt: skip
+
+
+def widened(value: Value, *, floats: bool = False) -> Value:
+    """Numbers in a type that arithmetic is safe in: int64 or uint64, float32 or float64; `floats`: no integers."""
+    dtype: pl.DataType
+    if value.dtype.is_integer():
+        dtype = pl.Float64() if floats else pl.UInt64() if value.dtype == pl.UInt64() else pl.Int64()
+    else:
+        dtype = pl.Float32() if value.dtype in (pl.Float16(), pl.Float32()) else pl.Float64()
+    return value if dtype == value.dtype else Value(expr=value.expr.cast(dtype), dtype=dtype)
+
+
+def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
+    """A parameter as a finite value of a float type; SpecError where it has none."""
+    with np.errstate(over="ignore"):
+        try:
+            bound = float(NUMPY_TYPES[dtype].type(number))
+        except OverflowError:
+            bound = math.inf
+    if math.isinf(bound):
+        raise SpecError(f"{what} does not fit the column: got {number}, expected type {describe(dtype)}")
+    return bound
+
+
+class FillNull(Parameters):
+    """Parameters of fill_null."""
+
+    value: Annotated[int | float | bool | str, Field(description="What stands in a null's place.")]
+
+
+@op(
+    takes=NUMBERS | {STRING, BOOLEAN},
+    gives="the same type",
+    parameters=FillNull,
+    examples=(
+        example("fill_null", 0, pl.Float32(), [1.5, None], [1.5, 0.0]),
+        example("fill_null", "unknown", pl.String(), ["a", None], ["a", "unknown"]),
+        example("fill_null", -1, pl.List(pl.Int64()), [[1, None], None, []], [[1, -1], None, []]),
+    ),
+)
+def fill_null(x: Value, parameters: FillNull) -> Value:
+    """Replaces nulls by a value of the column's type.
+
+    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. An integer
+    column takes integers within its type's range, a float column any number, decimals become float64.
+    """
+    fill: Any = parameters.value
+    kind = x.kind.element
+    given = {bool: BOOLEAN, str: STRING}.get(type(fill), "number")
+    if given != ("number" if kind in NUMBERS else kind):
+        raise SpecError(f"the value must be of the column's type: got {fill!r}, expected type {kind}")
+    if kind == INTEGER:
+        if isinstance(fill, float):
+            raise SpecError(
+                f"the value must be of the column's type: got {fill!r}, expected an integer. "
+                f"Write {{fill_null: {math.floor(fill)}}}, or put {{cast: float64}} before it"
+            )
+        if not _within(fill, x.dtype):
+            raise SpecError(f"the value does not fit the column: got {fill}, expected type {describe(x.dtype)}")
+    elif kind in NUMBERS:
+        x = widened(x)
+        fill = as_float(fill, x.dtype, "the value")
+    return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
+
+
+def _within(number: int, dtype: pl.DataType) -> bool:
+    low, high = INTEGER_RANGES[type(dtype)]
+    return low <= number <= high
+
+
+class Clip(Parameters):
+    """Parameters of clip."""
+
+    min: Annotated[Number | None, Field(description="No value is below it; none: no lower bound.")] = None
+    max: Annotated[Number | None, Field(description="No value is above it; none: no upper bound.")] = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Clip:
+        if self.min is None and self.max is None:
+            raise ValueError("min, max or both must be given: got neither. Write {clip: {min: 0, max: 1}}")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min must not be above max: got min {self.min}, max {self.max}")
+        return self
+
+
+@op(
+    takes=NUMBERS,
+    gives="integers where column and bounds are integers, else floats",
+    parameters=Clip,
+    examples=(
+        example("clip", {"min": 0, "max": 1}, pl.Float32(), [-2.5, 0.5, 7.0, None], [0.0, 0.5, 1.0, None]),
+        example("clip", {"max": 3}, pl.List(pl.Int64()), [[1, 5], None], [[1, 3], None]),
+    ),
+)
+def clip(x: Value, parameters: Clip) -> Value:
+    """Limits numbers to a range: the smaller of max and the larger of min and the value.
+
+    Nulls stay null, NaN stays NaN, infinities become the bounds. Bounds are rounded to a float column's type;
+    an integer column with a bound that is a float becomes float64. As `clamp` in TorchArrow.
+    """
+    bounds = (parameters.min, parameters.max)
+    x = widened(x, floats=any(isinstance(bound, float) for bound in bounds))
+    if x.dtype.is_integer():
+        smallest, largest = INTEGER_RANGES[type(x.dtype)]
+        low = None if bounds[0] is None else max(int(bounds[0]), smallest)
+        high = None if bounds[1] is None else min(int(bounds[1]), largest)
+        if (low is not None and low > largest) or (high is not None and high < smallest):
+            raise SpecError(f"a bound does not fit the column: got {bounds}, expected type {describe(x.dtype)}")
+        least, most = low, high
+    else:
+        number = NUMPY_TYPES[x.dtype].type
+        least, most = (None if bound is None else number(as_float(bound, x.dtype, "a bound")) for bound in bounds)
+
+    def kernel(values: Values, out: Values) -> None:
+        np.clip(values, least, most, out=out)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    examples=(
+        example("log1p", None, pl.Float64(), [0.0, 1.0, None], [0.0, 0.6931471805599453, None]),
+        example("log1p", None, pl.Float64(), [-1.0, -2.0], [-math.inf, math.nan]),
+        example("log1p", None, pl.List(pl.Int64()), [[0, 1], []], [[0.0, 0.6931471805599453], []]),
+    ),
+)
+def log1p(x: Value, _: Parameters) -> Value:
+    """The natural logarithm of 1 + x, exact for small x.
+
+    Defined for x > -1. As in IEEE 754, -1 becomes -inf and anything below becomes NaN: put `{clip: {min: 0}}` before
+    it where a column may hold such values. Nulls stay null. The last bit of a float32 may differ between processors
+    of different instruction sets.
+    """
+    x = widened(x, floats=True)
+
+    def kernel(values: Values, out: Values) -> None:
+        np.log1p(values, out=out)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
+class Standardize(Parameters):
+    """Parameters of standardize."""
+
+    mean: Annotated[float, Field(description="Subtracted first.")]
+    std: Annotated[float, Field(gt=0, description="The standard deviation, divided by then.")]
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    parameters=Standardize,
+    examples=(example("standardize", {"mean": 10, "std": 2}, pl.Float64(), [10.0, 13.0, None], [0.0, 1.5, None]),),
+)
+def standardize(x: Value, parameters: Standardize) -> Value:
+    """Shifts by a mean and scales by a standard deviation, both given: (x - mean) / std, computed in float64.
+
+    Nulls stay null, NaN and infinities follow IEEE 754.
+    """
+    result = widened(x, floats=True).dtype
+    wide = x.expr if x.dtype == pl.Float64() else x.expr.cast(pl.Float64())
+    expr = (wide - pl.lit(parameters.mean, dtype=pl.Float64())) / pl.lit(parameters.std, dtype=pl.Float64())
+    return Value(expr=expr if result == pl.Float64() else expr.cast(result), dtype=result)
+
+
+class Cast(Parameters):
+    """Parameters of cast."""
+
+    to: Annotated[CastTarget, Field(description="The type it becomes.")]
+    strict: Annotated[bool, Field(description="A value that does not fit is an error; if false, a null.")] = True
+
+
+@op(
+    takes=NUMBERS | {STRING, BOOLEAN},
+    lists="whole",
+    gives="the type named",
+    parameters=Cast,
+    examples=(
+        example("cast", "float32", pl.Int64(), [1, None], [1.0, None]),
+        example("cast", {"to": "int64", "strict": False}, pl.String(), ["12", "-3", "x"], [12, -3, None]),
+        example("cast", "int64", pl.List(pl.Float64()), [[1.9, -1.9], None], [[1, -1], None]),
+    ),
+)
+def cast(x: Value, parameters: Cast) -> Value:
+    """Changes the type, in lists that of the elements.
+
+    Floats become integers by dropping the fraction. What does not fit (a number out of range, NaN as an integer, a
+    text that is no number) is an error that names the feature, or a null with `strict: false`; float64 beyond float32
+    becomes an infinity. Booleans become 0 and 1, an integer other than 0 becomes true. Not offered, because they would
+    depend on a library's version: floats or decimals as strings, strings or floats as booleans.
+    """
+    kind = x.kind
+    refused = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
+    if kind.element in refused:
+        raise SpecError(f"no {parameters.to} is made of a {kind.element}: got {kind}, expected {_allowed(refused)}")
+    target = CAST_TYPES[parameters.to]
+    dtype = pl.List(target) if kind.listed else target
+    return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype)
+
+
+def _allowed(refused: tuple[str, ...]) -> str:
+    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in refused)

@@ -1,0 +1,56 @@
+"""What may stand in a group of features, and how does it get the group's type?
+
+Runs in: every process that compiles features. Pure. The dtype is per group: float32 for dense and label, int64 for
+categorical, lists of int64 or float32 for sparse; extra is left as it is.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from feedline.errors import SpecError
+from feedline.expression_types import BINARY, BOOLEAN, DECIMAL, FLOAT, INTEGER, NUMBERS, STRING
+from feedline.features import Group
+from feedline.transforms.kinds import TEMPORAL, Kind, Value
+
+
+def finish(value: Value, group: Group) -> Value:
+    """The value in its group's type. Raises SpecError, with the remedy, for a kind that the group does not take."""
+    kind = value.kind
+    if group == "extra":
+        return value
+    if group == "categorical":
+        _require(kind, group, "one integer id per row", elements=(INTEGER, BOOLEAN), listed=False)
+        dtype: pl.DataType = pl.Int64()
+    elif group == "sparse":
+        _require(kind, group, "lists of integers or floats", elements=(INTEGER, FLOAT, DECIMAL), listed=True)
+        dtype = pl.List(pl.Int64() if kind.element == INTEGER else pl.Float32())
+    else:
+        _require(kind, group, "one number per row", elements=(INTEGER, FLOAT, DECIMAL, BOOLEAN), listed=False)
+        dtype = pl.Float32()
+    value = value.plain()
+    return Value(expr=value.expr if dtype == value.dtype else value.expr.cast(dtype), dtype=dtype)
+
+
+def _require(kind: Kind, group: Group, expected: str, *, elements: tuple[str, ...], listed: bool) -> None:
+    if kind.element not in elements or kind.listed is not listed:
+        raise SpecError(f"{group} takes {expected}: got {kind}. {_remedy(kind, group, listed)}")
+
+
+def _remedy(kind: Kind, group: Group, listed: bool) -> str:
+    place = "sparse" if kind.listed else "dense" if kind.element in (FLOAT, DECIMAL) else "categorical"
+    move = "" if kind.listed is listed else f", and put the feature under {place}"
+    if kind.element in NUMBERS and move:
+        number = ", or make one number of a list with expr, such as `x.list.len()`" if kind.listed else ""
+        return f"Put the feature under {place}{number}"
+    if kind.element in (FLOAT, DECIMAL):
+        return "End its ops with bucketize or {cast: int64}, or put the feature under dense"
+    if kind.element in (STRING, BINARY):
+        if group in ("dense", "label") and not move:
+            return "End its ops with {cast: float32}, or put it under categorical with {hash_bucket: 1000000}"
+        return f"End its ops with {{hash_bucket: 1000000}}{move}"
+    if kind.element == BOOLEAN:
+        return f"End its ops with {{cast: int64}}{move}"
+    if kind.element in TEMPORAL:
+        return "Take a number out of it with expr, such as `expr: NAME.dt.hour()`"
+    return 'Take one part of it with expr, such as `expr: NAME["field"]`'

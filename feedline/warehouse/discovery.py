@@ -1,0 +1,235 @@
+"""Which files make up a table: the listing of a folder, a file, a list of either, or a glob.
+
+Runs where a snapshot is taken, once per job; nothing else in Feedline lists a table. The listing is recursive, through
+`pyarrow.fs`, and in a fixed order: by the typed partition values (so `month=2` comes before `month=10`, nulls last),
+then by path. Below the root,
+
+- hidden files and folders (`_x`, `.x`; not `_key=value`) are left out, as every writer's bookkeeping is hidden so;
+- files that end in .parquet, .parq or .pq, and files with no suffix at all (Hive's `000000_0`), are the table's;
+- files with another suffix are left out and counted.
+
+A file that the user names, alone or in a list, is taken whatever it is called. A folder named alone is the root. For
+files, lists and globs the root is their deepest common folder, less the `key=value` folders at its end, so that a
+list of one day's files still has the day as a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.faults import explained
+from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.partitions import is_partition, typed_columns
+
+_SUFFIXES = (".parquet", ".parq", ".pq")
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The files of a table, in the table's order.
+
+    `files` has columns path (string, relative to `uri`), bytes (int64) and mtime_ns (int64; -1 where the store has
+    none); `partition` one typed array per Hive key, aligned with it. `ignored` counts the files left out because of
+    their suffix.
+    """
+
+    uri: str
+    files: pa.Table
+    partition: dict[str, pa.Array]
+    ignored: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one of the user's names stands for: its place, the folder that it fixes, and its files."""
+
+    location: Location
+    anchor: str
+    files: tuple[pafs.FileInfo, ...]
+    ignored: tuple[str, ...] = ()
+    whole_folder: bool = False
+
+
+def discover(table: str | Sequence[str]) -> Listing:
+    """List a table.
+
+    Raises TableNotFoundError where a name does not exist or no Parquet file is found, TableError where a folder may
+    not be read or the names lie on several filesystems.
+    """
+    names = [table] if isinstance(table, str) else list(table)
+    if not names:
+        raise TableError("list of files is empty: expected at least one file, folder or glob")
+    uris = [absolute(name) for name in names]
+    _refuse_several_stores(uris)
+    found = [_find(uri) for uri in uris]
+    first = found[0].location
+    infos = {info.path: info for entry in found for info in entry.files}
+    ignored = sorted({path for entry in found for path in entry.ignored})
+    if not infos:
+        raise _nothing(shown(first.uri), ignored)
+    root = first.path if len(found) == 1 and found[0].whole_folder else _common_root([entry.anchor for entry in found])
+    uri = ancestor(first.uri, _depth(first.path) - _depth(root))
+    return _listing(uri, root, infos, len(ignored))
+
+
+def _refuse_several_stores(uris: list[str]) -> None:
+    first = locate(_split_glob(uris[0])[0])
+    for uri in uris[1:]:
+        if not locate(_split_glob(uri)[0]).filesystem.equals(first.filesystem):
+            raise TableError(
+                f"files of one table lie on several stores: got {shown(uris[0])} and {shown(uri)}, expected one. "
+                "Name one of them, or make two tables"
+            )
+
+
+def _find(uri: str) -> _Found:
+    location = _existing(uri)
+    if location is not None:
+        info = location.filesystem.get_file_info(location.path)
+        if info.type == pafs.FileType.File:
+            return _Found(location, _parent(location.path), (info,))
+        return _folder(location)
+    base, pattern = _split_glob(uri)
+    folder = _existing(base) if pattern else None
+    if folder is None:
+        raise TableNotFoundError(f"{shown(uri)} does not exist: expected a Parquet file, a folder of them or a glob")
+    return _matching(_folder(folder), pattern)
+
+
+def _existing(uri: str) -> Location | None:
+    """The place, or None where nothing is there; a glob in a URI may not even parse as one."""
+    if is_uri(uri) and _MAGIC.search(uri.partition("?")[0]):
+        return None
+    location = locate(uri)
+    with explained(shown(uri)):
+        info = location.filesystem.get_file_info(location.path)
+    return None if info.type == pafs.FileType.NotFound else location
+
+
+def _folder(location: Location) -> _Found:
+    with explained(shown(location.uri)):
+        infos = location.filesystem.get_file_info(pafs.FileSelector(location.path, recursive=True))
+    files: list[pafs.FileInfo] = []
+    ignored: list[str] = []
+    for info in infos:
+        relative = _relative(info.path, location.path)
+        if info.type == pafs.FileType.Directory or any(_hidden(segment) for segment in relative.split("/")):
+            continue
+        if _is_parquet_name(info.base_name):
+            files.append(info)
+        else:
+            ignored.append(info.path)
+    return _Found(location, location.path, tuple(files), tuple(ignored), whole_folder=True)
+
+
+def _matching(folder: _Found, pattern: str) -> _Found:
+    """The folder's files that the pattern names, or that lie in a folder that it names."""
+    wanted = pattern.split("/")
+    root = folder.location.path
+    files = tuple(info for info in folder.files if _names(wanted, _relative(info.path, root).split("/")))
+    ignored = tuple(path for path in folder.ignored if _names(wanted, _relative(path, root).split("/")))
+    if not files:
+        raise TableNotFoundError(
+            f"{join(shown(folder.location.uri), pattern)} matches no Parquet file: expected at least one, "
+            f"got none of the {len(folder.files)} below {shown(folder.location.uri)}"
+        )
+    return _Found(folder.location, folder.anchor, files, ignored)
+
+
+def _names(pattern: list[str], segments: list[str]) -> bool:
+    """Whether a glob, segment by segment, names the path or a folder that holds it; `**` is any number of folders."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_names(pattern[1:], segments[start:]) for start in range(len(segments)))
+    return bool(segments) and fnmatchcase(segments[0], pattern[0]) and _names(pattern[1:], segments[1:])
+
+
+def _split_glob(uri: str) -> tuple[str, str]:
+    """The folder before the first segment with a wildcard, and the pattern from there on ("" where there is none)."""
+    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    segments = address.split("/")
+    for index, segment in enumerate(segments):
+        if _MAGIC.search(segment):
+            base = "/".join(segments[:index]) or "/"
+            return base + mark + options, "/".join(segments[index:])
+    return uri, ""
+
+
+def _hidden(segment: str) -> bool:
+    return segment.startswith((".", "_")) and not is_partition(segment)
+
+
+def _is_parquet_name(name: str) -> bool:
+    if name.endswith("_$folder$"):  # what Hadoop leaves on object stores in place of a folder
+        return False
+    return name.lower().endswith(_SUFFIXES) or "." not in name
+
+
+def _relative(path: str, root: str) -> str:
+    return path[len(root) :].lstrip("/") if root else path
+
+
+def _depth(path: str) -> int:
+    return len([segment for segment in path.split("/") if segment])
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
+
+
+def _common_root(folders: list[str]) -> str:
+    split = [folder.split("/") for folder in folders]
+    shared = split[0]
+    for other in split[1:]:
+        length = min(len(shared), len(other))
+        shared = shared[: next((i for i in range(length) if shared[i] != other[i]), length)]
+    while shared and is_partition(shared[-1]):
+        shared = shared[:-1]
+    return "/".join(shared) or ("/" if folders[0].startswith("/") else "")
+
+
+def _listing(uri: str, root: str, infos: dict[str, pafs.FileInfo], ignored: int) -> Listing:
+    by_path = {_relative(path, root): info for path, info in infos.items()}
+    paths = sorted(by_path, key=lambda path: path.split("/"))
+    partition = typed_columns(paths)
+    order = _table_order(len(paths), partition)
+    ordered = [by_path[paths[i]] for i in order]
+    files = pa.table(
+        {
+            "path": pa.array([paths[i] for i in order], pa.string()),
+            "bytes": pa.array([info.size for info in ordered], pa.int64()),
+            "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in ordered], pa.int64()),
+        }
+    )
+    return Listing(
+        uri=uri,
+        files=files,
+        partition={name: column.take(pa.array(order, pa.int64())) for name, column in partition.items()},
+        ignored=ignored,
+    )
+
+
+def _table_order(files: int, partition: dict[str, pa.Array]) -> list[int]:
+    """Positions by typed partition values, nulls last; equal ones stay in path order."""
+    columns: list[list[Any]] = [column.to_pylist() for column in partition.values()]
+    return sorted(range(files), key=lambda i: tuple((column[i] is None, column[i]) for column in columns))
+
+
+def _nothing(where: str, ignored: list[str]) -> TableNotFoundError:
+    if not ignored:
+        return TableNotFoundError(f"{where} is empty: expected at least one Parquet file below it")
+    example = ignored[0].rpartition("/")[2]
+    return TableNotFoundError(
+        f"{where} holds no Parquet file: got {len(ignored)} files with other suffixes ({example}), "
+        f"expected names ending in {', '.join(_SUFFIXES)}, or without a suffix"
+    )

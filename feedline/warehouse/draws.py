@@ -1,0 +1,97 @@
+"""Which random values does a synthetic table hold? Pure functions of 64-bit words that Philox makes.
+
+A stream of words is named by a key (two words) and a counter (three words); streams never overlap. One word makes
+one value: its top 14 bits choose a bucket of the distribution's inverse function, the next 24 interpolate inside it,
+and the low 20 are left for the question whether the value is null. Runs in the generator's Dask tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+_BUCKET_BITS, _FRACTION_BITS, _NULL_BITS = 14, 24, 20
+_POINT_BITS = 16  # of a Zipf border's fixed point: border (< 2**40) times fraction stays within 63 bits
+_ZIPF_EXPONENT = 1.05
+
+
+def draw_words(key: tuple[int, int], counter: tuple[int, int, int], count: int) -> Words:
+    """The first `count` words of a stream."""
+    philox = np.random.Philox(key=np.array(key, np.uint64), counter=np.array((0, *counter), np.uint64))
+    # the full range takes words as they come; unlike random_raw it lets other threads run
+    return np.random.Generator(philox).integers(0, (1 << 64) - 1, count, np.uint64, endpoint=True)
+
+
+def unit(words: Words) -> Float64s:
+    """Uniform in [0, 1), from the top 53 bits."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def nulls(words: Words, share: float) -> npt.NDArray[np.bool_]:
+    """True for that share of the words, by bits no value uses."""
+    return (words & np.uint64((1 << _NULL_BITS) - 1)) < np.uint64(round(share * (1 << _NULL_BITS)))
+
+
+def zipf(words: Words, cardinality: int) -> Int64s:
+    """Ids 0 .. cardinality-1 by a Zipf law, the frequent ones small."""
+    borders = _zipf_borders(cardinality)
+    bucket, fraction = _split(words)
+    low = borders[bucket]
+    ids: Int64s = (low + ((borders[bucket + 1] - low) * fraction >> _FRACTION_BITS)) >> _POINT_BITS
+    return ids
+
+
+def lognormal(words: Words, sigma: float) -> Float32s:
+    """exp(sigma * normal) - 0.1: a heavy tail, and a few values below zero."""
+    borders = _lognormal_borders(sigma)
+    bucket, fraction = _split(words)
+    low = borders[bucket]
+    return (low + (borders[bucket + 1] - low) * (fraction * 2.0**-_FRACTION_BITS)).astype(np.float32)
+
+
+def geometric(words: Words, mean: float) -> Int64s:
+    """Whole numbers >= 1 of that mean."""
+    if mean <= 1:
+        return np.ones(len(words), np.int64)
+    return 1 + np.floor(np.log(1.0 - unit(words)) / math.log(1.0 - 1.0 / mean)).astype(np.int64)
+
+
+def effect(ids: Int64s) -> Float64s:
+    """A fixed number in [-1, 1) per id: the finaliser of splitmix64."""
+    word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return unit(word ^ (word >> np.uint64(31))) * 2.0 - 1.0
+
+
+def _split(words: Words) -> tuple[Int64s, Int64s]:
+    """(bucket, place within the bucket) from the top bits of each word."""
+    top = (words >> np.uint64(64 - _BUCKET_BITS - _FRACTION_BITS)).astype(np.int64)
+    return top >> _FRACTION_BITS, top & ((1 << _FRACTION_BITS) - 1)
+
+
+@functools.cache
+def _zipf_borders(cardinality: int) -> Int64s:
+    """The continuous law's inverse distribution function at each bucket's border, in fixed point, from 0."""
+    share = np.arange((1 << _BUCKET_BITS) + 1) / (1 << _BUCKET_BITS)
+    power = 1.0 - _ZIPF_EXPONENT
+    place = ((1.0 - share) + share * (cardinality + 1.0) ** power) ** (1.0 / power) - 1.0
+    borders: Float64s = np.minimum(np.floor(place * (1 << _POINT_BITS)), (cardinality << _POINT_BITS) - 1)
+    return borders.astype(np.int64)
+
+
+@functools.cache
+def _lognormal_borders(sigma: float) -> Float64s:
+    buckets, normal = 1 << _BUCKET_BITS, statistics.NormalDist()
+    shares = (min(max(k / buckets, 0.25 / buckets), 1 - 0.25 / buckets) for k in range(buckets + 1))
+    return np.array([math.exp(sigma * normal.inv_cdf(share)) - 0.1 for share in shares])

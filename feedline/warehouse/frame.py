@@ -1,0 +1,84 @@
+"""A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
+
+The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
+columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
+Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from feedline.expressions import BoundExpression
+from feedline.warehouse.reading import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
+from feedline.warehouse.selection import Selection, bound_again
+from feedline.warehouse.snapshot import Snapshot
+from feedline.warehouse.splits import plan_splits
+
+SPLIT_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReader:
+    """Reads one fragment as a pandas frame of Arrow dtypes: small, stateless and picklable.
+
+    `schema` holds the table's columns that this frame and its filter need, `columns` those it has, `where` the filter's
+    text.
+    """
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    where: str | None
+
+    def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The fragment's kept rows; `columns` is Dask's projection, where there is one."""
+        wanted = list(self.columns if columns is None else columns)
+        where = None if self.where is None else bound_again(self.where, self.schema)
+        # a projection to no column at all (len) still needs the rows: read one column and drop it
+        table = read_arrow(fragment, wanted or self.columns[:1], where, self.schema)
+        return _pandas(table)[wanted]
+
+
+def to_dask(
+    snapshot: Snapshot,
+    selection: Selection,
+    columns: Sequence[str] | None,
+    where: BoundExpression | None,
+    *,
+    split_rows: int = SPLIT_ROWS,
+) -> Any:
+    """The kept rows as a `dask.dataframe.DataFrame`.
+
+    `columns`: which, in order (None: all, partition keys last). `selection` must belong to `where`; row groups that
+    nobody counted are read and filtered, their splits planned by the rows they store.
+    """
+    names = tuple(snapshot.schema.names if columns is None else columns)
+    needed = dict.fromkeys([*names, *(sorted(where.columns) if where else ())])
+    schema = pa.schema([field_of(snapshot.schema, name) for name in needed])
+    meta = _pandas(pa.schema([schema.field(name) for name in names]).empty_table())
+    reader = FrameReader(schema, names, where.text if where else None)
+    fragments = plan_fragments(snapshot, selection, split_rows)
+    with dask.config.set({"dataframe.convert-string": False}):
+        if not fragments:
+            return dd.from_pandas(meta, npartitions=1)
+        return dd.from_map(reader, fragments, meta=meta, label="feedline", enforce_metadata=False)
+
+
+def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
+    """One fragment per split of the rows that are, or may be, kept."""
+    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
+    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
+    return [fragment_of(snapshot, splits, selection.rows, index) for index in range(len(splits))]
+
+
+def _pandas(table: pa.Table) -> pd.DataFrame:
+    frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+    return frame

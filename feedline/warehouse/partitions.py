@@ -1,0 +1,100 @@
+"""What the folders say: Hive partition keys out of paths, typed from all their values.
+
+Pure. A folder `key=value` below the table's root gives its files the column `key`. Keys and values are
+percent-decoded; `__HIVE_DEFAULT_PARTITION__` is null, and so is a key that some other file's path has and this one's
+has not. The type of a key is decided once, from every value the table has:
+
+- int64 if each is a whole number that fits, zero-padded ones (`month=01`) included, as Spark and pyarrow have it;
+- date32 if each is an ISO date (`ds=2026-01-31`);
+- string otherwise, for keys with no value but null too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from feedline.errors import TableError
+
+NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+_INTEGER = re.compile(r"-?[0-9]{1,40}\Z", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}\Z", re.ASCII)
+_INT64 = range(-(2**63), 2**63)
+
+
+def is_partition(segment: str) -> bool:
+    """Whether a folder's name is `key=value` with a key."""
+    return segment.find("=") > 0
+
+
+def keys_of(path: str) -> dict[str, str | None]:
+    """The keys and texts that the folders of a file's path (relative to the table's root) give it, in path order."""
+    keys: dict[str, str | None] = {}
+    for segment in path.split("/")[:-1]:
+        if not is_partition(segment):
+            continue
+        name, _, text = segment.partition("=")
+        name = _decoded(name)
+        if name in keys:
+            raise TableError(f"path {path!r} names partition key {name!r} twice: expected each key once")
+        keys[name] = None if text == NULL_VALUE else _decoded(text)
+    return keys
+
+
+def typed_columns(paths: Sequence[str]) -> dict[str, pa.Array]:
+    """One typed column per key, one value per path; keys in the order in which the paths first show them."""
+    folders: dict[str, dict[str, str | None]] = {}
+    per_path: list[dict[str, str | None]] = []
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        if folder not in folders:
+            folders[folder] = keys_of(path)
+        per_path.append(folders[folder])
+    names = dict.fromkeys(name for keys in folders.values() for name in keys)
+    return {name: _typed([keys.get(name) for keys in per_path]) for name in names}
+
+
+def _decoded(text: str) -> str:
+    if "%" not in text:
+        return text
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text  # percent signs that do not spell UTF-8 are the value's own
+
+
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    distinct = {text for text in texts if text is not None}
+    values = _parsed(distinct)
+    kind = pa.string() if not distinct else _kind(values.values())
+    return pa.array([None if text is None else values[text] for text in texts], type=kind)
+
+
+def _parsed(texts: set[str]) -> dict[str, int] | dict[str, datetime.date] | dict[str, str]:
+    if texts and all(_INTEGER.match(text) and int(text) in _INT64 for text in texts):
+        return {text: int(text) for text in texts}
+    if texts and all(_is_date(text) for text in texts):
+        return {text: datetime.date.fromisoformat(text) for text in texts}
+    return {text: text for text in texts}
+
+
+def _is_date(text: str) -> bool:
+    if not _DATE.match(text):
+        return False
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _kind(values: Iterable[int | datetime.date | str]) -> pa.DataType:
+    first = next(iter(values))
+    if isinstance(first, int):
+        return pa.int64()
+    return pa.date32() if isinstance(first, datetime.date) else pa.string()

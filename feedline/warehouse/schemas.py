@@ -1,0 +1,218 @@
+"""One schema for files that drifted apart: the union of their columns, each in the narrowest type that loses nothing.
+
+Pure, but for the arrays it casts. Two types of one column are reconciled by these rules, inside lists, structs and
+maps too; anything else is a changed kind of value and an error that names the column and two files:
+
+    null, T                     T                   dictionary<T>, T            T (a table's schema has no dictionaries)
+    integers of one sign        the wider           unsigned, wider signed      the signed one that holds both
+    floats                      the wider           decimals                    digits for both, up to 38 (76)
+    string, large_string        large_string        binary, large_binary        large_binary
+    list, large_list            large_list          fixed-size list, any list   list or large_list
+    timestamps of two units     the finer unit      timestamps of two zones     UTC (the instants are the same)
+    structs                     union of fields     a column a file lacks       null in that file's rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from feedline.errors import TableError
+
+_UNITS = ("s", "ms", "us", "ns")
+_SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FLOATS = (pa.float16(), pa.float32(), pa.float64())
+
+
+class KindChangedError(Exception):
+    """Two types that no rule reconciles; internal: `union` turns it into a TableError with names."""
+
+
+def union(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """The schema of a table from (file, schema) pairs; columns in the order in which files first show them.
+
+    A field is nullable if it is so in some file or missing from one. Raises TableError where a file names a column
+    twice or a column changed its kind, naming the column and two files.
+    """
+    fields: dict[str, pa.Field] = {}
+    origin: dict[str, str] = {}
+    seen: list[set[str]] = []
+    for file, schema in schemas:
+        names = set(schema.names)
+        if len(names) < len(schema.names):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise TableError(f"{file} has column {twice!r} more than once: expected each name once. Rename one of them")
+        seen.append(names)
+        for field in schema:
+            known = fields.get(field.name)
+            if known is None:
+                fields[field.name] = field.with_type(decoded(field.type)).remove_metadata()
+                origin[field.name] = file
+            elif known.type != field.type or known.nullable != field.nullable:
+                fields[field.name] = _merged(known, field, origin[field.name], file)
+    return pa.schema(
+        [field if all(name in names for names in seen) else field.with_nullable(True) for name, field in fields.items()]
+    )
+
+
+def decoded(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries, at any depth."""
+    if pat.is_dictionary(kind):
+        return decoded(kind.value_type)
+    if not pat.is_nested(kind) or not _holds_dictionary(kind):
+        return kind
+    return _rebuilt(kind, [decoded(child.type) for child in children(kind)])
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """The child fields of a nested type; empty for others."""
+    if pat.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if pat.is_nested(kind):
+        return [kind.field(i) for i in range(kind.num_fields)]
+    return []
+
+
+def leaves(kind: pa.DataType) -> int:
+    """How many Parquet columns a field of this type is stored as."""
+    if pat.is_dictionary(kind):
+        return leaves(kind.value_type)
+    below = children(kind)
+    return sum(leaves(child.type) for child in below) if below else 1
+
+
+def unified(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """The narrowest type that holds the values of both.
+
+    Raises KindChangedError where there is none.
+    """
+    if a == b:
+        return a
+    if pat.is_null(a):
+        return b
+    if pat.is_null(b):
+        return a
+    if pat.is_nested(a) and pat.is_nested(b):
+        return _nested(a, b)
+    for rule in (_number, _timestamp, _decimal, _text):
+        result = rule(a, b)
+        if result is not None:
+            return result
+    raise KindChangedError
+
+
+def conformed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array in the table's type; the array itself where it has that type already."""
+    if array.type == kind:
+        return array
+    if pat.is_dictionary(array.type):
+        return conformed(array.dictionary_decode(), kind)
+    return array.cast(kind)
+
+
+def _merged(known: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
+    try:
+        kind = unified(known.type, decoded(field.type))
+    except KindChangedError:
+        raise TableError(
+            f"column {field.name!r} changed its kind between files: got {known.type} in {first} and {field.type} in "
+            f"{second}, expected types that widen into one. Rewrite one of the files, or leave it out of the table"
+        ) from None
+    return pa.field(field.name, kind, nullable=known.nullable or field.nullable)
+
+
+def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    for family in (_SIGNED, _UNSIGNED, _FLOATS):
+        if a in family and b in family:
+            return family[max(family.index(a), family.index(b))]
+    signed, unsigned = (a, b) if a in _SIGNED else (b, a)
+    if signed in _SIGNED and unsigned in _UNSIGNED:
+        place = max(_SIGNED.index(signed), _UNSIGNED.index(unsigned) + 1)
+        return _SIGNED[place] if place < len(_SIGNED) else None
+    return None
+
+
+def _timestamp(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if not (pat.is_timestamp(a) and pat.is_timestamp(b)) or (a.tz is None) != (b.tz is None):
+        return None
+    return pa.timestamp(max(a.unit, b.unit, key=_UNITS.index), a.tz if a.tz == b.tz else "UTC")
+
+
+def _decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if not (pat.is_decimal(a) and pat.is_decimal(b)):
+        return None
+    scale = max(a.scale, b.scale)
+    digits = max(a.precision - a.scale, b.precision - b.scale) + scale
+    if digits > 76:
+        return None
+    wide = digits > 38 or a.bit_width > 128 or b.bit_width > 128
+    return pa.decimal256(digits, scale) if wide else pa.decimal128(digits, scale)
+
+
+def _text(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if all(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind) for kind in (a, b)):
+        return pa.large_string()
+    if all(_is_bytes(kind) for kind in (a, b)):
+        return pa.large_binary()
+    return None
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
+    return any(test(kind) for test in tests)
+
+
+def _nested(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    if pat.is_struct(a) and pat.is_struct(b):
+        return _struct(a, b)
+    if pat.is_map(a) and pat.is_map(b):
+        return _rebuilt(a, [unified(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
+    if not (_is_list(a) and _is_list(b)):
+        raise KindChangedError
+    item = _item(a, b)
+    if pat.is_fixed_size_list(a) and pat.is_fixed_size_list(b) and a.list_size == b.list_size:
+        return pa.list_(item, a.list_size)
+    return pa.large_list(item) if pat.is_large_list(a) or pat.is_large_list(b) else pa.list_(item)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pat.is_list, pat.is_large_list, pat.is_fixed_size_list))
+
+
+def _item(a: pa.DataType, b: pa.DataType) -> pa.Field:
+    x, y = a.value_field, b.value_field
+    return pa.field(x.name, unified(x.type, y.type), nullable=x.nullable or y.nullable)
+
+
+def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    fields = {field.name: field for field in children(a)}
+    if len(fields) < a.num_fields:
+        raise KindChangedError  # fields of one name cannot be told apart
+    added = {field.name: field for field in children(b)}
+    for name, field in added.items():
+        known = fields.get(name)
+        if known is None:
+            fields[name] = field.with_nullable(True)
+        else:
+            nullable = known.nullable or field.nullable
+            fields[name] = pa.field(name, unified(known.type, field.type), nullable=nullable)
+    return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
+
+
+def _holds_dictionary(kind: pa.DataType) -> bool:
+    return pat.is_dictionary(kind) or any(_holds_dictionary(child.type) for child in children(kind))
+
+
+def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
+    """The nested type with other types for its children."""
+    fields = [field.with_type(new) for field, new in zip(children(kind), types, strict=True)]
+    if pat.is_struct(kind):
+        return pa.struct(fields)
+    if pat.is_map(kind):
+        return pa.map_(fields[0], fields[1], keys_sorted=kind.keys_sorted)
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])

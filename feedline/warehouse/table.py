@@ -1,0 +1,69 @@
+"""A table, as a person names it: the front door of the warehouse.
+
+Runs in the caller's process. A `Table` is only a name; every call takes its own snapshot of what is there at that
+moment. Whoever needs two calls to see the same rows takes a `snapshot()` and works with that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from feedline.expressions import BoundExpression, bind_where
+from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
+from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.snapshot import Snapshot, take_snapshot
+
+
+class Table:
+    """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
+
+    Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each
+    other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        names = os.fspath(uri) if isinstance(uri, str | os.PathLike) else tuple(os.fspath(part) for part in uri)
+        self.uri: str | tuple[str, ...] = names
+
+    def __repr__(self) -> str:
+        return f"Table({self.uri!r})"
+
+    def snapshot(self) -> Snapshot:
+        """List the table and read its footers."""
+        return take_snapshot(self.uri)
+
+    def to_dask(
+        self, columns: Sequence[str] | None = None, where: str | None = None, *, split_rows: int = SPLIT_ROWS
+    ) -> Any:
+        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split."""
+        snapshot = self.snapshot()
+        bound = _bound(where, snapshot)
+        return to_dask(snapshot, screen_rows(snapshot, bound), columns, bound, split_rows=split_rows)
+
+    def read(self, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
+        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns."""
+        snapshot = self.snapshot()
+        bound = _bound(where, snapshot)
+        names = snapshot.schema.names if columns is None else list(columns)
+        schema = pa.schema([field_of(snapshot.schema, name) for name in names])
+
+        def part(fragment: Fragment) -> pa.Table:
+            return read_arrow(fragment, names, bound, snapshot.schema)
+
+        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound), SPLIT_ROWS)
+        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
+            try:
+                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:
+    return None if where is None else bind_where(where, snapshot.schema)

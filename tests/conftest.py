@@ -1,0 +1,117 @@
+"""What every test stands on: a small warehouse, fixed seeds, a check that nothing outlives the test that made it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import psutil
+import pytest
+
+LEAK_GRACE_S = 10.0  # a worker that was told to stop is given this long to be gone
+STAYS = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+)  # Python's own helpers: one per process, kept
+
+hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("feedline")
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A click warehouse of 20,000 rows in three days, several files and row groups per day; read it only."""
+    from feedline.warehouse.synthetic import generate_clicks
+
+    directory = tmp_path_factory.mktemp("warehouse") / "clicks"
+    generate_clicks(
+        str(directory),
+        rows=20_000,
+        days=3,
+        seed=7,
+        dense=4,
+        ids=4,
+        strings=1,
+        histories=2,
+        history_max=12,
+        row_group_rows=1_024,
+        part_rows=4_096,
+    )
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Every test starts from the same random numbers, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # for libraries that draw from the legacy generator
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def leaks() -> Iterator[None]:
+    """Fails a test that leaves a process, a memfd, a pidfd, a listening, TCP or packet socket behind.
+
+    What fixtures of a wider scope hold is older than this one, and so is not counted. Descriptors that libraries keep
+    for good (an event loop's socket pair, Arrow's and Polars' pipes and files) are of other kinds.
+    """
+    processes, descriptors = _children(), _descriptors()
+    yield
+    left = _remaining(lambda: sorted(_children().items() - processes.items()))
+    assert not left, f"processes left behind: {left}"
+    left = _remaining(lambda: sorted(_descriptors().items() - descriptors.items()))
+    assert not left, f"descriptors left behind: {left}"
+
+
+def _remaining(look: Callable[[], list]) -> list:
+    """What is still there after garbage collection and the grace time."""
+    deadline = time.monotonic() + LEAK_GRACE_S
+    while (left := look()) and time.monotonic() < deadline:
+        gc.collect()
+        threading.Event().wait(0.02)
+    return left
+
+
+def _children() -> dict[int, str]:
+    """This process's descendants, zombies included: pid and command line."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = "(zombie)" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if not any(word in command for word in STAYS):
+            found[process.pid] = command
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    """This process's open descriptors of the kinds that Feedline opens: number and what it stands for."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+            kind = _socket_kind(int(link.name)) if target.startswith("socket:") else ""
+        except OSError:
+            continue  # closed since: by another thread, or with the listing itself
+        if kind or target.startswith("/memfd:") or target == "anon_inode:[pidfd]":
+            found[int(link.name)] = kind + target
+    return found
+
+
+def _socket_kind(descriptor: int) -> str:
+    """What a socket is, or nothing for the plain UNIX pairs that event loops wake themselves with."""
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        listening = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        plain = duplicate.family == socket.AF_UNIX and duplicate.type == socket.SOCK_STREAM
+        return "" if plain and not listening else f"{duplicate.family.name} {'listening' if listening else ''} "

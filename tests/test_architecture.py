@@ -1,0 +1,231 @@
+"""Does the code still have the shape that DESIGN gives it? Read off the syntax trees, without importing anything.
+
+Imports count wherever they stand: at the top, inside a function, under TYPE_CHECKING. The limits are those of the
+house rules; an exception would be listed here by name, and there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "feedline"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+# Which parts a part may import, besides itself. A root module that is no part of its own belongs to "roots": the
+# language of specs and expressions, on which everything stands.
+ALLOWED = {
+    "roots": set(),
+    "warehouse": {"roots"},
+    "transforms": {"roots"},
+    "loader": {"roots"},
+    "service": {"roots", "warehouse", "transforms", "loader"},
+    "pipeline": {"roots", "warehouse", "transforms", "loader", "service"},
+    "cli": {"roots", "warehouse", "transforms", "loader", "service", "pipeline"},
+    "__main__": {"cli"},
+    "face": {"roots", "warehouse", "transforms", "loader", "pipeline"},  # feedline/__init__.py
+}
+ROOTS = {"errors", "expressions", "predicates", "spec"}  # named in DESIGN; others may stand beside them
+
+# Libraries that only some modules may import; an entry that ends in a dot is a whole part.
+ONLY_IN = {
+    "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
+    "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
+    "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
+    "typer": ("feedline.cli",),
+    "pickle": (),
+    "cloudpickle": (),
+}
+
+# Names of drawers, in which things are put that nobody found a place for.
+DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc", "tools", "core"}
+
+# `eval` of a text, expressions that read files or mix rows, loops over rows.
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_METHODS = {"sql_expr", "map_elements", "iterrows", "itertuples", "iter_rows"}
+
+FILE_LINES, CLASS_LINES, FUNCTION_LINES, NESTING = 500, 250, 60, 5
+BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.TryStar, ast.Match, ast.AsyncFor, ast.AsyncWith)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def part_of(module: str) -> str:
+    """The part of DESIGN §3 that a module belongs to."""
+    words = module.split(".")
+    if len(words) == 1:
+        return "face"
+    return words[1] if words[1] in ALLOWED else "roots"
+
+
+def imports(module: str) -> Iterator[tuple[str, int]]:
+    """Everything a module imports, with the line: modules of this package by their full names, others by theirs."""
+    path = MODULES[module]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                words = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+                source = ".".join([*words[: len(words) - node.level + 1], *filter(None, [source])])
+            for alias in node.names:
+                whole = f"{source}.{alias.name}"
+                yield (whole if whole in MODULES else source), node.lineno
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one node, by repeated depth-first walks (the graph is small)."""
+
+    def reach(start: str) -> set[str]:
+        seen, stack = set(), [start]
+        while stack:
+            for target in edges[stack.pop()] - seen:
+                seen.add(target)
+                stack.append(target)
+        return seen
+
+    reached = {node: reach(node) for node in edges}
+    components = {tuple(sorted(other for other in reached[node] if node in reached[other])) for node in edges}
+    return [list(component) for component in sorted(components) if component]
+
+
+def depth(node: ast.AST, level: int = 0) -> int:
+    """How deep a function's blocks are nested; `elif` is no deeper than its `if`, a function inside starts anew."""
+    deepest = level
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+                continue
+            is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If) and len(value) == 1
+            deepest = max(deepest, depth(child, level + (isinstance(child, BLOCKS) and not is_elif)))
+    return deepest
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_imports_follow_the_written_direction():
+    wrong = []
+    for module in MODULES:
+        part = part_of(module)
+        for target, line in imports(module):
+            if target.split(".")[0] == "feedline" and part_of(target) not in ALLOWED[part] | {part}:
+                wrong.append(f"{where(MODULES[module], line)}: {part} imports {target}, may import {ALLOWED[part]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_cycles():
+    edges = {module: {target for target, _ in imports(module) if target in MODULES} for module in MODULES}
+    assert not cycles(edges)
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert not cycles({"a": {"b"}, "b": {"c"}, "c": set()})
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_libraries_stay_where_they_belong(library: str):
+    wrong = [
+        where(MODULES[module], line)
+        for module in MODULES
+        for target, line in imports(module)
+        if target.split(".")[0] == library
+        and not any(module == place or (place.endswith(".") and module.startswith(place)) for place in ONLY_IN[library])
+    ]
+    assert not wrong, f"{library} may be imported in {ONLY_IN[library]} only: {wrong}"
+
+
+def test_root_modules_of_the_design_are_there():
+    assert {"feedline." + name for name in ROOTS} <= set(MODULES)
+
+
+def test_every_module_says_what_it_is_for():
+    wrong = [
+        str(path) for path in (*MODULES.values(), *OUTSIDE) if len((ast.get_docstring(tree(path)) or "").split()) < 5
+    ]
+    assert not wrong, f"without a docstring: {wrong}"
+
+
+def test_public_functions_and_classes_have_docstrings():
+    wrong = [
+        where(path, node.lineno)
+        for path in MODULES.values()
+        for node in tree(path).body
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not wrong, f"without a docstring: {wrong}"
+
+
+def test_sizes():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {lines} lines, at most {FILE_LINES}"
+        for path in (*MODULES.values(), *OUTSIDE)
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > FILE_LINES
+    ]
+    for path in MODULES.values():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                limit = CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > limit:
+                    wrong.append(f"{where(path, node.lineno)}: {node.name} has {lines} lines, at most {limit}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nesting():
+    wrong = [
+        f"{where(path, node.lineno)}: {node.name} nests {depth(node)} blocks, at most {NESTING}"
+        for path in MODULES.values()
+        for node in ast.walk(tree(path))
+        if isinstance(node, FUNCTIONS) and depth(node) > NESTING
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nesting_is_counted():
+    function = ast.parse("def f():\n if a:\n  for b in c:\n   pass\n elif d:\n  with e: pass\n else:\n  x = 1\n").body[
+        0
+    ]
+    assert depth(function) == 2
+
+
+def test_no_drawers():
+    wrong = [name for name in MODULES if DRAWERS & set(name.lower().replace("_", ".").split("."))]
+    assert not wrong, f"names that say nothing: {wrong}"
+
+
+def test_forbidden_calls():
+    wrong = [
+        where(path, node.lineno)
+        for path in MODULES.values()
+        for node in ast.walk(tree(path))
+        if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS)
+        or (isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_METHODS)
+    ]
+    assert not wrong, wrong
+
+
+def test_importing_feedline_loads_neither_torch_nor_distributed():
+    code = "import sys, feedline; print(sorted({'torch', 'distributed', 'dask', 'bokeh'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout == "[]\n"

@@ -1,0 +1,171 @@
+"""Listing a table: folders, files, lists and globs, on a real file system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.discovery import discover
+from feedline.warehouse.locations import absolute, ancestor, locate, shown
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def paths(table: str | list[str]) -> list[str]:
+    return discover(table).files["path"].to_pylist()
+
+
+def test_order_is_by_typed_partition_values_then_path(tmp_path: Path) -> None:
+    days = [f"month={month}/day={day}" for month in (10, 2, 1) for day in (11, 9)]
+    touch(tmp_path, *(f"{day}/{name}.parquet" for day in days for name in ("b", "a")))
+    touch(tmp_path, "month=__HIVE_DEFAULT_PARTITION__/day=1/a.parquet")
+    expected = [f"month={m}/day={d}/{n}.parquet" for m in (1, 2, 10) for d in (9, 11) for n in ("a", "b")]
+    assert paths(str(tmp_path)) == [*expected, "month=__HIVE_DEFAULT_PARTITION__/day=1/a.parquet"]
+
+
+def test_hidden_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+    kept = ["a.parquet", "b.snappy.parquet", "c.PARQ", "d.pq", "000000_0", "_year=2020/e.parquet", "f.gz.parquet"]
+    hidden = ["_SUCCESS", ".a.parquet.crc", "_temporary/0/x.parquet", ".spark/x.parquet", "_metadata", "k=1/_x.parquet"]
+    foreign = ["readme.md", "k=1/data.csv", "s3_$folder$"]
+    touch(tmp_path, *kept, *hidden, *foreign)
+    listing = discover(str(tmp_path))
+    assert sorted(listing.files["path"].to_pylist()) == sorted(kept)
+    assert listing.ignored == len(foreign)
+
+
+def test_a_folder_with_equals_signs_above_the_root_gives_no_key(tmp_path: Path) -> None:
+    touch(tmp_path, "run=5/t/ds=2026-01-01/f.parquet")
+    assert list(discover(str(tmp_path / "run=5" / "t")).partition) == ["ds"]
+    assert list(discover(str(tmp_path / "run=5" / "t" / "ds=2026-01-01")).partition) == []
+
+
+def test_files_lists_and_globs_keep_their_partition_keys(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"t/ds=2026-01-{day:02d}/f{part}.parquet" for day in (1, 2, 11) for part in (0, 1)))
+    root = f"{tmp_path}/t"
+    one = discover(f"{root}/ds=2026-01-02/f1.parquet")
+    assert one.uri == root
+    assert one.files["path"].to_pylist() == ["ds=2026-01-02/f1.parquet"]
+    assert [str(value) for value in one.partition["ds"].to_pylist()] == ["2026-01-02"]
+    both = discover([f"{root}/ds=2026-01-11", f"{root}/ds=2026-01-01/f0.parquet", f"{root}/ds=2026-01-11/f0.parquet"])
+    assert both.uri == root
+    assert both.files["path"].to_pylist() == [
+        "ds=2026-01-01/f0.parquet",
+        "ds=2026-01-11/f0.parquet",
+        "ds=2026-01-11/f1.parquet",
+    ]
+    for pattern in ("ds=2026-01-0*/*.parquet", "ds=2026-01-0?", "ds=2026-01-[0][12]/f[01].parquet", "**/ds=*-0?/f?.p*"):
+        globbed = discover(f"{root}/{pattern}")
+        assert globbed.uri == root
+        assert len(globbed.files) == 4
+    assert len(discover(f"{tmp_path}/*/**/f0.parquet").files) == 3
+    assert (
+        discover(f"{root}/ds=2026-01-02/*.parquet").partition["ds"].to_pylist() == one.partition["ds"].to_pylist() * 2
+    )
+
+
+def test_a_named_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    touch(tmp_path, "_odd.bin")
+    assert paths(f"{tmp_path}/_odd.bin") == ["_odd.bin"]
+
+
+def test_wildcards_in_real_names_are_names(tmp_path: Path) -> None:
+    touch(tmp_path, "odd[1]*/f.parquet")
+    assert paths(f"{tmp_path}/odd[1]*") == ["f.parquet"]
+
+
+def test_sizes_and_times_are_the_files(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet")
+    os.utime(tmp_path / "f.parquet", ns=(1, 1_700_000_000_123_456_789))
+    listing = discover(str(tmp_path))
+    assert listing.files["bytes"].to_pylist() == [1]
+    assert listing.files["mtime_ns"].to_pylist() == [(tmp_path / "f.parquet").stat().st_mtime_ns]
+
+
+def test_relative_paths_and_file_uris_name_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a b/k=x%2Fy/f.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert discover("a b").uri == str(tmp_path / "a b")
+    by_uri = discover(f"file://{tmp_path}/a%20b")
+    assert by_uri.files["path"].to_pylist() == ["k=x%2Fy/f.parquet"]
+    assert by_uri.partition["k"].to_pylist() == ["x/y"]
+    one = discover(f"file://{tmp_path}/a%20b/k=*/f.parquet")
+    assert one.uri == f"file://{tmp_path}/a%20b"
+    assert locate(one.uri).path == str(tmp_path / "a b")
+
+
+@pytest.mark.parametrize("name", ["gone", "gone/*.parquet", "t/gone-*.parquet", "file:///gone/x", "t/x.parquet/deeper"])
+def test_what_is_not_there_is_said_so(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, "t/x.parquet")
+    with pytest.raises(TableNotFoundError, match=r"gone|deeper"):
+        discover(name if "://" in name else f"{tmp_path}/{name}")
+
+
+def test_a_folder_without_parquet_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one Parquet file"):
+        discover(str(tmp_path))
+    touch(tmp_path, "a.csv", "b.csv")
+    with pytest.raises(TableNotFoundError, match=r"holds no Parquet file: got 2 files with other suffixes \(a.csv\)"):
+        discover(str(tmp_path))
+
+
+def test_unusable_names_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet")
+    with pytest.raises(TableError, match="list of files is empty"):
+        discover([])
+    with pytest.raises(TableError, match="path is empty"):
+        discover("")
+    with pytest.raises(TableError, match="nope://x names no place that pyarrow can open"):
+        discover("nope://x")
+    with pytest.raises(TableError, match="lie on several stores"):
+        discover([str(tmp_path), "mock://bucket/f"])
+
+
+def test_a_folder_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    touch(tmp_path, "t/f.parquet")
+    (tmp_path / "t").chmod(0)
+    try:
+        with pytest.raises(TableError, match="may not be read: permission denied"):
+            discover(str(tmp_path / "t"))
+    finally:
+        (tmp_path / "t").chmod(0o700)
+
+
+def test_passwords_are_refused_and_never_shown() -> None:
+    with pytest.raises(TableError, match="URI holds a password") as caught:
+        discover("s3://key:secret@bucket/t?region=us-east-1")
+    assert "secret" not in str(caught.value)
+    assert "key" not in str(caught.value)
+    assert shown("s3://bucket/t?endpoint_override=localhost:1") == "s3://bucket/t"
+    assert shown("abfs://container@account/t") == "abfs://container@account/t"
+    assert absolute("s3://bucket/t/?region=x") == "s3://bucket/t?region=x"
+
+
+def test_ancestors_keep_the_options_of_a_uri() -> None:
+    assert ancestor("s3://bucket/t/ds=1/f.parquet?region=x", 2) == "s3://bucket/t?region=x"
+    assert ancestor("/a/b", 2) == "/"
+    assert ancestor("/a/b", 0) == "/a/b"
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    touch(tmp_path, "real/f.parquet")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "k=1").symlink_to(tmp_path / "real")
+    assert paths(str(tmp_path / "t")) == ["k=1/f.parquet"]
+
+
+def test_a_written_dataset_is_found(tmp_path: Path) -> None:
+    table = pa.table({"x": range(6), "k": ["a", "b", None] * 2})
+    pq.write_to_dataset(table, tmp_path, partition_cols=["k"])
+    assert discover(str(tmp_path)).partition["k"].to_pylist() == ["a", "b", None]

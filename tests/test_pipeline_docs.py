@@ -1,0 +1,59 @@
+"""docs/pipeline.md shows nothing that the reader refuses, and describes every key with its default."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_spec import MINIMAL
+from test_spec_errors import ALTERNATIVES
+
+from feedline.errors import SpecError
+from feedline.features import GROUPS
+from feedline.sections import section_at
+from feedline.spec import PipelineSpec, parse_overrides, parse_spec
+
+TEXT = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE))
+
+
+def completed(fragment):
+    """The fragment with what a whole pipeline needs besides."""
+    keys = {line.split(":")[0] for line in fragment.splitlines() if line[0].isalpha()}
+    return fragment + "".join(f"{line}\n" for line in MINIMAL.splitlines() if line.split(":")[0] not in keys)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_examples_are_accepted(block):
+    assert PipelineSpec.from_canonical(parse_spec(completed(block)).canonical())
+
+
+def test_the_error_that_is_shown_is_the_one_that_is_told():
+    [shown] = re.findall(r"^pipeline.yaml:\d+:\d+: .*$", TEXT, re.MULTILINE)
+    with pytest.raises(SpecError) as caught:
+        parse_spec(BLOCKS[0].replace("tail:", "tial:"), file="pipeline.yaml")
+    assert str(caught.value) == shown
+
+
+def test_the_commands_that_are_shown_work():
+    assert parse_spec(MINIMAL, overrides={"batch.tail": "pad", "shuffle": "off"}).shuffle is None
+    spec = parse_spec(
+        MINIMAL, overrides=parse_overrides(["batch.tail=pad", "shuffle=off", 'source.where=ds == "2026-03-01"'])
+    )
+    assert (spec.batch.tail, spec.source.where) == ("pad", 'ds == "2026-03-01"')
+
+
+@pytest.mark.parametrize("path", [path for path in ALTERNATIVES if path not in (("features",), ("cluster", "tls"))])
+def test_every_key_is_described_with_its_default(path):
+    model = section_at(PipelineSpec, path)
+    for key, field in model.model_fields.items():
+        _, default, meaning = ROWS[key].split(" | ")
+        assert meaning
+        assert ("required" in default) == field.is_required()
+        if isinstance(field.default, (bool, int, float, str)):
+            assert default == f"`{str(field.default).lower()}`"
+
+
+def test_every_group_is_described():
+    assert set(GROUPS) <= set(ROWS)
+    assert all(f"`{key}`" in TEXT for key in ("ca", "cert", "key"))

@@ -1,0 +1,211 @@
+"""Is each op declared fully, are wrong calls told from right ones, and do schema and documentation follow?"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from ruamel.yaml import YAML
+
+from feedline.features import OpCall
+from feedline.spec import json_schema
+from feedline.transforms import OPS, OpError, op_schema, resolve
+from feedline.transforms.kinds import ANYTHING, Value
+from feedline.transforms.registry import Op, document
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = ("features", "dense", "price", 1)
+FIRST_CUT = {
+    *("fill_null", "clip", "log1p", "standardize", "cast"),
+    *("hash_bucket", "modulo", "first_x"),
+    *("bucketize", "expr"),
+}
+EXAMPLES = [(op, example) for op in OPS.values() for example in op.examples]
+
+
+def call(op: str, arguments: object = None) -> OpCall:
+    """A call as the spec layer hands it over; anything but a mapping is a bare value."""
+    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
+    return OpCall(op=op, arguments=json.dumps(value), path=PLACE)
+
+
+def test_the_first_cut_is_there():
+    assert set(OPS) == FIRST_CUT
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_declarations_are_complete(op: Op):
+    assert op.text.partition("\n\n")[0].endswith((".", ":"))
+    assert "ull" in op.text, "what becomes of nulls?"
+    assert op.examples
+    assert op.takes <= ANYTHING
+    assert op.version >= 1
+    assert all(field.description for field in op.parameters.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
+)
+def test_examples(op: Op, example: Any):
+    value = resolve(example.call).apply(Value(expr=pl.col("a"), dtype=example.dtype))
+    found = pl.DataFrame({"a": pl.Series(list(example.given), dtype=example.dtype)}).select(value.expr).to_series()
+    assert found.dtype == value.dtype
+    assert found.equals(pl.Series(found.name, list(example.result), dtype=value.dtype), null_equal=True)
+
+
+def test_a_bare_value_is_the_first_parameter():
+    assert resolve(call("hash_bucket", 10)) == resolve(call("hash_bucket", {"buckets": 10, "seed": 0}))
+    assert resolve(call("bucketize", [1, 2])).identity == resolve(call("bucketize", {"borders": [1, 2]})).identity
+    assert resolve(call("log1p")).op is OPS["log1p"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "place"),
+    [
+        (call("log1pp"), r"unknown op: got 'log1pp'.* Did you mean 'log1p'\?", ()),
+        (call("vocabulary"), "unknown op: got 'vocabulary'", ()),
+        (call("clip", {"mim": 1}), r"unknown parameter of clip: got 'mim'.* Did you mean 'min'\?", ("clip", "mim")),
+        (call("clip", {"min": "a"}), "clip.min must be a number: got 'a'", ("clip", "min")),
+        (call("clip", {"min": True}), "clip.min must be a number: got true", ("clip", "min")),
+        (call("clip"), "clip: min, max or both must be given", ("clip",)),
+        (call("clip", {"min": 2, "max": 1}), "clip: min must not be above max: got min 2, max 1", ("clip",)),
+        (call("hash_bucket"), "hash_bucket needs buckets: write {hash_bucket: {buckets: …}}", ()),
+        (call("hash_bucket", 0), "hash_bucket.buckets must be greater than or equal to 1: got 0", ("hash_bucket",)),
+        (call("hash_bucket", 1.5), "hash_bucket.buckets must be an integer: got 1.5", ("hash_bucket",)),
+        (call("hash_bucket", True), "hash_bucket.buckets must be an integer: got true", ("hash_bucket",)),
+        (call("hash_bucket", "10"), "hash_bucket.buckets must be an integer: got '10'", ("hash_bucket",)),
+        (call("modulo", -3), "modulo.divisor must be greater than or equal to 1", ("modulo",)),
+        (call("modulo", 2**63), "modulo.divisor must be less than or equal to", ("modulo",)),
+        (call("first_x", 0), "first_x.count must be greater than or equal to 1", ("first_x",)),
+        (call("bucketize", []), "borders must not be empty", ("bucketize",)),
+        (call("bucketize", [3, 1]), "borders must ascend: got 3 before 1 at position 0", ("bucketize",)),
+        (call("bucketize", {"borders": [1, "a"]}), r"borders\[1\] must be a number", ("bucketize", "borders", 1)),
+        (call("bucketize", [1, float("nan")]), r"borders\[1\] must be a finite number: got nan", ("bucketize",)),
+        (call("standardize", {"mean": 1, "std": 0}), "std must be greater than 0: got 0", ("standardize", "std")),
+        (call("standardize", {"mean": 1}), "standardize needs std", ()),
+        (call("log1p", 3), "log1p takes no parameters: got 3", ("log1p",)),
+        (call("cast", "int46"), r"cast.to must be .*: got 'int46'. Did you mean 'int64'\?", ("cast",)),
+        (call("fill_null", [1]), "fill_null.value must be a number or a boolean or a string: got a", ("fill_null",)),
+        (call("expr", 5), "expr.expression must be a string: got 5", ("expr",)),
+    ],
+)  # fmt: skip
+def test_wrong_calls_name_what_was_met_and_where(wrong: OpCall, message: str, place: tuple[str | int, ...]):
+    with pytest.raises(OpError, match=message) as caught:
+        resolve(wrong)
+    assert caught.value.path == (*PLACE, *place)
+
+
+@pytest.mark.parametrize(
+    ("right", "dtype", "message"),
+    [
+        (call("log1p"), pl.String(), "log1p takes numbers, or lists of them: got string. .*hash_bucket.*cast"),
+        (call("log1p"), pl.Boolean(), "log1p takes numbers, or lists of them: got boolean. .*cast: int64"),
+        (call("clip", 0), pl.Datetime("us"), "clip takes numbers, or lists of them: got timestamp. .*expr"),
+        (call("modulo", 5), pl.Float32(), "modulo takes integers, or lists of them: got float. .*bucketize"),
+        (call("modulo", 5), pl.List(pl.Float32()), "got float list"),
+        (call("hash_bucket", 5), pl.Float64(), "hash_bucket takes integers, strings or binary values.*: got float"),
+        (call("first_x", 5), pl.Int64(), "first_x takes lists: got integer. It works on a whole list"),
+        (call("log1p"), pl.Struct({"a": pl.Int64()}), 'got struct. .*NAME."field"'),
+        (call("log1p"), pl.List(pl.List(pl.Int64())), "got list list"),
+        (call("log1p"), pl.Null(), "got null"),
+        (call("fill_null", "x"), pl.Int64(), "fill_null: .*: got 'x', expected type integer"),
+        (call("fill_null", 0.5), pl.Int64(), "fill_null: .*: got 0.5, expected an integer"),
+        (call("fill_null", 300), pl.Int8(), "the value does not fit the column: got 300, expected type int8"),
+        (call("fill_null", -1), pl.List(pl.UInt64()), "does not fit the column: got -1, expected type uint64"),
+        (call("fill_null", 1e39), pl.Float32(), "does not fit the column"),
+        (call("fill_null", 10**400), pl.Float64(), "does not fit the column"),
+        (call("fill_null", 1), pl.Boolean(), "got 1, expected type boolean"),
+        (call("fill_null", True), pl.Int64(), "got True, expected type integer"),
+        (call("clip", {"max": -1}), pl.UInt64(), "a bound does not fit the column"),
+        (call("clip", {"min": 2**70}), pl.Int64(), "a bound does not fit the column"),
+        (call("clip", {"max": 1e39}), pl.Float32(), "a bound does not fit the column"),
+        (call("cast", "string"), pl.Float64(), "cast: no string is made of a float"),
+        (call("cast", "bool"), pl.List(pl.String()), "cast: no bool is made of a string"),
+        (call("bucketize", [0.1, 0.1 + 1e-12]), pl.Float32(), "borders must differ in the column's type"),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_fit_its_column(right: OpCall, dtype: pl.DataType, message: str):
+    with pytest.raises(OpError, match=message) as caught:
+        resolve(right).apply(Value(expr=pl.col("a"), dtype=dtype))
+    assert caught.value.path == PLACE
+
+
+def test_errors_survive_a_pickle():
+    error = pickle.loads(pickle.dumps(OpError(PLACE, "wrong")))
+    assert (error.path, str(error)) == (PLACE, "wrong")
+
+
+def accepts(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a value fits a schema of the keywords that `op_schema` uses."""
+    types = {
+        "integer": lambda item: isinstance(item, int) and not isinstance(item, bool),
+        "number": lambda item: isinstance(item, (int, float)) and not isinstance(item, bool),
+        "boolean": lambda item: isinstance(item, bool),
+        "string": lambda item: isinstance(item, str),
+        "array": lambda item: isinstance(item, list),
+        "object": lambda item: isinstance(item, dict),
+    }
+    known = {"anyOf", "enum", "type", "minimum", "maximum", "exclusiveMinimum", "minLength", "pattern", "items"}
+    known |= {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}
+    assert set(schema) <= known | {"description", "default"}, "a keyword that this check does not know"
+    checks = {
+        "anyOf": lambda choices: any(accepts(choice, value) for choice in choices),
+        "enum": lambda values: value in values,
+        "minimum": lambda bound: value >= bound,
+        "maximum": lambda bound: value <= bound,
+        "exclusiveMinimum": lambda bound: value > bound,
+        "minLength": lambda length: len(value) >= length,
+        "pattern": lambda pattern: re.search(pattern, value) is not None,
+        "items": lambda items: all(accepts(items, item) for item in value),
+        "required": lambda names: set(names) <= set(value),
+        "minProperties": lambda count: len(value) >= count,
+        "maxProperties": lambda count: len(value) <= count,
+        "properties": lambda named: all(accepts(named[key], item) for key, item in value.items() if key in named),
+        "additionalProperties": lambda allowed: allowed or set(value) <= set(schema["properties"]),
+    }
+    if "type" in schema and not types[schema["type"]](value):
+        return False
+    return all(check(schema[key]) for key, check in checks.items() if key in schema)
+
+
+def test_the_schema_takes_right_calls_and_no_others():
+    schema = op_schema()
+    for op in OPS.values():
+        for example in op.examples:
+            assert accepts(schema, example.call.written()), example
+        assert accepts(schema, op.name) is op.is_word
+    for right in ({"hash_bucket": "${BUCKETS}"}, {"clip": {"max": 1}}, {"bucketize": [1, 2.5]}):
+        assert accepts(schema, right)
+    for wrong in (
+        *("clip", "nothing", 5, {}, {"nothing": 1}, {"hash_bucket": 0}, {"hash_bucket": {"seed": 1}}, {"clip": None}),
+        *({"clip": {"mim": 1}}, {"standardize": 1}, {"cast": "int46"}, {"log1p": 1}, {"clip": 0, "modulo": 2}),
+        *({"hash_bucket": True}, {"standardize": {"mean": 0, "std": 0}}),
+    ):
+        assert not accepts(schema, wrong), wrong
+
+
+def test_the_schema_fits_into_that_of_the_pipeline():
+    assert json_schema(op_schema())["$defs"]["op"] == op_schema()
+
+
+def test_the_documentation_is_that_of_the_registry():
+    remedy = "run: python -c 'from feedline.transforms import document; print(document(), end=\"\")' > docs/ops.md"
+    assert (ROOT / "docs" / "ops.md").read_text(encoding="utf-8") == document(), remedy
+
+
+def test_documented_calls_are_yaml():
+    yaml = YAML(typ="safe", pure=True)
+    shown = [tuple(re.findall(r"`([^`]*)`", line)) for line in document().splitlines() if line.startswith("| `")]
+    calls = [cells for cells in shown if len(cells) == 4 and cells[2].startswith("[")]
+    assert len(calls) == len(EXAMPLES)
+    for (written, _, given, result), (_, example) in zip(
+        calls, sorted(EXAMPLES, key=lambda pair: ["dense", "sparse", "generated"].index(pair[0].placement)), strict=True
+    ):
+        assert yaml.load(written) == example.call.written()
+        assert str(yaml.load(given)) == str(list(example.given))
+        assert str(yaml.load(result)) == str(list(example.result))
