@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean distclean
+.PHONY: help install demo test lint lint-style lint-format lint-types bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -46,9 +46,15 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(INSTALLED)
+lint: lint-style lint-format lint-types
+
+lint-style: $(INSTALLED)
 	$(BIN)/ruff check .
+
+lint-format: $(INSTALLED)
 	$(BIN)/ruff format --check .
+
+lint-types: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)

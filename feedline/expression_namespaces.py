@@ -65,6 +65,10 @@ def _integer(name: str, default: object = ...) -> Parameter:
     return Parameter(name=name, accepts="integer", default=default)
 
 
+def _count(name: str, default: object = ...) -> Parameter:
+    return Parameter(name=name, accepts="integer", default=default, minimum=0)
+
+
 def _text(name: str, default: object = ...) -> Parameter:
     return Parameter(name=name, accepts="text", default=default)
 
@@ -174,8 +178,8 @@ def _parsed(name: str, dtype: pl.DataType, parse: Callable[..., pl.Expr], summar
 
 
 def _zfill(x: Operand, length: int, *, span: Span) -> Operand:
-    if not 0 <= length <= MAX_ZEROS:
-        raise Fault(f"the length lies between 0 and {MAX_ZEROS}: got {length}", span)
+    if length > MAX_ZEROS:
+        raise Fault(f"the length is at most {MAX_ZEROS}: got {length}", span)
     return result(x.expr.str.zfill(length), _TEXT, span, [x])
 
 
@@ -228,10 +232,10 @@ _STR = (
         _TEXT,
         "characters from a position (from 0, negative from the end)",
         _integer("offset"),
-        _integer("length", None),
+        _count("length", None),
     ),
-    _string("head", lambda e, n: e.str.head(n), _TEXT, "the first n characters", _integer("n")),
-    _string("tail", lambda e, n: e.str.tail(n), _TEXT, "the last n characters", _integer("n")),
+    _string("head", lambda e, n: e.str.head(n), _TEXT, "the first n characters", _count("n")),
+    _string("tail", lambda e, n: e.str.tail(n), _TEXT, "the last n characters", _count("n")),
     _string(
         "strip_chars",
         lambda e, t: e.str.strip_chars(t),
@@ -249,7 +253,7 @@ _STR = (
         name="str.zfill",
         receiver=frozenset({STRING}),
         build=_zfill,
-        parameters=(_integer("length"),),
+        parameters=(_count("length"),),
         summary="filled with zeros on the left",
     ),
     Function(
@@ -355,15 +359,15 @@ _LIST = (
         parameters=(Parameter(name="item", accepts="literal"),),
         summary="whether the literal is an element; null for a null list",
     ),
-    _list("head", lambda e, n: e.list.head(n), None, "the first n elements", _integer("n")),
-    _list("tail", lambda e, n: e.list.tail(n), None, "the last n elements", _integer("n")),
+    _list("head", lambda e, n: e.list.head(n), None, "the first n elements", _count("n")),
+    _list("tail", lambda e, n: e.list.tail(n), None, "the last n elements", _count("n")),
     _list(
         "slice",
         lambda e, start, length: e.list.slice(start, length),
         None,
         "elements from a position (from 0, negative from the end)",
         _integer("offset"),
-        _integer("length", None),
+        _count("length", None),
     ),
     _list("reverse", lambda e: e.list.reverse(), None, "in the opposite order"),
     _list(

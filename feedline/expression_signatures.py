@@ -44,6 +44,15 @@ class Parameter:
     accepts: Accepts
     default: object = ...
     choices: tuple[str, ...] = ()
+    minimum: int | None = None
+
+    def check(self, value: object, place: Span) -> None:
+        """Raises the fault of a value outside the parameter's choices or range."""
+        if self.choices and value not in self.choices:
+            choices = ", ".join(f'"{choice}"' for choice in self.choices)
+            raise Fault(f"`{self.name}` is one of {choices}: got {value!r}", place)
+        if self.minimum is not None and isinstance(value, int) and value < self.minimum:
+            raise Fault(f"`{self.name}` is at least {self.minimum}: got {value}", place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +130,7 @@ class Function:
         for parameter in self.parameters:
             if parameter.name in named:
                 values.append(_accept(named[parameter.name], parameter.accepts, self, span))
-                _check_choice(parameter, values[-1], _place(named[parameter.name], span))
+                parameter.check(values[-1], _place(named[parameter.name], span))
             elif parameter.default is ...:
                 raise Fault(f"an argument is missing: expected `{self.usage()}`", span)
             elif parameter.accepts in ("value", "literal"):
@@ -135,12 +144,6 @@ def _place(argument: Argument, span: Span) -> Span:
     if isinstance(argument, tuple):
         return argument[0].span.to(argument[-1].span) if argument else span
     return argument.span
-
-
-def _check_choice(parameter: Parameter, value: object, place: Span) -> None:
-    if parameter.choices and value not in parameter.choices:
-        choices = ", ".join(f'"{choice}"' for choice in parameter.choices)
-        raise Fault(f"`{parameter.name}` is one of {choices}: got {value!r}", place)
 
 
 def _accept(argument: Argument, accepts: Accepts, function: Function, span: Span) -> Any:

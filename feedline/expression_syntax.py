@@ -28,7 +28,7 @@ from feedline.expression_nodes import (
     Node,
     NullTest,
 )
-from feedline.expression_tokens import MAX_INTEGER_DIGITS, Fault, Source, Span, scan, sql_hint
+from feedline.expression_tokens import MAX_INTEGER_DIGITS, Fault, Source, Span, scan
 from feedline.predicates import Operator
 
 _MAX_FOLDED_EXPONENT = 64
@@ -70,9 +70,6 @@ def parse_tree(text: str) -> Node:
     try:
         tree = ast.parse(source.wrapped, mode="eval").body
     except SyntaxError as error:
-        hint = sql_hint(tokens)
-        if hint:
-            raise Fault(*hint) from None
         at = source.offset(error.lineno or 1, (error.offset or 1) - 1)
         token = next((t for t in tokens if t.span.stop > at), None)
         if token is None:

@@ -14,7 +14,7 @@ import io
 import keyword
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_CHARACTERS = 65_536  # a `where` with some thousand ids; a whole pipeline.yaml is rarely larger
@@ -120,6 +120,18 @@ _INSTEAD = {
     "else": "`else` is refused. Write `when(condition, value, otherwise)`",
     "for": "`for` is refused: an expression holds no loops",
 }
+_FROM_SQL = {
+    "AND": "SQL's `AND` is written `and`",
+    "OR": "SQL's `OR` is written `or`",
+    "NOT": "SQL's `NOT` is written `not`",
+    "IN": "SQL's `IN (...)` is written `in [...]`",
+    "IS": "SQL's `IS NULL` is written `is None`",
+    "NULL": "SQL's `NULL` is written `None`, and tested with `is None`",
+    "LIKE": '`LIKE` is written `.str.starts_with("…")`, `.str.ends_with("…")` or `.str.contains("…")`',
+    "ILIKE": '`ILIKE` is written `.str.to_lowercase().str.contains("…")`',
+    "BETWEEN": "`x BETWEEN 1 AND 2` is written `1 <= x <= 2`",
+    "CASE": "`CASE` is written `when(condition, value, otherwise)`",
+}
 _ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
 _BYTES_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2})""")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -169,7 +181,7 @@ def _tokens(text: str) -> Iterator[Token]:
     depth = 0
     try:
         for info in tokenize.generate_tokens(io.StringIO(source.wrapped).readline):
-            if info.type in _IGNORED or info.start == (1, 0) or info.string.isspace():
+            if info.type in _IGNORED or info.start == (1, 0) or not info.string.strip(" \t\r\n"):
                 continue
             token = Token(info.type, info.string, Span(source.offset(*info.start), source.offset(*info.end)))
             if token.span.start >= len(text):  # the bracket that was put behind the text
@@ -240,13 +252,14 @@ def ends_operand(token: Token) -> bool:
 
 def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> None:
     word = token.string
+    if token.type == tokenize.NAME and keyword.iskeyword(word) and word not in _KEYWORDS:
+        reason = _INSTEAD.get(word, f"the word `{word}` has no place in an expression")
+        raise Fault(f'{reason} (a column of that name: `col("{word}")`)', token.span)
+    if previous is not None:
+        _check_neighbours(token, previous)
     if token.type == tokenize.NAME:
-        if keyword.iskeyword(word) and word not in _KEYWORDS:
-            reason = _INSTEAD.get(word, f"the word `{word}` has no place in an expression")
-            raise Fault(f'{reason} (a column of that name: `col("{word}")`)', token.span)
-        if previous is not None and previous.type == tokenize.NUMBER and previous.span.stop == token.span.start:
-            raise Fault(f"the number runs into `{word}`: put a space between them", previous.span.to(token.span))
-    elif token.type == tokenize.NUMBER:
+        return
+    if token.type == tokenize.NUMBER:
         _check_number(token)
     elif token.type == tokenize.STRING:
         _check_string(token)
@@ -255,7 +268,8 @@ def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> Non
     elif word[0] in "'\"":
         raise Fault(f"a text is not closed: a second {word[0]} is missing", token.span)
     else:
-        raise Fault(_INSTEAD.get(word, f"`{word}` has no place in an expression"), token.span)
+        shown = f"`{word}`" if word.isprintable() else ascii(word)
+        raise Fault(_INSTEAD.get(word, f"{shown} has no place in an expression"), token.span)
 
 
 def _check_number(token: Token) -> None:
@@ -281,26 +295,20 @@ def _check_string(token: Token) -> None:
         raise Fault(f'the escape `{shown}` is unknown: write `\\\\` for a backslash, or r"..."', place)
 
 
-_FROM_SQL = {
-    "AND": "SQL's `AND` is written `and`",
-    "OR": "SQL's `OR` is written `or`",
-    "NOT": "SQL's `NOT` is written `not`",
-    "IN": "SQL's `IN (...)` is written `in [...]`",
-    "IS": "SQL's `IS NULL` is written `is None`",
-    "NULL": "SQL's `NULL` is written `None`, and tested with `is None`",
-    "LIKE": '`LIKE` is written `.str.starts_with("…")`, `.str.ends_with("…")` or `.str.contains("…")`',
-    "ILIKE": '`ILIKE` is written `.str.to_lowercase().str.contains("…")`',
-    "BETWEEN": "`x BETWEEN 1 AND 2` is written `1 <= x <= 2`",
-    "CASE": "`CASE` is written `when(condition, value, otherwise)`",
-}
-
-
-def sql_hint(tokens: Sequence[Token]) -> tuple[str, Span] | None:
-    """The first word of SQL that stands where no column can, with what to write instead."""
-    for before, token in zip([None, *tokens], tokens, strict=False):
-        misplaced = before is not None and (ends_operand(before) or before.string == "is")
-        if token.type == tokenize.NAME and not keyword.iskeyword(token.string) and misplaced:
-            hint = _FROM_SQL.get(token.string.upper())
-            if hint:
-                return hint, token.span
-    return None
+def _check_neighbours(token: Token, previous: Token) -> None:
+    """Raises for two values without an operator between them: most often a word of SQL."""
+    both = previous.span.to(token.span)
+    if previous.span.stop == token.span.start and previous.string + token.string == "<>":
+        raise Fault(_INSTEAD["<>"], both)
+    if previous.span.stop == token.span.start and (previous.type, token.type) == (tokenize.NUMBER, tokenize.NAME):
+        raise Fault(f"the number runs into `{token.string[:40]}`: put a space between", both)
+    starts = token.type in (tokenize.NUMBER, tokenize.STRING) or (
+        token.type == tokenize.NAME and token.string not in ("and", "or", "not", "in", "is")
+    )
+    if not starts or not ends_operand(previous) or token.type == previous.type == tokenize.STRING:
+        return
+    for word in (token, previous):
+        hint = _FROM_SQL.get(word.string.upper()) if word.type == tokenize.NAME else None
+        if hint:
+            raise Fault(hint, word.span)
+    raise Fault(f"`{token.string[:40]}` cannot stand here: expected an operator before it", token.span)

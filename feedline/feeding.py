@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,17 +32,23 @@ from feedline.spec import PipelineSpec, load_spec
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
+# An orphan ends in order within this time, or at once after it.
+_ORDERLY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """Which pipeline, for which rank, and how many ranks share this host."""
+    """Which pipeline, for which rank, how many ranks share this host; the process that started the feeder, and the
+    folder it made for Dask's workers, to be removed at the end."""
 
     path: str
     overrides: dict[str, Any]
     rank: int
     world_size: int
     local_ranks: int
+    parent: int | None = None
+    scratch: str | None = None
+    dashboard: bool = False  # up before the first batch: somebody is about to look at it
 
 
 def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
@@ -51,7 +59,7 @@ def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     channel = adopt(fd)
-    with _feeder_signals():
+    with _feeder_signals(request):
         try:
             with _cluster_for(request) as (pipeline, cluster):
                 _serve(channel, pipeline, cluster, request, FeederStats())
@@ -71,7 +79,7 @@ def feed_listening(request: FeedRequest) -> int:
     Tells the parent, one JSON line each on standard output, its dashboard ("ready"), its progress ("stats"), that a
     trainer came ("trainer") and went ("left", with the error if there was one).
     """
-    with _feeder_signals(), _cluster_for(request) as (pipeline, cluster):
+    with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:
             _say({"type": "ready", "dashboard": cluster.dashboard, "pid": os.getpid()})
@@ -131,35 +139,51 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
     cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
     try:
         cluster.check_workers()
+        if request.dashboard:
+            cluster.load_dashboard()
         yield Pipeline(spec), cluster
     finally:
         cluster.close()
 
 
 @contextlib.contextmanager
-def _feeder_signals() -> Iterator[None]:
-    """Ctrl-C is the parent's to deal with; SIGTERM ends us in order; the parent's death ends us at once."""
+def _feeder_signals(request: FeedRequest) -> Iterator[None]:
+    """Ctrl-C is the parent's to deal with; SIGTERM and the parent's death end us in order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    watch_parent(lambda: os._exit(1))
-    yield
-
-
-def _on_sigterm(_signum: int, _frame: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def watch_parent(then: Callable[[], None]) -> None:
-    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment."""
-    parent = os.getppid()
     try:
-        pidfd = os.pidfd_open(parent)
-    except OSError:
-        then()  # gone before we looked
-        return
+        watch_parent(request.parent, lambda: _end_as_orphan(request.scratch))
+        yield
+    finally:
+        _remove(request.scratch)
+
+
+def _on_sigterm(signum: int, _frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # another one must not interrupt the end
+    raise SystemExit(128 + signum)
+
+
+def _end_as_orphan(scratch: str | None) -> None:
+    """Runs in a thread: end in order, or without it where the main thread is stuck."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORDERLY_S)
+    _remove(scratch)
+    os._exit(1)
+
+
+def _remove(scratch: str | None) -> None:
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def watch_parent(parent: int | None, then: Callable[[], None]) -> None:
+    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment."""
+    pidfd = os.pidfd_open(os.getppid())
+    gone = parent not in (None, os.getppid())  # before we looked: the pidfd is of whoever adopted us
 
     def watch() -> None:
-        select.select([pidfd], [], [])
+        if not gone:
+            select.select([pidfd], [], [])
         then()
 
     threading.Thread(target=watch, name="feedline-parent", daemon=True).start()

@@ -23,13 +23,11 @@ from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.plan import Map, Plan, compile_spec, make_plan
 from feedline.service.feeder import segments_of
-from feedline.service.frame import blocks_to_dask
 from feedline.service.tasks import batch_schema, run_block
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import op_schema
-from feedline.warehouse.snapshot import Snapshot
-from feedline.warehouse.table import Table
+from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -74,7 +72,7 @@ class Pipeline:
     def snapshot(self) -> Snapshot:
         """The table as it is now, saved in work_dir."""
         table = self.spec.source.table
-        snapshot = Table(table if isinstance(table, str) else list(table)).snapshot()
+        snapshot = take_snapshot(table if isinstance(table, str) else list(table))
         snapshot.save(self.spec.work_dir)
         return snapshot
 
@@ -181,6 +179,8 @@ class Pipeline:
 
         Rows that the tail policy would drop are there too.
         """
+        from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
+
         plan = self.plan(world_size=world_size)
         schedule = plan.schedule(epoch)
         requests = [

@@ -89,6 +89,9 @@ def plan_table(facts: dict[str, Any]) -> Table:
         table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     memory, size = facts["memory"], facts["bytes"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
+    in_flight = (
+        f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about {memory['block_bytes']:,})"
+    )
     rows = (
         ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
         ("snapshot", facts["snapshot"]),
@@ -99,15 +102,10 @@ def plan_table(facts: dict[str, Any]) -> Table:
         ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
         (
             "batch",
-            f"{facts['rows_per_rank_and_step']:,} rows per rank and step, {facts['lanes']} lanes of "
-            f"{facts['batch_size']:,}",
+            f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}",
         ),
         ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
-        (
-            "memory per rank",
-            f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about "
-            f"{memory['block_bytes']:,}) of {memory['budget_bytes']:,}{fewer}",
-        ),
+        ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
     )
     for name, text in rows:
         table.add_row(name, text)

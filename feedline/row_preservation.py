@@ -5,8 +5,8 @@ says yes to `x - x.mean()` and to `x.cum_sum() + 1`), so the whole tree is walke
 separable by rows and must keep their number, or be a single literal.
 
 Polars cannot judge a node above a `list.eval` without a schema (ColumnNotFoundError). There the tree is rewritten:
-what stands inside a `list.eval` meets the elements of one list only, so each is replaced by `list.reverse`, which has
-the same shape, and the rest is walked as before.
+what stands inside a `list.eval` meets the elements of one list only, so each is replaced by `list.drop_nulls`, which
+also gives one list per row, and the rest is walked as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 _LOOKUPS = ("is_in", "replace", "replace_strict", "search_sorted")
-_LIST_EVALUATIONS = ("List", "ListAgg")  # and {"Array": ...}: evaluations over the elements of one row
+_LIST_EVALUATIONS = {"List", "ListAgg", "Array", "ArrayAgg"}  # over the elements of one row, unlike "Cumulative"
 
 
 def is_row_preserving(expr: pl.Expr) -> bool:
@@ -36,6 +36,8 @@ def offending_node(expr: pl.Expr) -> str | None:
             rewritten = _without_list_evaluations(expr)
         except _UnjudgedError as error:
             return error.node
+        except pl.exceptions.PolarsError:  # another version of Polars writes its expressions in another way
+            return str(expr)
         found = _walk(rewritten)
     if isinstance(found, Exception):
         return str(expr)
@@ -91,12 +93,15 @@ def _without_list_evaluations(expr: pl.Expr) -> pl.Expr:
         evaluation = node.get("Eval")
         if evaluation is None:
             return node
-        variant = evaluation["variant"]
-        if variant not in _LIST_EVALUATIONS and not (
-            isinstance(variant, dict) and set(variant) <= {"Array", "ArrayAgg"}
-        ):
-            raise _UnjudgedError(f"an evaluation over rows ({variant})")
-        return {"Function": {"input": [evaluation["expr"]], "function": {"ListExpr": "Reverse"}}}
+        if not set(_names(evaluation["variant"])) <= _LIST_EVALUATIONS:
+            raise _UnjudgedError(f"{'_'.join(_names(evaluation['variant'])).lower()}_eval()")
+        return {"Function": {**stand_in["Function"], "input": [evaluation["expr"]]}}
 
+    stand_in = json.loads(pl.col("").list.drop_nulls().meta.serialize(format="json"))
     rewritten = json.loads(expr.meta.serialize(format="json"), object_hook=rewrite)
     return pl.Expr.deserialize(io.StringIO(json.dumps(rewritten)), format="json")
+
+
+def _names(variant: str | dict[str, Any]) -> list[str]:
+    """A variant is written as its name, or as a map from its name to its options."""
+    return [variant] if isinstance(variant, str) else list(variant)

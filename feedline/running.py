@@ -19,7 +19,7 @@ from rich.console import Console
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
 from feedline.progress import Progress, RankView
-from feedline.service.drain import Drained, start_draining
+from feedline.service.drain import Drained, start_draining, stop_draining
 from feedline.service.supervisor import Rank, Supervisor
 from feedline.spec import PipelineSpec
 from feedline.version import VERSION
@@ -107,6 +107,8 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
             if view.error is not None:
                 raise view.error
     finally:
+        for feed, view in zip(feeds.values(), views, strict=False):
+            stop_draining(feed, view)
         for feed in feeds.values():
             feed.close()
     return _summary(views, time.perf_counter() - began, request)
@@ -152,7 +154,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
 def _command(request: RunRequest, rank: int) -> FeederCommand:
     arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size, overrides=request.overrides)
     return FeederCommand(
-        arguments=[*arguments, "--local-ranks", str(len(request.ranks))],
+        arguments=[*arguments, "--local-ranks", str(len(request.ranks)), "--dashboard"],
         environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
         attach_path=None,
     )
@@ -182,9 +184,7 @@ def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
 
 def _served(rank: Rank, epochs: int) -> bool:
     """Whether a trainer had this rank's last step of its last epoch, and left."""
-    return any(
-        stats["steps"] and (stats["epoch"], stats["step"]) >= (epochs - 1, stats["steps"]) for stats in rank.finished
-    )
+    return any(stats["epochs"] >= epochs for stats in rank.finished)
 
 
 def _drained_view(view: Drained) -> RankView:
@@ -198,7 +198,7 @@ def _drained_view(view: Drained) -> RankView:
         rows=view.rows,
         rows_per_s=view.rows / view.seconds if view.seconds else 0.0,
         ring_fill=view.ring_fill,
-        waits="trainer" if waiting else "feeder",
+        waits="" if not view.batches else ("trainer" if waiting else "feeder"),
     )
 
 

@@ -185,14 +185,15 @@ def _validated(document: Document, base_dir: str) -> PipelineSpec:
     content = document.value
     if "features" in content:
         content = {**content, "features": read_features(document, problems)}
+    spec: PipelineSpec | None = None
     try:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             _complain(detail, document, problems)
-        problems.raise_found()
-        raise
     problems.raise_found()
+    if spec is None:
+        raise AssertionError("pydantic refused a pipeline without saying why")
     spec._document = document
     spec._base_dir = base_dir
     return spec

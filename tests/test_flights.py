@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import weakref
 from collections import defaultdict
 from datetime import datetime, timedelta
 from functools import cache
@@ -92,11 +95,12 @@ def test_prepare_leaves_a_table_that_is_there(directory: Path, capsys: pytest.Ca
 def known_destinations(flights: pd.DataFrame, sample: np.ndarray) -> list[list[str]]:
     """The slow way: for each flight of the sample look at all flights of its aircraft, by the clock on the wall."""
     of_aircraft = defaultdict(list)
-    due, left = [], []
-    for place, row in enumerate(flights.itertuples()):
+    due, left = {}, {}
+    seen = flights[flights["tailnum"].isin(flights["tailnum"][sample].dropna())]
+    for place, row in zip(seen.index, seen.itertuples(), strict=True):
         local = datetime(row.year, row.month, row.day, row.hour, row.minute, tzinfo=NEW_YORK)
-        due.append(local.astimezone(ZoneInfo("UTC")))
-        left.append(None if np.isnan(row.dep_time) else due[-1] + timedelta(minutes=row.dep_delay))
+        due[place] = local.astimezone(ZoneInfo("UTC"))
+        left[place] = None if np.isnan(row.dep_time) else due[place] + timedelta(minutes=row.dep_delay)
         of_aircraft[row.tailnum].append(place)
     known = []
     for place in sample:
@@ -118,7 +122,7 @@ def test_histories_do_not_look_ahead(table: pa.Table, flights: pd.DataFrame):
     rng = np.random.default_rng(0)
     near = [np.clip(late + step, 0, len(flights) - 1) for step in range(1, 100, 9)]  # flights due soon after a late one
     groups = [flights.index, late, early, unknown, cancelled, *near]
-    sample = np.unique(np.concatenate([rng.choice(group, size=min(300, len(group))) for group in groups]))
+    sample = np.unique(np.concatenate([rng.choice(group, size=min(60, len(group))) for group in groups]))
 
     key = ["month", "day", "sched_dep", "carrier", "flight", "tailnum", "origin", "dest"]
     written = table.select([*key, "history"]).to_pandas()
@@ -181,6 +185,16 @@ def test_features_are_what_their_names_say(directory: Path, table: pa.Table, tmp
     assert batch["weekday"].unique().tolist() == [1.0]  # the tenth of March 2013 was a Sunday
     assert batch["history"].lengths.tolist() == [min(len(ids), 10) for ids in rows["history"]]
 
+    model = load("train").LateModel(load_spec(EXAMPLE / "pipeline.yaml"))
+    kept = weakref.ref(batch)
+    gc.disable()
+    try:
+        model(batch).sum().backward()
+        del batch, batches
+        assert kept() is None, "a training step left its batch in a reference cycle: the slot is not free"
+    finally:
+        gc.enable()
+
 
 def command(directory: Path, folder: Path, *options: str) -> list[str]:
     """train.py over the table of this test."""
@@ -225,31 +239,47 @@ SHORT = (
 )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What two epochs of 103 steps end with when nothing goes wrong."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    finish(command(directory, folder, *SHORT, f"--json={folder / 'results.json'}"))
-    return json.loads((folder / "results.json").read_text())
-
-
-@pytest.mark.parametrize("step", [40, 150])
-def test_killed_and_resumed_it_ends_the_same(directory: Path, tmp_path: Path, uninterrupted: dict, step: int):
-    checkpoint = f"--checkpoint={tmp_path / 'flights.pt'}"
-    arguments = command(directory, tmp_path, *SHORT, checkpoint)
+def kill_at(arguments: list[str], step: int) -> str:
+    """Run until the checkpoint of that step is written, kill the trainer there, and see its feeder go; what it said."""
+    said = ""
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as trainer:
         for line in trainer.stdout:
+            said += line
             if line == f"checkpoint at step {step}\n":
                 break
         beside = psutil.Process(trainer.pid).children(recursive=True)
+        commands = [" ".join(process.cmdline()) for process in beside]
         trainer.kill()
         assert trainer.wait(timeout=STOP_S) == -signal.SIGKILL
-    assert beside, "the trainer had no feeder"
+    assert any(" feedline feed " in words for words in commands), f"the trainer had no feeder: {commands}"
     assert not psutil.wait_procs(beside, timeout=STOP_S)[1], "the feeder outlived its trainer"
+    return said
 
-    out = finish([*arguments, "--resume", f"--json={tmp_path / 'results.json'}"])
-    resumed = int(out.split("resumed at step ")[1].split("\n")[0])
-    assert step <= resumed < 206
-    results = json.loads((tmp_path / "results.json").read_text())
+
+def left_in(folder: Path) -> list[str]:
+    """What Feedline left in a folder for temporary files: nothing but its own, empty folder for sockets."""
+    sockets = folder / f"feedline-{os.getuid()}"
+    return [str(path) for path in (*folder.glob("feedline-*"), *sockets.glob("*")) if path != sockets]
+
+
+def test_killed_and_resumed_it_ends_the_same(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two epochs of 103 steps: once undisturbed, once killed in the middle of both."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    finish(command(directory, tmp_path, *SHORT, f"--json={tmp_path / 'undisturbed.json'}"))
+
+    arguments = command(directory, tmp_path, *SHORT, f"--checkpoint={tmp_path / 'flights.pt'}")
+    assert "resumed" not in kill_at(arguments, 40)
+    assert left_in(scratch) == []
+    said = kill_at([*arguments, "--resume"], 150)
+    assert 40 <= int(said.split("resumed at step ")[1].split("\n")[0]) < 150
+    assert left_in(scratch) == []
+    said = finish([*arguments, "--resume", f"--json={tmp_path / 'killed.json'}"])
+    assert 150 <= int(said.split("resumed at step ")[1].split("\n")[0]) < 206
+    assert left_in(scratch) == []
+
+    undisturbed, killed = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("undisturbed", "killed"))
     same = ("loss", "steps", "auc", "held_out_rows", "parameters")
-    assert {key: results[key] for key in same} == {key: uninterrupted[key] for key in same}
+    assert {key: killed[key] for key in same} == {key: undisturbed[key] for key in same}

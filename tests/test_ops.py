@@ -248,6 +248,7 @@ def test_bucketize_of_floats_binds_borders_to_the_column(series: pl.Series, tent
 def test_bucketize_vectors_of_torcharrow():
     assert run("bucketize", [2, 5, 10], pl.Series([1, 2, 3, 5, 8, 10, 11])).to_list() == [0, 0, 1, 1, 2, 2, 3]
     assert run("bucketize", [2.0, 5.0, 5.0, 10.0], pl.Series([5.0, 5.5, 4.0])).to_list() == [2, 3, 1]
+    assert run("bucketize", [5, 5, 5], pl.Series([4, 5, 6])).to_list() == [0, 1, 3]
 
 
 def test_bucketize_of_large_integers_is_exact():
@@ -424,6 +425,16 @@ def test_parts_give_what_the_whole_gives(op: str, arguments: object, listed: boo
     assert pl.concat(parts).equals(whole, null_equal=True)
     assert element_type(whole.dtype) == bound(op, arguments, pl.Int64()).dtype or op == "expr"
     assert series[:3].to_list() == ([None, *values][1:4] if not listed else rows[:3]), "the input is untouched"
+
+
+@pytest.mark.parametrize(("op", "arguments"), [call for call in CALLS if call[0] not in ("hash_bucket", "modulo")])
+def test_float32_does_not_depend_on_where_a_part_begins(op: str, arguments: object):
+    """Vectorised loops end in other instructions than they begin with; the bits must be the same."""
+    series = pl.Series("a", np.random.default_rng(0).gamma(2.0, 20.0, 1000).astype(np.float32))
+    whole = run(op, arguments, series)
+    for start in (1, 2, 3, 5, 17):
+        for stop in (start + 1, start + 7, 998, 1000):
+            assert run(op, arguments, series[start:stop]).equals(whole[start:stop])
 
 
 @pytest.mark.parametrize(("op", "arguments"), CALLS, ids=lambda value: value if isinstance(value, str) else "")

@@ -109,6 +109,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
     text, floating, key = name == "text", name == "float", name == "key"
     low, high = np.empty(len(groups), object), np.empty(len(groups), object)
     bounded = np.zeros(len(groups), np.bool_)
+    exact = np.ones(len(groups), np.bool_)
     nulls = np.zeros(len(groups), np.int64)
     for index, rows in enumerate(groups):
         values = [row[name] for row in rows]
@@ -118,6 +119,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
             bounded[index] = True
             low[index], high[index] = min(known), max(known)
             if text and draw(st.booleans()):
+                exact[index] = False
                 low[index], high[index] = low[index][:1], high[index][:1] + "\U0010ffff"
         else:
             low[index] = high[index] = "" if text else 0
@@ -129,7 +131,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
         bounded=bounded,
         nulls=nulls,
         unit=lambda value: value,
-        exact=not text,
+        exact=exact,
         floating=floating,
         partition=key,
     )
@@ -156,7 +158,9 @@ def test_no_verdict_is_contradicted_by_a_row(
             assert not any(truth(predicate, row | others) is True for row in rows)
 
 
-def statistics(low: Any, high: Any, *, nulls: int = 0, rows: int = 10, **options: Any) -> Statistics:
+def statistics(
+    low: Any, high: Any, *, nulls: int = 0, rows: int = 10, exact: bool = True, **options: Any
+) -> Statistics:
     kind = object if isinstance(low, str | Decimal | bytes) else None
     column = ColumnStatistics(
         low=np.array([low], kind),
@@ -164,6 +168,7 @@ def statistics(low: Any, high: Any, *, nulls: int = 0, rows: int = 10, **options
         bounded=np.array([low is not None]),
         nulls=np.array([nulls]),
         unit=lambda value: value,
+        exact=np.array([exact]),
         **options,
     )
     return Statistics(rows=np.array([rows]), columns={"x": column})
@@ -259,12 +264,18 @@ def test_partition_and_statistics_are_told_apart() -> None:
         low=np.array([1, 2, 2]),
         high=np.array([1, 2, 2]),
         bounded=one,
+        exact=one,
         nulls=np.zeros(3, int),
         unit=lambda v: v,
         partition=True,
     )
     x = ColumnStatistics(
-        low=np.array([0, 0, 7]), high=np.array([9, 3, 9]), bounded=one, nulls=np.zeros(3, int), unit=lambda v: v
+        low=np.array([0, 0, 7]),
+        high=np.array([9, 3, 9]),
+        bounded=one,
+        exact=one,
+        nulls=np.zeros(3, int),
+        unit=lambda v: v,
     )
     given = Statistics(rows=np.array([5, 5, 5]), columns={"key": key, "x": x})
     where = And(items=(Comparison(column="key", op="==", value=2), Comparison(column="x", op=">", value=5)))
@@ -276,7 +287,12 @@ def test_partition_and_statistics_are_told_apart() -> None:
 
 def test_a_literal_that_the_column_cannot_judge_proves_nothing() -> None:
     column = ColumnStatistics(
-        low=np.array([1]), high=np.array([2]), bounded=np.array([True]), nulls=np.array([0]), unit=lambda value: None
+        low=np.array([1]),
+        high=np.array([2]),
+        bounded=np.array([True]),
+        exact=np.array([True]),
+        nulls=np.array([0]),
+        unit=lambda value: None,
     )
     given = Statistics(rows=np.array([5]), columns={"x": column})
     assert [verdict(op, 7, given) for op in OPERATORS] == [SOME] * 6
@@ -287,7 +303,12 @@ def test_thousands_of_row_groups_and_listed_values() -> None:
     low = np.arange(0, 200_000, 10)
     count = len(low)
     column = ColumnStatistics(
-        low=low, high=low + 9, bounded=np.ones(count, np.bool_), nulls=np.zeros(count, int), unit=lambda value: value
+        low=low,
+        high=low + 9,
+        bounded=np.ones(count, np.bool_),
+        exact=np.ones(count, np.bool_),
+        nulls=np.zeros(count, int),
+        unit=lambda value: value,
     )
     wanted = tuple(range(5, 200_000, 1000))
     outcome = prune(

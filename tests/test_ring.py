@@ -118,7 +118,7 @@ def test_growth_adds_slots_up_to_the_limit_and_then_says_so(rings):
     ring = rings(limit_bytes=16 * slot_bytes)
     held = []
     while True:
-        if not ring.send(len(held), int(slot_bytes / 1.25)):
+        if not ring.send(len(held), int(slot_bytes / ring_module._SLACK)):
             if not ring.writer.grow():
                 break
             ring.hear()

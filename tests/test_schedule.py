@@ -47,7 +47,7 @@ def block_rows(schedule, block):
 
 
 def deliver(schedule, lanes, first_step=0):
-    """Steps of a set of lanes: [[(split, row, valid), ...] per step], taking only blocks that the schedule announces."""
+    """Steps of a set of lanes: [(split, row, valid), ...] per step, from the blocks that the schedule announces."""
     blocks = {(b.lane, b.index): b for b in schedule.blocks_of(lanes, first_step=first_step)}
     steps = []
     for step in range(first_step, schedule.steps):

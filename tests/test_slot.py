@@ -116,7 +116,7 @@ def test_batches_hold_what_the_rows_held(chunks, data):
 def test_take_join_slice_and_the_buffer_form(records, data):
     encoded = encode(frame_of(records), SCHEMA)
     indices = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=15))
-    taken = take(encoded, np.array(indices, dtype=np.int64))
+    taken = take([encoded], np.array(indices, dtype=np.int64))
     expected = [records[i] for i in indices]
     check(batch_of([Segment(encoded=taken, start=0, stop=taken.rows)]), expected)
     both = join([encoded, taken])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+# The Apache Parquet interoperability collection, which the repository does not hold
+DATA = Path(os.environ.get("FEEDLINE_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+COLLECTION = DATA / "parquet-testing"
 
 
 def sample(rows: int, seed: int = 0) -> pa.Table:
@@ -55,3 +60,10 @@ def write(root: Path, tables: dict[str, pa.Table], **options: Any) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, **options)
     return str(root)
+
+
+def collection(folder: str) -> list[Path]:
+    """The Parquet files of one of the collection's folders; none where it is absent."""
+    return sorted(
+        path for path in (COLLECTION / folder).rglob("*.parquet*") if path.is_file() and path.suffix != ".json"
+    )

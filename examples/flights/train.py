@@ -115,7 +115,7 @@ def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> 
             loss_sum, step = checkpoint["loss_sum"], checkpoint["step"]
             print(f"resumed at step {step}", flush=True)
         steps = len(dataset)
-        print(f"{options.epochs} epochs of {steps} steps of {spec.batch.size} rows", flush=True)
+        print(f"{options.epochs} x {steps} steps of {spec.batch.size} rows", flush=True)
         while step < options.epochs * steps:
             for batch in dataset:  # one epoch, or what is left of it
                 loss_sum = 0.0 if step % steps == 0 else loss_sum

@@ -6,7 +6,7 @@ holds the slot's bytes, so the slot is written again only after the batch and al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,19 +55,23 @@ class Sparse:
 
 
 class _ByName(Mapping[str, Any]):
-    """A mapping whose values are made on first use."""
+    """A mapping whose values are made on first use, and kept in `made`, which belongs to the batch.
+
+    It refers to its batch, so the batch must not refer to it: in a cycle, a batch and its slot would be held until the
+    garbage collector comes.
+    """
 
     __slots__ = ("_made", "_make", "_names")
 
-    def __init__(self, names: tuple[str, ...], make: Any) -> None:
+    def __init__(self, names: tuple[str, ...], make: Callable[[str], Any], made: dict[str, Any]) -> None:
         self._names = names
         self._make = make
-        self._made: dict[str, Any] = {}
+        self._made = made
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(f"no feature {name!r} here: expected one of {', '.join(self._names) or '(none)'}")
         if name not in self._made:
-            if name not in self._names:
-                raise KeyError(f"no feature {name!r} here: expected one of {', '.join(self._names) or '(none)'}")
             self._made[name] = self._make(name)
         return self._made[name]
 
@@ -108,6 +112,7 @@ class Batch:
         self._lease = lease
         self._streamed = streamed
         self._made: dict[str, Any] = {}
+        self._named: dict[str, Any] = {}  # of sparse and extra: no two features have the same name
         self._exposed = False
 
     @classmethod
@@ -145,20 +150,12 @@ class Batch:
     @property
     def sparse(self) -> Mapping[str, Sparse]:
         """The ragged features by name, in the order of pipeline.yaml."""
-        if "sparse" not in self._made:
-            names = tuple(column.name for column in self.schema.group("sparse"))
-            self._made["sparse"] = _ByName(names, self._sparse)
-        mapping: Mapping[str, Sparse] = self._made["sparse"]
-        return mapping
+        return self._by_name("sparse", self._sparse)
 
     @property
     def extra(self) -> Mapping[str, Any]:
         """Columns handed through: tensors or pyarrow.Arrays."""
-        if "extra" not in self._made:
-            names = tuple(column.name for column in self._layout.extra)
-            self._made["extra"] = _ByName(names, self._extra)
-        mapping: Mapping[str, Any] = self._made["extra"]
-        return mapping
+        return self._by_name("extra", self._extra)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """(keys, values, lengths) of the sparse features of one dtype, without a copy.
@@ -302,6 +299,11 @@ class Batch:
             self._made[name] = self._section(dtype, start, self.rows * width).view(self.rows, width)
         tensor: torch.Tensor = self._made[name]
         return tensor
+
+    def _by_name(self, group: str, make: Callable[[str], Any]) -> Mapping[str, Any]:
+        if group not in self._made:
+            self._made[group] = tuple(column.name for column in self.schema.group(group))
+        return _ByName(self._made[group], make, self._named)
 
     def _sparse(self, name: str) -> Sparse:
         column = self.schema[name]

@@ -3,8 +3,8 @@
 Runs in: both. A message is one packet: a byte for its kind, then either a few packed integers (the ones sent for each
 batch) or JSON. JSON too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
 
-    trainer -> feeder   json hello, begin, grow;  FREE generation slot
-    feeder -> trainer   json facts, map (with the memfd), retire, full, error;  READY ...;  END stream epoch
+    trainer -> feeder   json hello, begin, grow, had;  FREE generation slot
+    feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, stats, error;  READY ...;  END ...
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
+    def shut_down(self) -> None:
+        """End the conversation for both sides, whatever thread waits on it; the descriptor stays."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def peer_uid(self) -> int:
         """The user who runs the other side."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -61,29 +66,36 @@ class Channel:
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[0])
 
-    def send(self, packet: bytes, fd: int | None = None) -> None:
-        """Send one packet, waiting for room; raises ChannelClosedError where nobody listens."""
+    def send(self, packet: bytes, fd: int | None = None, *, wait: bool = True) -> bool:
+        """Send one packet, waiting for room; with `wait` False, False where there is none.
+
+        Raises ChannelClosedError where nobody listens.
+        """
+        flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
         try:
             if fd is None:
-                self._socket.send(packet, socket.MSG_NOSIGNAL)
+                self._socket.send(packet, flags)
             else:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-                self._socket.sendmsg([packet], ancillary, socket.MSG_NOSIGNAL)
+                self._socket.sendmsg([packet], ancillary, flags)
+        except BlockingIOError:
+            return False
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+        return True
 
-    def send_json(self, message: dict[str, Any], fd: int | None = None) -> None:
+    def send_json(self, message: dict[str, Any], fd: int | None = None, *, wait: bool = True) -> bool:
+        """As `send`, whatever the length of the message."""
         text = json.dumps(message).encode()
         if len(text) <= _INLINE_BYTES:
-            self.send(b"J" + text, fd)
-            return
+            return self.send(b"J" + text, fd, wait=wait)
         if fd is not None:
             raise AssertionError("a message with a descriptor must be short")
         blob = os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(blob, text)
             fcntl.fcntl(blob, fcntl.F_ADD_SEALS, _SEALS)
-            self.send(b"K", blob)
+            return self.send(b"K", blob, wait=wait)
         finally:
             os.close(blob)
 
@@ -143,6 +155,7 @@ def adopt(fd: int) -> Channel:
 
 
 def close_quietly(fd: int | None) -> None:
+    """Close a descriptor, if there is one, whatever has become of it."""
     if fd is not None:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -99,8 +99,6 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._closer = weakref.finalize(self, self._feed.close)
         self._facts: dict[str, Any] = {}
         self._layout: SlotLayout | None = None
-        self._resume: dict[str, Any] | None = None
-        self._accept_features = False
         self._next_place = (0, 0)  # where the next iter() starts
         self._place = (0, 0)  # what state_dict() says: the next batch that the trainer has not had
         self._current: weakref.ref[_Epoch] | None = None
@@ -134,6 +132,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._next_place = self._place = (epoch, 0)
 
     def _next(self, iterator: _Epoch) -> Batch | None:
+        self._refuse_workers()
         if self._current is None or self._current() is not iterator:
             raise FeedlineError(
                 "this iterator was replaced: got a batch asked of an older iter(dataset), expected the newest. A "
@@ -174,11 +173,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         """
         if features not in ("same", "changed"):
             raise StateError(f'features is unknown: got {features!r}, expected "same" or "changed"')
-        self._resume = _checked_state(state)
-        self._accept_features = features == "changed"
-        self._facts = {}
-        self._open()
-        self._next_place = self._place = (self._resume["epoch"], self._resume["step"])
+        resume = _checked_state(state)
+        self._open(resume, accept_features=features == "changed")
+        self._next_place = self._place = (resume["epoch"], resume["step"])
         self._current = None
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -236,9 +233,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
-    def _open(self) -> None:
-        """Exchange hello once: which plan, and what are its facts."""
-        if self._facts:
+    def _open(self, resume: Mapping[str, Any] | None = None, *, accept_features: bool = False) -> None:
+        """Exchange hello once, and for each state: which plan, and what are its facts. Changes nothing if it fails."""
+        if self._facts and resume is None:
             return
         self._refuse_workers()
         hello: dict[str, Any] = {
@@ -250,9 +247,9 @@ class FeedlineDataset(IterableDataset[Batch]):
             "plan": None,
             "features": None,
         }
-        if self._resume is not None:
-            hello.update({key: self._resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
-            hello["features"] = None if self._accept_features else self._resume["features"]
+        if resume is not None:
+            hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
+            hello["features"] = None if accept_features else resume["features"]
         self._facts = self._agree(hello)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 

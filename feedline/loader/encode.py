@@ -166,21 +166,41 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
     )
 
 
-def take(encoded: EncodedRows, indices: NDArray[np.int64]) -> EncodedRows:
-    """The rows at `indices`, in that order."""
+def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRows:
+    """The rows of several parts (laid end to end) at `indices`, in that order.
+
+    Feature by feature: the parts of one are joined, gathered and let go, so that what is gathered from is small.
+    """
     chosen = pa.array(indices)
+    rows = len(indices)
+    first = parts[0]
+    categorical = np.empty((first.categorical.shape[0], rows), dtype=np.int64)
+    for index in range(len(categorical)):
+        column = _joined([part.categorical[index] for part in parts])
+        column.take(indices, out=categorical[index], mode="clip")  # "raise" would gather into a buffer first
     ragged = [
-        _take_ragged(flat, borders, chosen) for flat, borders in zip(encoded.values, encoded.offsets, strict=True)
+        _take_ragged(
+            _joined([part.values[index] for part in parts]),
+            _join_offsets([part.offsets[index] for part in parts]),
+            chosen,
+        )
+        for index in range(len(first.values))
     ]
     return EncodedRows(
-        rows=len(indices),
-        dense=encoded.dense.take(indices, axis=0),
-        categorical=encoded.categorical.take(indices, axis=1),
-        labels=encoded.labels.take(indices, axis=0),
+        rows=rows,
+        dense=_joined([part.dense for part in parts]).take(indices, axis=0),
+        categorical=categorical,
+        labels=_joined([part.labels for part in parts]).take(indices, axis=0),
         values=tuple(values for values, _ in ragged),
         offsets=tuple(offsets for _, offsets in ragged),
-        extra=tuple(array.take(chosen) for array in encoded.extra),
+        extra=tuple(
+            pa.concat_arrays(arrays).take(chosen) for arrays in zip(*(part.extra for part in parts), strict=True)
+        ),
     )
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def _take_ragged(

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError, RingError, from_wire
-from feedline.loader.channel import END, READY, Channel, ChannelClosedError
+from feedline.loader.channel import END, Channel, ChannelClosedError
 from feedline.loader.launch import FeederCommand, FeederProcess
-from feedline.loader.rendezvous import connect
+from feedline.loader.rendezvous import await_successor, connect
 from feedline.loader.ring import Lease, Ready, RingReader
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 PROTOCOL = 1
 # A feeder that dies this often without one batch in between will not get better by itself.
 _FUTILE_DEATHS = 3
-# `feedline run` needs a few seconds to start another feeder in a dead one's place.
-_REATTACH_S = 15.0
-_REATTACH_PAUSE_S = 0.2
 _QUIET_S = 30.0
 
 
@@ -47,6 +44,89 @@ class FeedStats:
     wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
     feeders: int = 0
+
+
+class _Room:
+    """What to do when the trainer holds every slot: collect its cycles, ask the feeder for more slots, or give up."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._refused: dict[str, Any] | None = None
+        self._warned = False
+        self._warned_cycles = False
+
+    def forget(self) -> None:
+        """Another stream begins: what was asked for the last one does not count."""
+        self._asked, self._refused = False, None
+
+    def granted(self) -> None:
+        """The feeder added slots."""
+        self._asked = False
+
+    def refused(self, message: dict[str, Any]) -> None:
+        """The feeder has no memory for more slots."""
+        self._asked, self._refused = False, message
+
+    def is_wanted(self, reader: RingReader) -> bool:
+        """Whether only the trainer can go on, by letting a batch go or by asking for slots.
+
+        Raises RingError where the feeder could not add any.
+        """
+        full, self._refused = self._refused, None
+        if not reader.slots or reader.held < reader.slots:
+            return False
+        if full is not None:
+            why = f" ({full['why']})" if "why" in full else ""
+            raise RingError(
+                f"the ring has no room for another batch: got {reader.held} batches held by the trainer in "
+                f"{full['nbytes']:,} bytes, expected at most {full['limit']:,} bytes{why}. Let batches go, keep "
+                f"batch.clone(), or raise memory in pipeline.yaml"
+            )
+        return not self._asked
+
+    def make(self, reader: RingReader, say: Callable[[dict[str, Any]], None]) -> None:
+        """Free slots that cycles hold; where there are none, ask for more slots."""
+        gc.collect()
+        if reader.held < reader.slots:
+            if not self._warned_cycles:
+                self._warned_cycles = True
+                logger.warning(
+                    "batches were held by reference cycles until a garbage collection, which costs tenths of a second: "
+                    "see what refers to a batch and to itself in the training loop"
+                )
+            return
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the trainer holds all %s batches of the ring: adding slots. Keep batch.clone() where a batch shall "
+                "outlive a few steps",
+                reader.slots,
+            )
+        self._asked = True
+        say({"type": "grow"})
+
+
+class _Deaths:
+    """Counts feeders that died without one batch in between."""
+
+    def __init__(self) -> None:
+        self._futile = 0
+        self._progress = False
+
+    def outlive(self) -> None:
+        """A batch came: what died before does not count."""
+        self._progress = True
+
+    def count(self, words: str) -> None:
+        """One more. Raises FeederError where that makes too many; whoever asks again gets as many again."""
+        self._futile = 1 if self._progress else self._futile + 1
+        self._progress = False
+        if self._futile >= _FUTILE_DEATHS:
+            self._futile = 0
+            raise FeederError(
+                f"the feeder died {_FUTILE_DEATHS} times without delivering a batch. Its last words:\n{words}"
+            )
+        logger.warning("the feeder died; starting another. Its last words:\n%s", words)
 
 
 class Feed:
@@ -66,16 +146,17 @@ class Feed:
         self._channel: Channel | None = None
         self._reader: RingReader | None = None
         self._poll = select.poll()
+        self._feeder_pid = 0
         self._feeder_pidfd: int | None = None
         self._queue: deque[Ready | tuple[int, int]] = deque()
-        self._hello: dict[str, Any] | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._hello: dict[str, Any] = {}
+        self._answer: dict[str, Any] = {}
         self._stream = 0
         self._place: tuple[int, int] | None = None
-        self._full: dict[str, Any] | None = None
-        self._growing = False
-        self._warned_growth = False
-        self._progress_since_death = False
-        self._futile_deaths = 0
+        self._room = _Room()
+        self._deaths = _Deaths()
         self.facts: dict[str, Any] = {}
         self.feeder_stats: dict[str, Any] = {}
         self.stats = FeedStats()
@@ -85,6 +166,7 @@ class Feed:
 
     def start(self) -> None:
         """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
+        self._refuse_closed()
         channel = connect(self._command.attach_path) if self._command.attach_path else None
         self.attached = channel is not None
         if channel is None:
@@ -94,32 +176,34 @@ class Feed:
         self._reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
-        pid = self._process.pid if self._process is not None else self._channel.peer_pid()
+        self._feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
         with contextlib.suppress(OSError, AttributeError):
-            self._feeder_pidfd = os.pidfd_open(pid)
+            self._feeder_pidfd = os.pidfd_open(self._feeder_pid)
             self._poll.register(self._feeder_pidfd, select.POLLIN)
         self.stats.feeders += 1
+        self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
     def open(self, hello: dict[str, Any]) -> dict[str, Any]:
         """Say who asks and for which plan; returns the plan's facts. Raises what the feeder could not do."""
-        self._hello = {"type": "hello", "protocol": PROTOCOL, **hello}
+        asked = {"type": "hello", "protocol": PROTOCOL, **hello}
         while True:
             try:
                 if self._channel is None:
                     self.start()
-                return self._exchange_hello()
+                self.facts = self._exchange_hello(asked)
             except ChannelClosedError:
                 self._bury()
+            else:
+                self._hello = asked
+                return self.facts
 
     def begin(self, epoch: int, step: int) -> None:
         """Start the stream of an epoch at a step; slots of an earlier stream are given back unread."""
         self._stream += 1
         self._place = (epoch, step)
-        self._full = None
-        self._growing = False
+        self._room.forget()
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
-            if self._channel is not None:
-                self._channel.send_json({"type": "begin", "stream": self._stream, "epoch": epoch, "step": step})
+            self._say({"type": "begin", "stream": self._stream, "epoch": epoch, "step": step})
 
     def next(self) -> tuple[Ready, Lease] | None:
         """The next slot of the stream, or None at the end of its epoch."""
@@ -132,7 +216,23 @@ class Feed:
                 self._recover()
 
     def close(self) -> None:
-        """Say goodbye; a feeder of our own ends. Batches that are still held stay readable."""
+        """Say goodbye for good; a feeder of our own ends. Batches that are still held stay readable."""
+        if os.getpid() == self._pid:  # a forked child owns neither the feeder nor what is pinned
+            self.interrupt()
+            self._leave()
+
+    def interrupt(self) -> None:
+        """From any thread: who waits for this feed's next slot gets a FeederError instead, now and ever after."""
+        self._closed = True
+        channel = self._channel
+        if channel is not None:
+            channel.shut_down()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise FeederError("this feed is closed: expected an open one")
+
+    def _leave(self) -> None:
         channel, self._channel = self._channel, None
         if self._reader is not None:
             self._reader.close()
@@ -156,12 +256,6 @@ class Feed:
     def ring_bytes(self) -> int:
         return self._reader.nbytes if self._reader is not None else 0
 
-    @property
-    def feeder_pid(self) -> int | None:
-        if self._process is not None:
-            return self._process.pid
-        return self._channel.peer_pid() if self._channel is not None else None
-
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[Ready, Lease] | None:
@@ -183,31 +277,43 @@ class Feed:
                 lease = reader.lease(item)
                 self._count(item)
                 return item, lease
-            if self._full is not None:
-                self._raise_full(reader)
             if reader.fenced:
-                self._timed(lambda: reader.settle(wait=True))
-            elif reader.slots and not self._growing and reader.held >= reader.slots:
-                self._make_room(reader)
+                began = time.perf_counter()
+                reader.settle(wait=True)
+                self.stats.wait_s += time.perf_counter() - began
+            elif self._room.is_wanted(reader):
+                began = time.perf_counter()
+                self._room.make(reader, self._say)
+                self.stats.wait_s += time.perf_counter() - began
             else:
                 self._wait()
 
     def _count(self, ready: Ready) -> None:
         self._place = (ready.epoch, ready.step + 1)
-        self._progress_since_death = True
+        self._deaths.outlive()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
+        if ready.step + 1 == self.facts["steps"]:
+            self._say({"type": "had", "epoch": ready.epoch})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
+        while self._channel is not None and not self._channel.send_json(message, wait=False):
+            self._drain()
+            room = select.poll()
+            room.register(self._channel.fileno(), select.POLLIN | select.POLLOUT)
+            room.poll()
 
     def _drain(self) -> None:
         channel, reader = self._channel, self._reader
-        assert channel is not None
-        assert reader is not None
+        if channel is None or reader is None:
+            raise ChannelClosedError("not connected")
         while (received := channel.receive(wait=False)) is not None:
             packet, message, fd = received
             kind = packet[:1]
             if kind == b"R":
-                _, stream, generation, slot, epoch, step, nbytes = READY.unpack(packet)
-                ready = Ready(stream=stream, generation=generation, slot=slot, epoch=epoch, step=step, nbytes=nbytes)
+                ready = Ready.unpack(packet)
+                reader.expect(ready)
                 self._queue.append(ready)
             elif kind == b"E":
                 _, stream, epoch = END.unpack(packet)
@@ -220,16 +326,15 @@ class Feed:
         if kind == "map":
             assert fd is not None
             reader.on_map(message, fd)
-            self._growing = False
+            self._room.granted()
         elif kind == "retire":
             reader.on_retire(message)
         elif kind == "full":
-            self._growing = False
-            self._full = message
+            self._room.refused(message)
         elif kind == "error":
             raise from_wire(message["name"], message["message"])
         elif kind == "facts":
-            self.facts = message["facts"]
+            self._answer = message["facts"]
         elif kind == "stats":
             self.feeder_stats = message["stats"]
 
@@ -239,82 +344,38 @@ class Feed:
         while not (events := self._poll.poll(_QUIET_S * 1000)):
             place = f"step {self._place[1]} of epoch {self._place[0]}" if self._place else "the plan"
             waited = time.perf_counter() - began
-            logger.warning("waited %.0f s for %s; the feeder (process %s) is alive", waited, place, self.feeder_pid)
+            logger.warning("waited %.0f s for %s; the feeder (process %s) is alive", waited, place, self._feeder_pid)
         if self._place is not None:  # planning is not waiting for a batch
             self.stats.wait_s += time.perf_counter() - began
         if self._feeder_pidfd is not None and events == [(self._feeder_pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
 
-    def _timed(self, action: Callable[[], None]) -> None:
-        began = time.perf_counter()
-        action()
-        self.stats.wait_s += time.perf_counter() - began
-
-    def _make_room(self, reader: RingReader) -> None:
-        """Every slot is held by the user: collect cycles, else ask the feeder for more slots."""
-        gc.collect()
-        if reader.held < reader.slots or self._channel is None:
-            return
-        if not self._warned_growth:
-            self._warned_growth = True
-            logger.warning(
-                "the trainer holds all %s batches of the ring: adding slots. Keep batch.clone() where a batch shall "
-                "outlive a few steps",
-                reader.slots,
-            )
-        self._growing = True
-        self._channel.send_json({"type": "grow"})
-
-    def _raise_full(self, reader: RingReader) -> None:
-        full = self._full
-        assert full is not None
-        self._full = None
-        if reader.held < reader.slots:
-            return
-        why = f" ({full['why']})" if "why" in full else ""
-        raise RingError(
-            f"the ring has no room for another batch: got {reader.held} batches held by the trainer in "
-            f"{full['nbytes']:,} bytes, expected at most {full['limit']:,} bytes{why}. Let batches go, keep "
-            f"batch.clone(), or raise memory in pipeline.yaml"
-        )
-
     # -- starting and recovering ----------------------------------------------------------------------------------
 
-    def _exchange_hello(self) -> dict[str, Any]:
-        assert self._channel is not None
-        assert self._hello is not None
-        self.facts = {}
-        self._channel.send_json(self._hello)
-        while not self.facts:
+    def _exchange_hello(self, hello: dict[str, Any]) -> dict[str, Any]:
+        self._answer = {}
+        self._say(hello)
+        while not self._answer:
             self._drain()
-            if not self.facts:
+            if not self._answer:
                 self._wait()
-        return self.facts
+        return self._answer
 
     def _recover(self) -> None:
         """The feeder is gone: go on with another one from the step after the last that was handed out."""
         self._bury()
-        assert self._hello is not None
         assert self._place is not None
-        again = {**self._hello, "snapshot": self.facts["snapshot"], "lanes": self.facts["lanes"]}
-        again.update({"plan": self.facts["plan"], "features": self.facts["features"], "again": True})
         place = self._place
-        self.open({key: value for key, value in again.items() if key not in ("type", "protocol")})
+        self.open({**self._hello, **{key: self.facts[key] for key in ("snapshot", "lanes", "plan", "features")}})
         self.begin(*place)
 
     def _bury(self) -> None:
         """Take leave of a dead feeder: count it, keep its last words, look for a successor to attach to."""
+        self._refuse_closed()
+        if self._channel is None:
+            return  # it was buried already
         words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
-        was_attached = self.attached
-        self.close()
-        self._futile_deaths = 1 if self._progress_since_death else self._futile_deaths + 1
-        self._progress_since_death = False
-        if self._futile_deaths >= _FUTILE_DEATHS:
-            raise FeederError(
-                f"the feeder died {self._futile_deaths} times without delivering a batch. Its last words:\n{words}"
-            )
-        logger.warning("the feeder died; starting another. Its last words:\n%s", words)
-        if was_attached and self._command.attach_path is not None:
-            deadline = time.monotonic() + _REATTACH_S
-            while not self._command.attach_path.exists() and time.monotonic() < deadline:
-                time.sleep(_REATTACH_PAUSE_S)
+        self._leave()
+        self._deaths.count(words)
+        if self.attached and self._command.attach_path is not None:
+            await_successor(self._command.attach_path)

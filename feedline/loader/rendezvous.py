@@ -12,18 +12,24 @@ import fcntl
 import hashlib
 import json
 import os
+import select
 import socket
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from feedline.errors import FeederError
-from feedline.loader.channel import Channel
+from feedline.loader.channel import Channel, ChannelClosedError
 from feedline.spec import PipelineSpec
 
 # These keys of pipeline.yaml say how a job is run, not what it delivers: a trainer finds its feeder whatever they say.
 _RUN_KEYS = ("epochs", "cluster", "memory")
 _LONGEST_PATH = 107  # sun_path has 108 bytes, the last one 0
+# Between accepting and greeting a feeder does nothing; it may be stopped, though, or swapped out.
+_GREETING_S = 5.0
+# A feeder starts in a few seconds.
+_SUCCESSOR_S, _PAUSE_S = 15.0, 0.2
 
 
 def job_fingerprint(spec: PipelineSpec) -> str:
@@ -70,10 +76,26 @@ def connect(path: Path) -> Channel | None:
         connection.close()
         return None
     channel = Channel(connection)
-    if channel.peer_uid() != os.getuid():
+    if channel.peer_uid() != os.getuid() or not _is_greeted(channel):
         channel.close()
         return None
     return channel
+
+
+def _is_greeted(channel: Channel) -> bool:
+    """Whether the feeder takes us: another trainer may have knocked first, and only one is let in."""
+    try:
+        greeting = select.select([channel], [], [], _GREETING_S)[0] and channel.receive(wait=False)
+    except ChannelClosedError:
+        return False
+    return bool(greeting)
+
+
+def await_successor(path: Path) -> None:
+    """Give `feedline run` the time to start another feeder in a dead one's place."""
+    deadline = time.monotonic() + _SUCCESSOR_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
 
 
 class Listener:
@@ -106,6 +128,8 @@ class Listener:
             channel.close()
             return None
         self._stop_listening()
+        with contextlib.suppress(ChannelClosedError):  # the feeder will notice
+            channel.send_json({"type": "welcome"})
         return channel
 
     def close(self) -> None:

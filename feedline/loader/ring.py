@@ -28,10 +28,11 @@ from feedline.loader.channel import END, READY, Channel
 from feedline.resources import available_memory_bytes
 
 PAGE_BYTES = mmap.PAGESIZE
-# A slot has room for batches a quarter larger than the first: ragged batches differ by a few per cent.
-_SLACK = 1.25
-# Slots of a fresh ring: one at the trainer, one being filled, the rest absorb jitter of a block's length.
-_FIRST_SLOTS = 8
+# A slot has room for batches an eighth larger than the first: ragged batches differ by a few per cent.
+_SLACK = 1.125
+# Slots of a fresh ring: two at the trainer (the batch it works on and the one it takes next), one ready, one being
+# filled. Longer jitter is absorbed by finished blocks; more slots would only be more memory to touch before step 0.
+_FIRST_SLOTS = 4
 # Left to everything else on the machine when the ring is made.
 _RESERVE_BYTES = 64 * 1024 * 1024
 
@@ -198,11 +199,17 @@ class Ready:
     step: int
     nbytes: int
 
+    @classmethod
+    def unpack(cls, packet: bytes) -> Ready:
+        _, stream, generation, slot, epoch, step, nbytes = READY.unpack(packet)
+        return cls(stream=stream, generation=generation, slot=slot, epoch=epoch, step=step, nbytes=nbytes)
+
 
 @dataclass(slots=True)
 class _Mapped:
     segment: Segment
     pinned: bool
+    waiting: set[int] = field(default_factory=set)  # slots announced, not yet leased
     leases: int = 0
     retired: bool = False
 
@@ -258,9 +265,14 @@ class RingReader:
         self._mapped[message["generation"]].retired = True
         self.settle()
 
+    def expect(self, ready: Ready) -> None:
+        """A slot was announced: its generation stays, though retired meanwhile, until it is leased or discarded."""
+        self._mapped[ready.generation].waiting.add(ready.slot)
+
     def lease(self, ready: Ready) -> Lease:
         """The slot's bytes, with a finalizer that gives the slot back."""
         mapped = self._mapped[ready.generation]
+        mapped.waiting.discard(ready.slot)
         mapped.leases += 1
         lease = Lease(mapped.segment.slot(ready.slot, ready.nbytes), mapped.pinned)
         finalizer = weakref.finalize(
@@ -271,6 +283,7 @@ class RingReader:
 
     def discard(self, ready: Ready) -> None:
         """Give a slot back unread."""
+        self._mapped[ready.generation].waiting.discard(ready.slot)
         self._channel.free(ready.generation, ready.slot)
 
     def settle(self, *, wait: bool = False) -> None:
@@ -286,7 +299,7 @@ class RingReader:
             if generation in self._mapped:
                 self._mapped[generation].leases -= 1
         for generation, mapped in list(self._mapped.items()):
-            if mapped.retired and mapped.leases == 0:
+            if mapped.retired and not mapped.leases and not mapped.waiting:
                 self._forget(generation)
         self._channel.flush()
 

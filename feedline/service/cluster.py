@@ -7,6 +7,7 @@ over by reference; what would cost there for nothing is off: the statistical pro
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import time
 import warnings
@@ -17,6 +18,7 @@ import dask
 from distributed import Client, LocalCluster, Security
 
 from feedline.errors import ClusterError
+from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.sections import ClusterSpec
 from feedline.service.tasks import check_environment, local_environment
 
@@ -44,13 +46,15 @@ class Cluster:
         self._spec = spec
         self._threads = threads
         self._cluster: LocalCluster | None = None
+        self._dashboard_loaded = False
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._config = contextlib.ExitStack()
         config = dict(_CONFIG)
-        config["distributed.nanny.pre-spawn-environ.POLARS_MAX_THREADS"] = threads
+        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads}.items():
+            config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
@@ -73,6 +77,21 @@ class Cluster:
             return f"http://127.0.0.1:{port}/status"
         link = self.client.dashboard_link
         return str(link) if link else None
+
+    def load_dashboard(self) -> None:
+        """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
+        if self._cluster is None or self._dashboard_loaded:
+            return
+        self._dashboard_loaded = True
+        scheduler: Any = self._cluster.scheduler
+
+        async def connect() -> None:
+            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dashboard = importlib.import_module("distributed.dashboard.scheduler")
+            self._cluster.sync(connect)
 
     def workers(self) -> int:
         return len(self._info()["workers"])
@@ -148,6 +167,8 @@ class Cluster:
         local: dict[str, Any] = {
             "dashboard_address": "127.0.0.1:0",
             "worker_dashboard_address": "127.0.0.1:0",
+            "scheduler_kwargs": {"dashboard": False},
+            "dashboard": False,
             "threads_per_worker": self._threads,
             "memory_limit": 0,
             "silence_logs": logging.ERROR,

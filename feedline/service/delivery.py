@@ -81,6 +81,7 @@ class Delivery:
         self._largest = 0
         self._submitted = 0
         self._closed = False
+        self._lost: list[_Work] = []  # with the scheduler, while it did not answer
         self._lock = threading.Lock()
         self._finished: list[tuple[_Work, Future[Any], BlockResult | BaseException | None]] = []
         self.stats = stats
@@ -91,6 +92,8 @@ class Delivery:
 
     def pump(self, step: int) -> None:
         """Submit blocks while the window has room, and whatever `step` needs in any case."""
+        if self._lost and self._cluster.alive():  # the client found the scheduler again by itself
+            self.resubmit()
         while self._next is not None and (self._room() or self._next.first_step <= step):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
@@ -109,12 +112,14 @@ class Delivery:
 
     def resubmit(self) -> None:
         """Submit everything that has no result yet again: the scheduler that had it is gone."""
+        self._lost.clear()
         for work in self._work.values():
             if work.rows is None:
                 self._again(work)
 
     def close(self) -> None:
-        self._closed = True
+        with self._lock:  # from here on nobody is woken
+            self._closed = True
         for work in self._work.values():
             if work.future is not None:
                 work.future.release()
@@ -151,8 +156,9 @@ class Delivery:
         except BaseException as error:  # whatever it is, the feeder's own thread has to deal with it
             outcome = error
         with self._lock:
-            self._finished.append((work, future, outcome))
-        self._wake()
+            if not self._closed:
+                self._finished.append((work, future, outcome))
+                self._wake()
 
     def _collect(self) -> None:
         with self._lock:
@@ -171,6 +177,8 @@ class Delivery:
             elif outcome is None or isinstance(outcome, KilledWorker | OSError | TimeoutError) or _cancelled(outcome):
                 if self._cluster.alive():
                     self._again(work)
+                else:
+                    self._lost.append(work)
             else:
                 raise ClusterError(f"block {future.key} failed: {type(outcome).__name__}: {outcome}") from outcome
 

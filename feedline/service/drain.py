@@ -35,6 +35,7 @@ class Drained:
     feeder: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
     done: bool = False
+    thread: threading.Thread | None = None
 
 
 def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, stop: Callable[[], bool]) -> None:
@@ -66,12 +67,19 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
 def start_draining(feed: Feed, hello: dict[str, Any], *, rank: int, epochs: int, stop: Callable[[], bool]) -> Drained:
     """Drain in a thread of its own."""
     progress = Drained(rank=rank)
-    thread = threading.Thread(
+    progress.thread = threading.Thread(
         target=drain,
         args=(feed, hello, progress),
         kwargs={"epochs": epochs, "stop": stop},
         name=f"feedline-drain-{rank}",
         daemon=True,
     )
-    thread.start()
+    progress.thread.start()
     return progress
+
+
+def stop_draining(feed: Feed, progress: Drained) -> None:
+    """End a drain wherever it is: afterwards nobody uses the feed."""
+    feed.interrupt()
+    assert progress.thread is not None
+    progress.thread.join()

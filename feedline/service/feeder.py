@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -54,7 +55,8 @@ class Plan(Protocol):
 
 @dataclass(slots=True)
 class FeederStats:
-    """Since the feeder began: batches and rows announced, bytes written, seconds waiting for blocks and for slots."""
+    """Since the feeder began: batches and rows announced, bytes written, seconds waiting for blocks and for slots;
+    `epochs`: one more than the last epoch whose last batch the trainer has had."""
 
     batches: int = 0
     rows: int = 0
@@ -64,6 +66,7 @@ class FeederStats:
     epoch: int = 0
     step: int = 0
     steps: int = 0
+    epochs: int = 0
     ring_slots: int = 0
     ring_free: int = 0
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
@@ -109,6 +112,7 @@ class Feeder:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
+        self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
         self._reported_s = 0.0
         self.stats = stats
 
@@ -117,7 +121,10 @@ class Feeder:
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
-        trainer = os.pidfd_open(self._channel.peer_pid())
+        try:
+            trainer = os.pidfd_open(self._channel.peer_pid())
+        except ProcessLookupError:
+            return  # it came and died
         poll.register(trainer, select.POLLIN)
         try:
             while True:
@@ -181,6 +188,8 @@ class Feeder:
                 self._on_begin(message)
             elif message["type"] == "grow":
                 self._ring.grow()
+            elif message["type"] == "had":
+                self.stats.epochs = max(self.stats.epochs, int(message["epoch"]) + 1)
 
     def _on_hello(self, hello: dict[str, Any]) -> None:
         for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
@@ -200,9 +209,21 @@ class Feeder:
         self._channel.send_json({"type": "facts", "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
-        assert self._plan is not None
+        number, epoch, step = int(message["stream"]), int(message["epoch"]), int(message["step"])
+        ahead, self._ahead = self._ahead, None
         self._end_stream()
-        plan, epoch, step = self._plan, int(message["epoch"]), int(message["step"])
+        if ahead is not None and (ahead.epoch, ahead.step) == (epoch, step):
+            self._stream = ahead
+            ahead.number = number
+        else:
+            if ahead is not None:
+                ahead.delivery.close()
+            self._stream = self._open(number, epoch, step)
+        self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, self._stream.schedule.steps
+
+    def _open(self, number: int, epoch: int, step: int) -> _Stream:
+        assert self._plan is not None
+        plan = self._plan
         schedule = plan.schedule(epoch)
         lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
         delivery = Delivery(
@@ -218,13 +239,13 @@ class Feeder:
             stats=self.stats.delivery,
         )
         borders = {lane: schedule.block_starts(lane) for lane in lanes}
-        self._stream = _Stream(message["stream"], epoch, step, schedule, delivery, borders)
-        self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, schedule.steps
+        return _Stream(number, epoch, step, schedule, delivery, borders)
 
     def _end_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.delivery.close()
-            self._stream = None
+        for stream in (self._stream, self._ahead):
+            if stream is not None:
+                stream.delivery.close()
+        self._stream = self._ahead = None
 
     # -- filling --------------------------------------------------------------------------------------------------
 
@@ -238,6 +259,9 @@ class Feeder:
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
+            # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
+            self._ahead = self._open(0, stream.epoch + 1, 0)
+            self._ahead.delivery.pump(0)
             return True
         if stream.measured is None:
             stream.delivery.pump(stream.step)
@@ -273,6 +297,8 @@ class Feeder:
         stats.nbytes += measured.placement.nbytes
         stats.step = stream.step + 1
         stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
+        if stats.batches == 1:
+            threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
         if time.monotonic() - self._reported_s > _REPORT_S:
             self._report()
 
@@ -307,5 +333,5 @@ def segments_of(
 
 
 def _padding(part: EncodedRows, row: int, times: int) -> Segment:
-    repeated = take(slice_rows(part, row, row + 1), np.zeros(times, dtype=np.int64))
+    repeated = take([slice_rows(part, row, row + 1)], np.zeros(times, dtype=np.int64))
     return Segment(encoded=repeated, start=0, stop=times, valid=False)

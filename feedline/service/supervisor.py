@@ -10,15 +10,16 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError
+from feedline.loader.launch import SCRATCH_VARIABLE, end_process, make_scratch, own_arguments
 
 _FUTILE_DEATHS = 3
 _EXIT_S = 5.0
@@ -32,7 +33,7 @@ class Rank:
     arguments: Sequence[str]
     environment: dict[str, str]
     process: subprocess.Popen[str] | None = None
-    scratch: tempfile.TemporaryDirectory[str] | None = None
+    scratch: str | None = None
     dashboard: str | None = None
     trainer: int | None = None
     stats: dict[str, Any] = field(default_factory=dict)
@@ -72,22 +73,20 @@ class Supervisor:
                 rank.process.terminate()
         for rank in self.ranks:
             if rank.process is not None:
-                try:
-                    rank.process.wait(_EXIT_S)
-                except subprocess.TimeoutExpired:
-                    rank.process.kill()
-                    rank.process.wait()
+                end_process(rank.process, within_s=_EXIT_S)
             if rank.scratch is not None:
-                rank.scratch.cleanup()
+                shutil.rmtree(rank.scratch, ignore_errors=True)
 
     def _start(self, rank: Rank) -> None:
-        rank.scratch = rank.scratch or tempfile.TemporaryDirectory(prefix="feedline-", ignore_cleanup_errors=True)
+        if rank.scratch is not None:
+            shutil.rmtree(rank.scratch, ignore_errors=True)
+        rank.scratch = make_scratch()
         process = subprocess.Popen(
-            [sys.executable, "-m", "feedline", "feed", *rank.arguments, "--listen"],
+            [sys.executable, "-m", "feedline", "feed", *rank.arguments, *own_arguments(rank.scratch), "--listen"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **rank.environment, "DASK_TEMPORARY_DIRECTORY": rank.scratch.name},
+            env={**os.environ, **rank.environment, SCRATCH_VARIABLE: rank.scratch},
         )
         rank.process = process
         rank.trainer = None

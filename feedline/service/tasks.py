@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from numpy.typing import NDArray
 from feedline.errors import ClusterError, DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
-from feedline.loader.encode import EncodedRows, encode, join, take
+from feedline.loader.encode import EncodedRows, encode, take
 from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.version import VERSION
-from feedline.warehouse.reading import Fragment, read_fragment
+from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -98,6 +99,7 @@ class Compiled:
 
 @functools.lru_cache(maxsize=8)
 def compile_job(job: Job) -> Compiled:
+    """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
     columns = dict.fromkeys(features.columns)
@@ -139,20 +141,28 @@ def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockR
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = _Clock()
-    parts: list[EncodedRows] = []
+    encoder = _Encoder(compiled, clock)
     run_starts: list[NDArray[np.int64]] = []
     done = 0
     for piece in request.pieces:
-        encoded, groups = _encode_piece(compiled, job, piece, clock)
-        if groups is not None:
-            run_starts.append(_run_starts(groups) + done)
-        parts += encoded
-        done += sum(part.rows for part in encoded)
+        groups: list[pl.Series] = []
+        rows = 0
+        for chunk in _chunks(compiled, piece):
+            if job.by is not None:
+                groups.append(chunk.frame.get_column(job.by))
+            rows += chunk.frame.height
+            clock.lap("read")
+            encoder.add(chunk)
+        if groups:
+            run_starts.append(_run_starts(pl.concat(groups)) + done)
+        done += rows
+    clock.lap("read")
+    parts = encoder.finish()
     if done != request.rows:
         raise DataError(f"block {key} has another number of rows than planned: got {done}, expected {request.rows}")
     if request.permutation is not None:
         starts = np.concatenate(run_starts) if job.by is not None else None
-        parts = [take(join(parts), permuted_rows(done, starts, *request.permutation))]
+        parts = [take(parts, permuted_rows(done, starts, *request.permutation))]
         clock.lap("encode")
     image = pack(compiled.layout, parts) if packed else None
     clock.lap("encode")
@@ -194,35 +204,66 @@ class _Clock:
         self._last = now
 
 
-def _encode_piece(
-    compiled: Compiled, job: Job, piece: PieceRequest, clock: _Clock
-) -> tuple[list[EncodedRows], pl.Series | None]:
-    encoded: list[EncodedRows] = []
-    groups: list[pl.Series] = []
+def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
+    """The piece's rows, chunk by chunk."""
     position, missing = 0, piece.rows
     chunks = read_fragment(piece.fragment, compiled.columns, compiled.where, compiled.schema, chunk_rows=CHUNK_ROWS)
     for chunk in chunks:
-        frame = chunk.frame
-        start = min(max(piece.skip - position, 0), frame.height)
-        stop = min(frame.height, start + missing)
-        position += frame.height
-        if stop > start:
-            frame = frame if stop - start == frame.height else frame.slice(start, stop - start)
-            clock.lap("read")
-            try:
-                finished = compiled.features.apply(frame)
-                clock.lap("transform")
-                encoded.append(encode(finished, compiled.layout.schema))
-            except DataError as error:
-                raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
-            if job.by is not None:
-                groups.append(frame.get_column(job.by))
-            clock.lap("encode")
-            missing -= stop - start
+        height = chunk.frame.height
+        start = min(max(piece.skip - position, 0), height)
+        stop = min(height, start + missing)
+        position += height
+        if stop - start == height:
+            yield chunk
+        elif stop > start:
+            yield replace(chunk, frame=chunk.frame.slice(start, stop - start))
+        missing -= max(0, stop - start)
         if missing == 0:
             break
-    clock.lap("read")
-    return encoded, pl.concat(groups) if groups else None
+
+
+class _Encoder:
+    """Transforms and encodes chunks, small ones together: a call costs milliseconds however few rows it gets."""
+
+    def __init__(self, compiled: Compiled, clock: _Clock) -> None:
+        self._compiled = compiled
+        self._clock = clock
+        self._waiting: list[Chunk] = []
+        self._rows = 0
+        self._parts: list[EncodedRows] = []
+
+    def add(self, chunk: Chunk) -> None:
+        if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
+            self._flush()
+        self._waiting.append(chunk)
+        self._rows += chunk.frame.height
+        if self._rows >= CHUNK_ROWS:
+            self._flush()
+
+    def finish(self) -> list[EncodedRows]:
+        if self._waiting:
+            self._flush()
+        return self._parts
+
+    def _flush(self) -> None:
+        chunks, self._waiting, self._rows = self._waiting, [], 0
+        frames = [chunk.frame for chunk in chunks]
+        try:
+            self._parts.append(self._encode(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]))
+        except DataError:
+            for chunk in chunks:  # which of them was it?
+                try:
+                    self._encode(chunk.frame)
+                except DataError as error:
+                    raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
+            raise
+
+    def _encode(self, frame: pl.DataFrame) -> EncodedRows:
+        finished = self._compiled.features.apply(frame)
+        self._clock.lap("transform")
+        encoded = encode(finished, self._compiled.layout.schema)
+        self._clock.lap("encode")
+        return encoded
 
 
 def _run_starts(groups: pl.Series) -> NDArray[np.int64]:

@@ -58,9 +58,9 @@ def over_values(values: pl.Expr, kernel: Kernel, dtype: pl.DataType, result: pl.
             for start in range(0, count, BLOCK_VALUES):
                 kernel(held[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES])
         bits = None if validity is None or not array.null_count else validity.slice(array.offset // 8)
-        return _series(pa.Array.from_buffers(arrow, len(array), [bits, buffer], -1 if bits else 0, lead))
+        return pl.Series(pa.Array.from_buffers(arrow, len(array), [bits, buffer], -1 if bits else 0, lead))
 
-    return values.map_batches(run, return_dtype=result, is_elementwise=True)
+    return mapped(values, run, result)
 
 
 def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> pl.Expr:
@@ -73,12 +73,11 @@ def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) 
             lead, bits = mask.offset % 8, mask.buffers()[1].slice(mask.offset // 8)
         buffer = pa.allocate_buffer(8 * (lead + len(series)))
         function(series, np.frombuffer(buffer, np.int64)[lead:])
-        return _series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
+        return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
 
-    return values.map_batches(run, return_dtype=pl.Int64(), is_elementwise=True)
+    return mapped(values, run, pl.Int64())
 
 
-def _series(array: pa.Array) -> pl.Series:
-    series = pl.from_arrow(array)
-    assert isinstance(series, pl.Series)
-    return series
+def mapped(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
+    """`function` over whole series, as an expression of `result`; it must give each row a value of that row alone."""
+    return values.map_batches(function, return_dtype=result, is_elementwise=True)

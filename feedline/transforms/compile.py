@@ -69,6 +69,8 @@ class CompiledFeatures:
                 raise DataError(
                     f"column {name!r} is not what the features were compiled for: got {got}, expected {dtype}"
                 )
+        if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
+            frame = frame.select(self.columns).rechunk()
         try:
             return frame.lazy().select(self._expressions).collect(engine="in-memory")
         except pl.exceptions.PolarsError as error:

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import INTEGER_RANGES, NUMBERS, describe
 from feedline.expressions import BoundExpression, bind, offending_node, parse
-from feedline.transforms.arrays import NUMPY_TYPES, Values, over_values
+from feedline.transforms.arrays import NUMPY_TYPES, Values, mapped, over_values
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.registry import Parameters, example, op
@@ -55,9 +55,9 @@ def bucketize(x: Value, parameters: Bucketize) -> Value:
     """The number of the bucket that a number falls into: how many borders are below it.
 
     A value equal to a border belongs to the lower bucket; n borders make the buckets 0 to n. A border given twice has a
-    bucket of its own, for exactly that value. As `bucketize` in TorchArrow. Borders are rounded to a float column's
-    type (0.1 on a float32 column means float32's 0.1); integers are compared exactly. Nulls stay null, NaN is in no
-    bucket and becomes null, -inf is in the first and +inf in the last.
+    bucket of its own, for exactly that value; given more often, it leaves numbers of buckets unused. As `bucketize` in
+    TorchArrow. Borders are rounded to a float column's type (0.1 on a float32 column means float32's 0.1); integers are
+    compared exactly. Nulls stay null, NaN is in no bucket and becomes null, -inf is in the first and +inf in the last.
     """
     x = widened(x)
     if x.dtype.is_integer():
@@ -131,7 +131,7 @@ def expr(x: Value, parameters: Expr) -> Value:
     def run(series: pl.Series) -> pl.Series:
         return series.alias("x").to_frame().select(bound.polars).to_series()
 
-    return Value(expr=x.expr.map_batches(run, return_dtype=bound.dtype, is_elementwise=True), dtype=bound.dtype)
+    return Value(expr=mapped(x.expr, run, bound.dtype), dtype=bound.dtype)
 
 
 def _arrow_type(dtype: pl.DataType) -> pa.DataType:

@@ -28,7 +28,6 @@ from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
 
 Lists = Literal["elements", "whole", "only", "never"]
-Placement = Literal["dense", "sparse", "generated"]
 
 MAX_INT = 2**63 - 1
 _QUOTED = re.compile(r"'([^']*)'")

@@ -34,13 +34,18 @@ def explained(file: str, *, row_group: int | None = None, listed: bool = False) 
         raise _meaning(error, place(file, row_group), listed=listed) from error
 
 
+def encrypted(where: str) -> TableError:
+    """The refusal of a file that is encrypted, wholly or in part."""
+    return TableError(f"{where} is encrypted: expected a plain Parquet file. Write it without encryption")
+
+
 def place(file: str, row_group: int | None) -> str:
     """How messages name a file, or one row group of it."""
     return file if row_group is None else f"{file}, row group {row_group}"
 
 
 def _meaning(error: BaseException, where: str, *, listed: bool) -> TableError:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, FileNotFoundError):
         if listed:
             return TableChangedError(f"{where} is gone: it was there when the snapshot was taken. Take a new snapshot")
@@ -52,7 +57,7 @@ def _meaning(error: BaseException, where: str, *, listed: bool) -> TableError:
     if isinstance(error, NotImplementedError):
         return TableError(f"{where} holds what pyarrow cannot read: {text}")
     if _ENCRYPTED.search(text):
-        return TableError(f"{where} is encrypted: expected a plain Parquet file. Write it without encryption")
+        return encrypted(where)
     if isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text)):
         return TableError(f"{where} could not be read: {text}")
     return CorruptFileError(f"{where} is not valid Parquet: {text}. Restore or rewrite the file")

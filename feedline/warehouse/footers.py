@@ -1,24 +1,22 @@
 """What does a file's footer say: its digest, schema, row groups and column statistics.
 
 Runs where a snapshot is taken (threads: the parsing holds the GIL, the reading does not) and in every process that
-reads. The footer's bytes are read once; the digest (sha256 of footer and trailer) and the parsed metadata come from
-the same bytes, so no race between two reads can pair a digest with another file's metadata.
+reads. The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column
+chunks (`footer_structure`) come from the same bytes, so no race between two reads can pair a digest with another
+file's facts.
 
-Statistics are kept as lower and upper bounds of the logical value, and only where they can be trusted:
-
-- a pair that is missing, out of order or NaN is unknown, as is every statistic of INT96, float16 and nested columns;
-- strings and bytes may have been truncated by the writer, which pyarrow does not tell: bounds, not values;
-- a null count below zero or above the rows is unknown (-1).
+Statistics are kept only where they can be trusted: bounds need a declared order (the deprecated min and max, taken by
+signed order, count for signed integers alone), INT96 and nested columns have none, and a null count below zero or
+above the rows is unknown (-1). `bounds` turns them into values.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -26,22 +24,31 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableError
-from feedline.warehouse.faults import explained
+from feedline.warehouse.faults import encrypted, explained
+from feedline.warehouse.footer_structure import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.schemas import decoded, leaves
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
+_PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
+_Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """One top-level column of one file, a value per row group: compressed bytes, bounds (None: unknown), nulls (-1)."""
+    """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
 
+    `physical`: the Parquet type that bounds are stored as (see `footer_structure`). Bounds are None where unknown;
+    `exact` says that both are known to be values of the column, not truncated ones.
+    """
+
+    physical: int
     bytes: list[int]
-    low: list[Any]
-    high: list[Any]
     nulls: list[int]
+    low: list[_Bytes | None]
+    high: list[_Bytes | None]
+    exact: list[bool]
 
 
 @dataclass(slots=True)
@@ -53,6 +60,11 @@ class FileFacts:
     schema: pa.Schema
     rows: list[int]
     columns: list[ColumnFacts]
+
+    @property
+    def physical(self) -> list[int]:
+        """The Parquet type of every column."""
+        return [column.physical for column in self.columns]
 
 
 def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> FileFacts:
@@ -132,7 +144,7 @@ def _tail(source: pa.NativeFile, size: int, name: str) -> bytes:
     tail: bytes = source.read_at(guess, size - guess)
     magic = tail[-4:]
     if magic == b"PARE":
-        raise TableError(f"{name} is encrypted: expected a plain Parquet file. Write it without encryption")
+        raise encrypted(name)
     if len(tail) != guess or magic != b"PAR1":
         raise CorruptFileError(
             f"{name} is not Parquet: got {magic!r} as its last bytes, expected b'PAR1'. Restore or delete it"
@@ -147,77 +159,46 @@ def _tail(source: pa.NativeFile, size: int, name: str) -> bytes:
 
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
-    metadata = parquet.metadata
-    schema = parquet.schema_arrow
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    rows = [group.num_rows for group in groups]
-    if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
+    schema, metadata = parquet.schema_arrow, parquet.metadata
+    stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
+    places = column_leaves(schema, len(stored), name)
+    structure = _structure(tail, name)
+    if structure.encrypted:
+        raise encrypted(name)
+    types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
+    # the file's own total of rows is not looked at: some writers leave it at zero, and reading checks each row group
+    if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
         raise CorruptFileError(
-            f"{name} has a corrupt footer: got {metadata.num_rows} rows in all and {rows} in its row groups, "
-            "expected their sum. Restore or delete it"
+            f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
-    places = column_leaves(schema, metadata.num_columns, name)
-    return FileFacts(
-        digest=footer_digest(tail),
-        footer_bytes=len(tail),
-        schema=schema,
-        rows=rows,
-        columns=[_column(groups, rows, place, field.type) for place, field in zip(places, schema, strict=True)],
-    )
+    columns = [
+        _column(structure, place, decoded(field.type), stored[place.start])
+        for place, field in zip(places, schema, strict=True)
+    ]
+    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
 
 
-def _column(groups: list[Any], rows: list[int], place: range, kind: pa.DataType) -> ColumnFacts:
-    facts = ColumnFacts([], [], [], [])
-    kind = decoded(kind)
-    flat = not pat.is_nested(kind)
-    for group, count in zip(groups, rows, strict=True):
-        chunks = [group.column(leaf) for leaf in place]
-        facts.bytes.append(sum(chunk.total_compressed_size for chunk in chunks))
-        low, high, nulls = _bounds(chunks[0].statistics, count, kind) if flat else (None, None, -1)
-        if pat.is_null(kind):
-            nulls = count
-        facts.low.append(low)
-        facts.high.append(high)
-        facts.nulls.append(nulls)
-    return facts
-
-
-def _bounds(statistics: Any, rows: int, kind: pa.DataType) -> tuple[Any, Any, int]:
-    if statistics is None:
-        return None, None, -1
-    nulls = statistics.null_count if statistics.has_null_count else -1
-    if not 0 <= nulls <= rows:
-        nulls = -1
-    if not statistics.has_min_max or not has_bounds(kind) or statistics.physical_type == "INT96":
-        return None, None, nulls
+def _structure(tail: bytes, name: str) -> Structure:
     try:
-        low, high = _values(statistics, kind)
-    except UnicodeDecodeError:  # a bound cut in the middle of a character
-        return None, None, nulls
-    trusted = low <= high and not (isinstance(low, float) and (math.isnan(low) or math.isnan(high)))
-    return (low, high, nulls) if trusted else (None, None, nulls)
+        return structure_of(tail[:-_TRAILER_BYTES])
+    except MalformedError as error:
+        raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
 
 
-def has_bounds(kind: pa.DataType) -> bool:
-    """Whether bounds are kept for columns of this type."""
-    if pat.is_floating(kind):
-        return not pat.is_float16(kind)
-    tests = (
-        pat.is_integer,
-        pat.is_boolean,
-        pat.is_date32,
-        pat.is_timestamp,
-        pat.is_decimal,
-        pat.is_string,
-        pat.is_large_string,
-        pat.is_binary,
-        pat.is_large_binary,
-    )
-    return any(test(kind) for test in tests)
-
-
-def _values(statistics: Any, kind: pa.DataType) -> tuple[Any, Any]:
-    """Bounds as plain Python values; dates and timestamps as the integers that they are stored as."""
-    if pat.is_date32(kind) or pat.is_timestamp(kind):
-        return statistics.min_raw, statistics.max_raw
-    return statistics.min, statistics.max
+def _column(structure: Structure, place: range, kind: pa.DataType, physical: int) -> ColumnFacts:
+    count = len(structure.rows)
+    sizes = [sum(chunks[leaf].bytes for leaf in place) for chunks in structure.chunks]
+    if pat.is_nested(kind):
+        return ColumnFacts(physical, sizes, [-1] * count, [None] * count, [None] * count, [False] * count)
+    leaves = [chunks[place.start] for chunks in structure.chunks]
+    nulls = [
+        rows if pat.is_null(kind) else chunk.nulls if 0 <= chunk.nulls <= rows else -1
+        for chunk, rows in zip(leaves, structure.rows, strict=True)
+    ]
+    if structure.ordered:
+        low, high = [chunk.low for chunk in leaves], [chunk.high for chunk in leaves]
+    elif pat.is_signed_integer(kind):
+        low, high = [chunk.old_low for chunk in leaves], [chunk.old_high for chunk in leaves]
+    else:
+        low = high = [None] * count
+    return ColumnFacts(physical, sizes, nulls, low, high, [chunk.exact for chunk in leaves])

@@ -11,7 +11,7 @@ A row group where true is not in the set is NONE (no row can be kept), one where
 is), any other is SOME and has to be counted. Both verdicts are proofs, as the sets are never too small:
 
 - bounds need not be values: min is a lower bound and max an upper one, so truncated strings do no harm to NONE. ALL is
-  never concluded from bounds that may be truncated (`exact` false);
+  never concluded from bounds that may be truncated (not `exact`);
 - float statistics hide NaN, for which `!=` is true and every other operator false: those are always in the set;
 - -0.0 and 0.0 are equal, so it does not matter which of them a writer put into its statistics.
 """
@@ -39,8 +39,8 @@ class ColumnStatistics:
 
     `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); only where
     `bounded`. `nulls`: int64, -1 where unknown. `unit`: what literals are converted with before they are compared
-    (None for a value that the column's statistics cannot judge). `exact`: bounds are values of the column.
-    `floating`: NaN may hide. `partition`: the column is a partition key.
+    (None for a value that the column's statistics cannot judge). `exact`: bounds are values of the column, not
+    truncated ones. `floating`: NaN may hide. `partition`: the column is a partition key.
     """
 
     low: npt.NDArray[Any]
@@ -48,7 +48,7 @@ class ColumnStatistics:
     bounded: Bools
     nulls: npt.NDArray[np.int64]
     unit: Callable[[object], Any]
-    exact: bool = True
+    exact: Bools
     floating: bool = False
     partition: bool = False
 
@@ -137,8 +137,7 @@ def _leaf(leaf: Comparison | Membership | IsNull, column: ColumnStatistics, rows
     else:
         true, false = _contained([column.unit(value) for value in leaf.values], column)
     unknown = ~column.bounded
-    sure = np.full(len(rows), column.exact)
-    return _Truths((true | unknown) & some_value, (false | unknown) & some_value, some_null, sure)
+    return _Truths((true | unknown) & some_value, (false | unknown) & some_value, some_null, column.exact | unknown)
 
 
 def _compared(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bools]:

@@ -7,14 +7,14 @@ size, time and footer digest are compared with the snapshot's, and each row grou
 (`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
-its checksum, and a filter that keeps another number of rows than the plan counted are errors that name file and row
-group.
+its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
+that name file and row group.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from feedline.expressions import BoundExpression
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
-from feedline.warehouse.schemas import children, conformed
+from feedline.warehouse.schemas import children, conformed, is_unchecked
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
 
@@ -203,12 +203,14 @@ def _batches(
     if where is not None:
         _refuse_foreign(schema, where.columns)
     with _unchanged(fragment) as parquet:
+        leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
+        stored = dict(zip(parquet.schema_arrow.names, leaves, strict=True))
         for position, row_group in enumerate(fragment.row_groups):
             rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
             filtered = where is not None and expected != rows
             names = [*columns, *extra] if filtered else columns
             fields = [field_of(schema, name) for name in names]
-            for data in _decoded(parquet, fragment, row_group, fields, chunk_rows):
+            for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
                 yield _Batch(position, data, filtered)
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
@@ -218,14 +220,17 @@ def _batches(
 
 
 def _decoded(
-    parquet: pq.ParquetFile, fragment: Fragment, row_group: int, fields: Sequence[pa.Field], chunk_rows: int
+    parquet: pq.ParquetFile,
+    stored: Mapping[str, range],
+    fragment: Fragment,
+    row_group: int,
+    fields: Sequence[pa.Field],
+    chunk_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    stored = parquet.schema_arrow
     keys = dict(fragment.partition)
-    wanted = [field.name for field in fields if field.name not in keys and stored.get_field_index(field.name) >= 0]
-    leaves = column_leaves(stored, parquet.metadata.num_columns, fragment.uri)
-    indices = [leaf for name in wanted for leaf in leaves[stored.get_field_index(name)]]
+    wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
+    indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
     batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
     rows = parquet.metadata.row_group(row_group).num_rows
     schema = pa.schema(fields)
@@ -253,11 +258,20 @@ def _decoded(
 
 
 def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: int) -> pa.Array:
+    """A stored column in the table's type, after the checks that pyarrow's reader leaves out."""
+    where = place(fragment.uri, row_group)
+    if is_unchecked(array.type):
+        try:
+            array.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
+            raise CorruptFileError(
+                f"column {field.name!r} of {where} is not valid Parquet: {error}. Restore or rewrite the file"
+            ) from error
     try:
         return conformed(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"column {field.name!r} of {place(fragment.uri, row_group)} does not fit the table's type: "
+            f"column {field.name!r} of {where} does not fit the table's type: "
             f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
         ) from error
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.warehouse.footers import has_bounds
+from feedline.warehouse.bounds import has_bounds, is_text
 from feedline.warehouse.pruning import ColumnStatistics, Statistics
 from feedline.warehouse.snapshot import Snapshot
 
@@ -40,10 +40,8 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
     facts = snapshot.column_facts(name)
     nulls = facts.field("nulls").to_numpy()
     if not has_bounds(kind):
-        nothing = np.zeros(len(nulls), np.int64)
-        return ColumnStatistics(
-            low=nothing, high=nothing, bounded=np.zeros(len(nulls), np.bool_), nulls=nulls, unit=_incomparable
-        )
+        nothing, never = np.zeros(len(nulls), np.int64), np.zeros(len(nulls), np.bool_)
+        return ColumnStatistics(low=nothing, high=nothing, bounded=never, nulls=nulls, unit=_incomparable, exact=never)
     low, high = facts.field("min"), facts.field("max")
     return ColumnStatistics(
         low=_comparable(low),
@@ -51,7 +49,7 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
         bounded=low.is_valid().to_numpy(zero_copy_only=False) & high.is_valid().to_numpy(zero_copy_only=False),
         nulls=nulls,
         unit=_unit(kind),
-        exact=not _may_be_truncated(kind),
+        exact=facts.field("exact").to_numpy(zero_copy_only=False) if is_text(kind) else np.ones(len(nulls), np.bool_),
         floating=pat.is_floating(kind),
     )
 
@@ -62,11 +60,9 @@ def _key(snapshot: Snapshot, name: str, kind: pa.DataType) -> ColumnStatistics:
     known = values.is_valid().to_numpy(zero_copy_only=False)
     bound = _comparable(values)
     nulls = np.where(known, 0, snapshot.rows_per_row_group)
-    return ColumnStatistics(low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(kind), partition=True)
-
-
-def _may_be_truncated(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary))
+    return ColumnStatistics(
+        low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(kind), exact=known, partition=True
+    )
 
 
 def _comparable(values: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.warehouse.footers import ColumnFacts, FileFacts, has_bounds
+from feedline.warehouse.bounds import bounds_of, has_bounds, is_text
+from feedline.warehouse.footers import ColumnFacts, FileFacts
 from feedline.warehouse.schemas import decoded
 
 _FILES_PER_BLOCK = 512
@@ -24,7 +25,7 @@ _FILES_PER_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Row groups of consecutive files with one schema: per column bytes, nulls and, where kept, bounds."""
+    """Row groups of consecutive files of one kind: per column bytes, nulls, exact and, where kept, bounds."""
 
     rows: pa.Array
     columns: dict[str, dict[str, pa.Array]]
@@ -43,7 +44,7 @@ class Tally:
         """Take the next file's facts."""
         self.rows_per_file.append(sum(facts.rows))
         self.row_groups_per_file.append(len(facts.rows))
-        if self._open and (len(self._open) >= _FILES_PER_BLOCK or self._open[-1].schema != facts.schema):
+        if self._open and (len(self._open) >= _FILES_PER_BLOCK or not _alike(self._open[-1], facts)):
             self._close()
         self._open.append(facts)
 
@@ -51,7 +52,8 @@ class Tally:
         """Row groups in order: file (int32), row_group (int32, within the file), rows, bytes (int64) and `columns`.
 
         `columns` is a struct with one field per column of `schema`, itself a struct of bytes and nulls (int64, -1
-        unknown) and, for types that have them, min and max in the column's type (null: unknown).
+        unknown) and, for types that have them, min and max in the column's type (null: unknown). Strings and bytes
+        have the boolean `exact` besides: bounds are values of the column, not truncated ones.
         """
         if self._open:
             self._close()
@@ -80,41 +82,37 @@ class Tally:
         self._blocks.append(_Block(rows, columns))
 
 
+def _alike(one: FileFacts, other: FileFacts) -> bool:
+    """Whether bounds of both are stored alike; one Arrow type may have several physical ones."""
+    return one.physical == other.physical and bool(one.schema == other.schema)
+
+
 def _arrays(facts: Sequence[ColumnFacts], kind: pa.DataType) -> dict[str, pa.Array]:
     arrays = {
         "bytes": pa.array([value for column in facts for value in column.bytes], pa.int64()),
         "nulls": pa.array([value for column in facts for value in column.nulls], pa.int64()),
+        "exact": pa.array([value for column in facts for value in column.exact], pa.bool_()),
     }
     if has_bounds(kind):
-        arrays["min"] = _bounds([value for column in facts for value in column.low], kind)
-        arrays["max"] = _bounds([value for column in facts for value in column.high], kind)
+        low = list(chain.from_iterable(column.low for column in facts))
+        high = list(chain.from_iterable(column.high for column in facts))
+        arrays["min"], arrays["max"] = bounds_of(low, high, facts[0].physical, kind)
     return arrays
 
 
-def _bounds(values: list[Any], kind: pa.DataType) -> pa.Array:
-    try:
-        if pat.is_date32(kind):
-            return pa.array(values, pa.int32()).view(kind)
-        if pat.is_timestamp(kind):
-            return pa.array(values, pa.int64()).view(kind)
-        return pa.array(values, kind)
-    except (pa.ArrowInvalid, OverflowError):  # a bound outside its own column's type tells nothing
-        return pa.nulls(len(values), kind)
-
-
 def _conformed(block: _Block, field: pa.Field) -> pa.StructArray:
+    """A block's facts of one column of the table's schema."""
     found = block.columns.get(field.name)
-    empty = len(block.rows)
-    parts = {
-        "bytes": found["bytes"] if found else pa.array(np.zeros(empty, np.int64)),
-        "nulls": found["nulls"] if found else block.rows,
-    }
+    size = len(block.rows)
+    if found is None:
+        nulls = pa.array(np.full(size, -1)) if pat.is_nested(field.type) else block.rows
+        found = {"bytes": pa.array(np.zeros(size, np.int64)), "nulls": nulls, "exact": pa.array([False] * size)}
+    parts = {"bytes": found["bytes"], "nulls": found["nulls"]}
     if has_bounds(field.type):
         for side in ("min", "max"):
-            bound = found.get(side) if found else None
-            parts[side] = pa.nulls(empty, field.type) if bound is None else _cast(bound, field.type)
-    if found is None and pat.is_nested(field.type):
-        parts["nulls"] = pa.array(np.full(empty, -1))
+            parts[side] = _cast(found[side], field.type) if side in found else pa.nulls(size, field.type)
+    if is_text(field.type):
+        parts["exact"] = found["exact"]
     return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 
 

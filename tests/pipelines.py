@@ -1,0 +1,131 @@
+"""Pipelines over small tables in folders of their own, and what they must deliver, by `Pipeline.batches`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline import Pipeline
+from feedline.loader.batch import Batch
+
+PATIENCE_S = 60.0
+
+CLICKS: dict[str, Any] = {
+    "version": 1,
+    "name": "clicks",
+    "work_dir": "work",
+    "source": {"split_rows": 1024},
+    "features": {
+        "dense": {"dense_0": [{"fill_null": 0}], "dense_1": [{"fill_null": 0}, "log1p"]},
+        "categorical": {"id_0": [{"modulo": 1000}], "str_0": [{"hash_bucket": 100}]},
+        "sparse": {"hist_0": [], "hist_1": [{"first_x": 3}]},
+        "label": {"clicked": []},
+        "extra": {"request_id": [], "ts": [], "word": {"column": "str_0"}},
+    },
+    "batch": {"size": 256, "tail": "drop"},
+    "shuffle": {"seed": 3, "window_rows": 2048},
+    "cluster": {"threads": 1},
+    "memory": "64MiB",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a table, pipelines, a TMPDIR and a runtime folder of its own."""
+
+    folder: Path
+    table: Path
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "t"
+
+    @property
+    def sockets(self) -> Path:
+        return self.folder / "r" / "feedline"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def write(self, name: str = "p.yaml", **changes: Any) -> Path:
+        """pipeline.yaml with some keys changed: `batch={"size": 8}` changes one key, None takes a section away."""
+        whole = ("features", "cluster")  # never merged
+        document = {**CLICKS, "source": {**CLICKS["source"], "table": str(self.table)}}
+        for key, value in changes.items():
+            merge = isinstance(value, dict) and isinstance(document.get(key), dict) and key not in whole
+            document[key] = {**document[key], **value} if merge else value
+        path = self.folder / name
+        path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}, indent=1))
+        return path
+
+    def left(self) -> list[str]:
+        """What lies in TMPDIR and the runtime folder."""
+        return sorted(
+            str(path.relative_to(self.folder)) for root in (self.temporary, self.sockets) for path in root.rglob("*")
+        )
+
+
+@contextmanager
+def furnished(folder: Path, table: Path) -> Iterator[Place]:
+    """A place whose TMPDIR and runtime folder are this process's, too; both must be empty at the end."""
+    place = Place(folder=folder, table=table)
+    place.temporary.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(place.temporary))
+        patch.setenv("XDG_RUNTIME_DIR", str(folder / "r"))
+        patch.setattr(tempfile, "tempdir", str(place.temporary))
+        yield place
+        assert eventually(lambda: not place.left(), within_s=10), f"files left behind: {place.left()}"
+
+
+def eventually(condition: Callable[[], Any], *, within_s: float = PATIENCE_S) -> Any:
+    """Wait until a condition holds; its value, which is false where time ran out."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()) and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+    return value
+
+
+def image(batch: Batch) -> bytes:
+    """Every byte of a batch's slot: all tensors, extras, masks, epoch and step."""
+    return bytes(batch._bytes().numpy())
+
+
+def oracle(
+    path: Path,
+    *,
+    set: Mapping[str, object] | None = None,
+    epoch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    step: int = 0,
+    **options: Any,
+) -> list[bytes]:
+    """The images of an epoch, made in this process without ring, Dask or feeder."""
+    batches = Pipeline.from_yaml(path, set).batches(epoch, rank, world_size, step=step, **options)
+    return [image(batch) for batch in batches]
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Processes below one (this one), not zombies."""
+    import psutil
+
+    found = []
+    for process in psutil.Process(pid or os.getpid()).children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found

@@ -1,0 +1,186 @@
+"""Programs that tests start, listen to, signal and see end: each with a deadline, none left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pipelines import PATIENCE_S, eventually
+
+TESTS = Path(__file__).parent
+
+
+class Program:
+    """A running process whose lines (standard output and error together) can be waited for."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self.lines: list[str] = []
+        self._unread: queue.Queue[str | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The next line that matches; lines before it are passed over."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                line = self._unread.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"no line matches {pattern!r} in:\n{self.text}"
+            if match := re.search(pattern, line):
+                return match
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """The exit status; all output is in `text` then."""
+        status = self.process.wait(within_s)
+        self._reader.join(within_s)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, and see it gone."""
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def close(self) -> None:
+        """Whatever state it is in: end it and all below it."""
+        if self.process.poll() is None:
+            for child in self.descendants():
+                child.kill()
+            self.kill()
+        self._reader.join(PATIENCE_S)
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._unread.put(line)
+        self._unread.put(None)
+
+
+@contextmanager
+def running(*command: object, **options: Any) -> Iterator[Program]:
+    """A program for the time of a block; it is ended where the block left it running."""
+    program = Program([str(word) for word in command], **options)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def feedline(*arguments: object, **options: Any) -> Any:
+    """`running` the command line."""
+    return running(sys.executable, "-m", "feedline", *arguments, **options)
+
+
+def trainer(*arguments: object, **options: Any) -> Any:
+    """`running` a training loop."""
+    return running(sys.executable, TESTS / "trainer.py", *arguments, **options)
+
+
+def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program run to its end."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
+
+
+def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line run to its end."""
+    return finished(sys.executable, "-m", "feedline", *arguments, **options)
+
+
+def all_gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether they end within the time that a killed process's family needs."""
+    return bool(eventually(lambda: not [each for each in processes if _lives(each)], within_s=15))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class DaskCluster:
+    """A `dask scheduler` and `dask worker` processes as a deployment runs them, at a fixed address."""
+
+    def __init__(self, folder: Path, *, workers: int = 1, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self._workers = workers
+        folder.mkdir()
+        own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what they leave when they are killed is not ours
+        self._environment = {**os.environ, **own, **(environment or {})}
+        self._programs: list[Program] = []
+
+    def start(self) -> None:
+        self.start_scheduler()
+        for _ in range(self._workers):
+            self.start_worker()
+
+    def start_scheduler(self) -> None:
+        options = ("--host", "127.0.0.1", "--port", self.port, "--no-dashboard")
+        self._start("scheduler", *options).line("Scheduler at")
+
+    def start_worker(self) -> Program:
+        options = (self.address, "--host", "127.0.0.1", "--nthreads", 1, "--no-nanny", "--no-dashboard")
+        worker = self._start("worker", *options)
+        worker.line("Registered to")
+        return worker
+
+    def kill(self) -> None:
+        """SIGKILL for the scheduler; its workers end by themselves, or are killed."""
+        for program in self._programs:
+            program.close()
+        self._programs.clear()
+
+    def kill_scheduler(self) -> None:
+        """SIGKILL for the scheduler alone."""
+        self._programs[0].kill()
+
+    def _start(self, role: str, *options: object) -> Program:
+        command = [str(Path(sys.executable).with_name("dask")), role, *(str(option) for option in options)]
+        program = Program(command, env=self._environment)
+        self._programs.append(program)
+        return program
+
+    def __enter__(self) -> DaskCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,96 @@
+"""The ring and a GPU: pinned once, one copy per batch, a slot free only after its copy. Needs a CUDA device."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from feedline import FeedlineDataset
+from feedline.warehouse.synthetic import clicks_pipeline
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+@pytest.fixture
+def pipeline(clicks, tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(clicks_pipeline(str(clicks), batch_size=512, tail="partial"))
+    return path
+
+
+def test_every_tensor_is_pinned(pipeline):
+    with FeedlineDataset(pipeline) as dataset:
+        batch = next(iter(dataset))
+        sparse = batch.sparse["hist_0"]
+        for tensor in (
+            batch.dense,
+            batch.categorical,
+            batch.labels,
+            batch.valid,
+            *(getattr(sparse, n) for n in ("values", "lengths", "offsets")),
+        ):
+            assert tensor.is_pinned()
+        assert batch.is_pinned()
+        assert batch.pin_memory() is batch
+        del batch, sparse, tensor
+
+
+def test_one_copy_moves_the_batch_and_its_bytes_are_right(pipeline):
+    with FeedlineDataset(pipeline) as dataset:
+        for batch in dataset:
+            host = batch.clone()
+            moved = batch.to("cuda", non_blocking=True)
+            del batch
+            base = moved.dense.untyped_storage().data_ptr()
+            assert moved.labels.untyped_storage().data_ptr() == base
+            assert moved.sparse["hist_0"].values.untyped_storage().data_ptr() == base
+            torch.cuda.synchronize()
+            for name, value in moved.to_dict().items():
+                kept = host[name]
+                if hasattr(value, "values") and not torch.is_tensor(value):
+                    assert torch.equal(value.values.cpu(), kept.values)
+                    assert torch.equal(value.offsets.cpu(), kept.offsets)
+                elif torch.is_tensor(value):
+                    assert torch.equal(value.cpu(), kept)
+
+
+def test_a_slot_is_not_written_while_its_copy_is_queued(pipeline):
+    """Copies wait behind a long kernel; the feeder must not touch their slots before they have run."""
+    with FeedlineDataset(pipeline) as dataset:
+        stream = torch.cuda.Stream()
+        kept, moved = [], []
+        with torch.cuda.stream(stream):
+            for batch in dataset:
+                torch.cuda._sleep(20_000_000)
+                kept.append(batch.clone())
+                moved.append(batch.to("cuda", non_blocking=True))
+                del batch
+        gc.collect()
+        stream.synchronize()
+        for host, device in zip(kept, moved, strict=True):
+            assert torch.equal(device.dense.cpu(), host.dense)
+            assert torch.equal(device.sparse["hist_0"].values.cpu(), host.sparse["hist_0"].values)
+
+
+def test_the_users_own_copies_and_streams_are_waited_for(pipeline):
+    with FeedlineDataset(pipeline) as dataset:
+        side = torch.cuda.Stream()
+        kept, moved = [], []
+        for batch in dataset:
+            torch.cuda._sleep(5_000_000)
+            kept.append(batch.dense.clone())
+            moved.append(batch.dense.to("cuda", non_blocking=True))
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(5_000_000)
+                moved.append(batch.labels.to("cuda", non_blocking=True))
+            kept.append(batch.labels.clone())
+            batch.record_stream(side)
+            del batch
+        torch.cuda.synchronize()
+        for host, device in zip(kept, moved, strict=True):
+            assert torch.equal(device.cpu(), host)
