@@ -82,17 +82,20 @@ def feed_listening(request: FeedRequest) -> int:
     with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:
+            listener.open()
             _say({"type": "ready", "dashboard": cluster.dashboard, "pid": os.getpid()})
             while True:
-                listener.open()
                 channel = listener.accept()
                 if channel is not None:
-                    _serve_and_report(channel, pipeline, cluster, request)
+                    left = _serve_and_report(channel, pipeline, cluster, request)
+                    listener.open()
+                    _say(left)  # whoever hears it may come
         finally:
             listener.close()
 
 
-def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> None:
+def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> dict[str, Any]:
+    """Serve one trainer; returns what there is to say about its leaving."""
     stats = FeederStats()
     left = threading.Event()
     reporter = threading.Thread(target=_report, args=(stats, left), daemon=True)
@@ -107,7 +110,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
         channel.close()
         left.set()
         reporter.join()
-        _say({"type": "left", "error": error, "stats": asdict(stats)})
+    return {"type": "left", "error": error, "stats": asdict(stats)}
 
 
 def _report(stats: FeederStats, left: threading.Event) -> None:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
 from feedline.errors import DataError, StateError
+from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.plan import Map, Plan, compile_spec, make_plan
-from feedline.service.feeder import segments_of
 from feedline.service.tasks import batch_schema, run_block
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures

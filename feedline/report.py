@@ -12,6 +12,7 @@ from rich.table import Table
 
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
+from feedline.loader.schedule import Schedule
 from feedline.plan import Plan
 from feedline.warehouse.reading import bytes_of
 from feedline.warehouse.selection import Share
@@ -27,11 +28,13 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     kept = np.flatnonzero(selection.rows > 0)
     table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
     lanes_per_rank = plan.lanes // world_size
-    threads = feeder_threads(plan.spec, local_ranks=1)
-    blocks = plan.spec.cluster.window or 2 * threads + lanes_per_rank
+    cluster = plan.spec.cluster
+    threads = feeder_threads(plan.spec, local_ranks=1) * (cluster.workers or 1)
+    blocks = cluster.window or 2 * threads + lanes_per_rank
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
     report = selection.report
+    read = int(plan.row_group_bytes[kept].sum()) + _read_twice(plan, schedule)
     return {
         "table": plan.spec.source.table,
         "snapshot": snapshot.id,
@@ -47,9 +50,9 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "kept": _share(report.kept),
         "columns": {"read": len(plan.columns), "table": len(snapshot.schema.names), "names": list(plan.columns)},
         "bytes": {
-            "read_per_epoch": int(plan.row_group_bytes[kept].sum()),
+            "read_per_epoch": read,
             "table": table_bytes,
-            "share": float(plan.row_group_bytes[kept].sum() / table_bytes) if table_bytes else 0.0,
+            "share": read / table_bytes if table_bytes else 0.0,
         },
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
@@ -76,17 +79,6 @@ def plan_table(facts: dict[str, Any]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     stored = facts["row_groups"]
-    for name, key in (
-        ("pruned by partition", "pruned_by_partition"),
-        ("pruned by statistics", "pruned_by_statistics"),
-        ("taken whole", "taken_whole"),
-        ("counted", "counted"),
-    ):
-        share = facts[key]
-        note = ""
-        if key == "counted" and share["row_groups"]:
-            note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
-        table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     memory, size = facts["memory"], facts["bytes"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
     in_flight = (
@@ -107,9 +99,40 @@ def plan_table(facts: dict[str, Any]) -> Table:
         ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
         ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
     )
-    for name, text in rows:
+    for name, text in rows[:3]:
+        table.add_row(name, text)
+    for name, key in (
+        ("pruned by partition", "pruned_by_partition"),
+        ("pruned by statistics", "pruned_by_statistics"),
+        ("taken whole", "taken_whole"),
+        ("counted", "counted"),
+    ):
+        share = facts[key]
+        note = ""
+        if key == "counted" and share["row_groups"]:
+            note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
+        table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
+    for name, text in rows[3:]:
         table.add_row(name, text)
     return table
+
+
+def _read_twice(plan: Plan, schedule: Schedule) -> int:
+    """Bytes of row groups that a border between lanes cuts: each neighbour decodes them."""
+    nbytes = 0
+    for lane in range(1, plan.lanes):
+        border = schedule.lane_bounds(lane)[0]
+        if border in (0, schedule.rows):
+            continue
+        place = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        split = int(schedule.order[place])
+        first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
+        ends = np.cumsum(plan.selection.rows[first:stop])
+        inside = border - int(schedule.starts[place])
+        group = int(np.searchsorted(ends, inside, side="right"))
+        if inside != (int(ends[group - 1]) if group else 0):
+            nbytes += int(plan.row_group_bytes[first + group])
+    return nbytes
 
 
 def _share(share: Share) -> dict[str, int]:

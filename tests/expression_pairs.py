@@ -294,7 +294,10 @@ def function(draw: st.DrawFn, item: Sides) -> Sides:
     if name == "cast":
         return Sides(f'{item.text}.cast("float64")', double, "float")
     nan = f"isnan({double})"
-    sql = {"round": f"round_even({double}, 0)", "sign": f"CASE WHEN {nan} THEN {double} ELSE sign({double}) END"}
+    sql = {
+        "round": f"round_even({double}, 0)",
+        "sign": f"CASE WHEN {nan} OR {double} = 0 THEN {double} ELSE sign({double}) END",
+    }
     return Sides(f"{item.text}.{name}()", f"({sql.get(name, f'{name}({double})')})", "float")
 
 

@@ -352,6 +352,7 @@ def test_closing_ends_the_feeder_and_every_use(path: Path, epochs: list[list[byt
     assert dataset.state_dict()["step"] == 1
     assert dataset.stats().batches == 1
 
+
 def test_a_dataset_closed_before_it_was_used(path: Path):
     dataset = FeedlineDataset(path)
     dataset.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -67,6 +68,14 @@ def test_the_design_s_own_example():
     )
     assert values(text) == [False, False, None, False]
     assert FRAME.filter(bind_where('ds >= "2026-01-01" and country != "FR"', SCHEMA).polars)["n"].to_list() == [2]
+
+
+def test_the_reference_s_example_of_an_error():
+    reference = (Path(__file__).parent.parent / "docs" / "expressions.md").read_text(encoding="utf-8")
+    schema = pa.schema([("ds", pa.date32()), ("price", pa.float32())])
+    with pytest.raises(ExpressionError) as caught:
+        bind_where('ds >= "2026-01-01" and pricee > 3', schema)
+    assert f"```\n{caught.value}\n```" in reference
 
 
 def test_columns_are_known_without_a_table():

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from expression_pairs import ANY, COLUMNS, CONDITIONS, NAN, PRUNABLE, SCHEMA, TABLES, Sides, comparisons, conditions
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from feedline.expressions import bind, is_row_preserving, parse
@@ -37,7 +37,10 @@ def evaluated(text: str, table: pa.Table) -> list[object]:
 def answered(sql: str, table: pa.Table) -> list[object]:
     with duckdb.connect() as connection:
         connection.register("t", table.append_column("row", pa.array(range(table.num_rows))))
-        return [value for (value,) in connection.sql(f'SELECT ({sql}) FROM t ORDER BY "row"').fetchall()]
+        try:
+            return [value for (value,) in connection.sql(f'SELECT ({sql}) FROM t ORDER BY "row"').fetchall()]
+        except duckdb.OutOfRangeException:  # beyond int64, where the language wraps as numpy does
+            reject()
 
 
 def same(left: object, right: object) -> bool:

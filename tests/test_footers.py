@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from warehouse_samples import COLLECTION, collection, sample, write
 
 from feedline.errors import CorruptFileError, FeedlineError, TableError
-from feedline.warehouse.footer_structure import PHYSICAL_NAMES, MalformedError, structure_of
+from feedline.warehouse.footer_structure import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.footers import file_facts, footer_digest, parsed_footers
 from feedline.warehouse.snapshot import take_snapshot
 
@@ -195,6 +196,21 @@ def test_deprecated_bounds_count_for_signed_integers_only(tmp_path: Path) -> Non
     (tmp_path / "f.parquet").write_bytes(content)
     fact = take_snapshot(str(tmp_path)).row_groups["columns"][0].as_py()
     assert [(fact[name]["min"], fact[name]["max"]) for name in "iuf"] == [(1, 2), (None, None), (None, None)]
+
+
+@pytest.mark.parametrize(("stored", "kept"), [(-5, -1), (3, -1), (2, 2), (0, 0)])
+def test_null_counts_that_cannot_be_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: int, kept: int
+) -> None:
+    def tampered(data: bytes) -> Structure:
+        structure = structure_of(data)
+        return replace(
+            structure, chunks=[[chunk._replace(nulls=stored) for chunk in group] for group in structure.chunks]
+        )
+
+    monkeypatch.setattr("feedline.warehouse.footers.structure_of", tampered)
+    snapshot = take_snapshot(write(tmp_path, {"f.parquet": pa.table({"x": [1, 2]})}))
+    assert snapshot.row_groups["columns"][0].as_py()["x"]["nulls"] == kept
 
 
 def test_a_process_keeps_few_parsed_footers() -> None:

@@ -339,6 +339,20 @@ def test_a_file_that_is_not_the_snapshots_is_refused(tmp_path: Path, change: str
         assert str(file) in str(caught.value)
 
 
+def test_a_time_without_its_fraction_of_a_second_is_the_same_time(tmp_path: Path) -> None:
+    """As object stores have it: the listing says 12:00:00.123, the object itself 12:00:00."""
+    root = write(tmp_path, {"f.parquet": pa.table({"x": [1]})})
+    second = 1_700_000_000
+    os.utime(tmp_path / "f.parquet", ns=(0, second * 10**9 + 123_000_000))
+    snapshot = take_snapshot(root)
+    os.utime(tmp_path / "f.parquet", ns=(0, second * 10**9))
+    assert frames(snapshot, whole(snapshot), ["x"]).height == 1
+    for other in ((second + 1) * 10**9, second * 10**9 + 5):
+        os.utime(tmp_path / "f.parquet", ns=(0, other))
+        with pytest.raises(TableChangedError, match="changed after the snapshot was taken"):
+            frames(snapshot, whole(snapshot), ["x"])
+
+
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4", "gzip", "brotli"])
 @pytest.mark.parametrize("use_dictionary", [False, True])
 def test_flipped_bytes_in_pages_never_pass_where_pages_have_checksums(

@@ -6,17 +6,24 @@ import datetime
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from warehouse_samples import sample, write
 
 from feedline import Table
-from feedline.errors import CorruptFileError, ExpressionError, TableError, TableNotFoundError
+from feedline.errors import CorruptFileError, ExpressionError, TableChangedError, TableError, TableNotFoundError
+from feedline.warehouse.frame import plan_fragments
+from feedline.warehouse.locations import Location
+from feedline.warehouse.reading import read_fragment
+from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.snapshot import Snapshot
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,42 @@ def test_files_lists_globs_and_uris_serve_too(root: str) -> None:
         assert Table(table).read(["i64", "ds", "c"]).equals(expected)
     assert Table(Path(names[0])).read(["i64"]).equals(expected.select(["i64"]).slice(0, 20))
     assert Table(f"file://{root}").read(["i64", "ds", "c"], 'ds == "2026-01-02"').equals(expected)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Object-store paths (no leading slash, options in the URI) over a local folder."""
+    filesystem = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+
+    def locate(uri: str) -> Location:
+        return Location(uri, filesystem, unquote(uri.partition("://")[2].partition("?")[0]))
+
+    for module in ("discovery", "snapshot", "reading", "store"):
+        monkeypatch.setattr(f"feedline.warehouse.{module}.locate", locate)
+    return tmp_path
+
+
+def test_tables_and_snapshots_on_an_object_store(bucket: Path) -> None:
+    table = pa.table({"x": range(10)})
+    write(bucket / "b" / "t", {f"k={k}/f.parquet": table for k in ("a%20b", "c")})
+    expected = [{"x": x, "k": k} for k in ("a b", "c") for x in range(10)]
+    options = "?region=eu&endpoint_override=localhost:9"
+    for names, uri in (
+        (f"s3://b/t{options}", f"s3://b/t{options}"),
+        (f"s3://b/t/{options}", f"s3://b/t{options}"),
+        (f"s3://b/t/k=*/f.parquet{options}", f"s3://b/t{options}"),
+        ([f"s3://b/t/k=c/f.parquet{options}", f"s3://b/t/k=a%2520b{options}"], f"s3://b/t{options}"),
+    ):
+        snapshot = Table(names).snapshot()
+        assert snapshot.uri == uri
+        assert Table(names).read().to_pylist() == expected
+        assert Table(names).to_dask().compute(scheduler="synchronous")["x"].tolist() == [*range(10), *range(10)]
+    assert snapshot.save(f"s3://b/work{options}") == snapshot.id
+    assert Snapshot.load(f"s3://b/work{options}", snapshot.id).files.equals(snapshot.files)
+    (bucket / "b" / "t" / "k=c" / "f.parquet").unlink()
+    fragment = plan_fragments(snapshot, screen_rows(snapshot, None), 100)[1]
+    with pytest.raises(TableChangedError, match=r"^s3://b/t/k=c/f.parquet is gone"):
+        list(read_fragment(fragment, ["x"], None, snapshot.schema))
 
 
 def test_dask_and_read_agree(root: str) -> None:

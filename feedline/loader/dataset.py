@@ -255,7 +255,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def _agree(self, hello: dict[str, Any]) -> dict[str, Any]:
         """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
-        if _distributed() is None or self._ranks.source != "torch.distributed" or self._ranks.world_size == 1:
+        if self._ranks.world_size == 1 or _distributed() != (self._ranks.rank, self._ranks.world_size):
             return self._feed.open(hello)
         chosen: list[Any] = [None]
         if self._ranks.rank == 0:

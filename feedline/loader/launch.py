@@ -114,9 +114,11 @@ def feeder_arguments(path: Path, *, rank: int, world_size: int, overrides: dict[
 
 
 def feeder_threads(spec: PipelineSpec, *, local_ranks: int) -> int:
-    """Dask threads of a feeder that does the work itself: the rank's share of this host's cores, or what is asked."""
+    """Dask threads of the feeder, or of each worker process: what is asked, or its share of this host's cores."""
     threads = spec.cluster.threads
-    return max(1, available_cores() // local_ranks) if threads == "auto" else threads
+    if threads != "auto":
+        return threads
+    return max(1, available_cores() // local_ranks // (spec.cluster.workers or 1))
 
 
 def feeder_environment(spec: PipelineSpec, *, local_ranks: int) -> dict[str, str]:

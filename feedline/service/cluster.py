@@ -47,6 +47,7 @@ class Cluster:
         self._threads = threads
         self._cluster: LocalCluster | None = None
         self._dashboard_loaded = False
+        self._workerless_since: float | None = None
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
@@ -103,6 +104,21 @@ class Cluster:
     def window(self, lanes: int) -> int:
         """Blocks in flight: each thread has one and finds the next, and each lane has one that steps are cut from."""
         return self._spec.window or 2 * self.threads() + lanes
+
+    def require_workers(self) -> None:
+        """Raise ClusterError where the cluster has had no worker for `cluster.wait_s`. Called every second or so."""
+        if self.workers():
+            self._workerless_since = None
+            return
+        now = time.monotonic()
+        if self._workerless_since is None:
+            self._workerless_since = now
+            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
+        elif now - self._workerless_since > self._spec.wait_s:
+            raise ClusterError(
+                f"the Dask cluster has no worker: got none for {self._spec.wait_s:g} s at {self._address()}. Start one "
+                f"(dask worker {self._address()}), or raise cluster.wait_s"
+            )
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""

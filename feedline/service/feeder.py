@@ -16,16 +16,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from feedline.errors import FeedlineError, StateError
 from feedline.loader.channel import FREE, Channel, ChannelClosedError
-from feedline.loader.encode import EncodedRows, slice_rows, take
+from feedline.loader.cutting import segments_of
 from feedline.loader.feed import PROTOCOL
 from feedline.loader.layout import SlotLayout
 from feedline.loader.ring import RingWriter
 from feedline.loader.schedule import Block, Schedule, rank_lanes
-from feedline.loader.slot import Draft, Segment, draft, write
+from feedline.loader.slot import Draft, draft, write
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
@@ -162,9 +160,20 @@ class Feeder:
                 os.eventfd_read(self._wake_fd)
         if trainer in events:
             raise TrainerGoneError
-        if not events and self._stream is not None and not self._cluster.alive():
+        if not events:
+            self._look_after_cluster()
+
+    def _look_after_cluster(self) -> None:
+        """A second without news: is everything there that the blocks in flight depend on?"""
+        streams = [stream for stream in (self._stream, self._ahead) if stream is not None and not stream.ended]
+        if not streams:
+            return
+        if not self._cluster.alive():
             self._cluster.reconnect()
-            self._stream.delivery.resubmit()
+            for stream in streams:
+                stream.delivery.resubmit()
+        elif any(stream.measured is None for stream in streams):
+            self._cluster.require_workers()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # a last block may finish after the trainer went
@@ -305,33 +314,3 @@ class Feeder:
     def _report(self) -> None:
         self._reported_s = time.monotonic()
         self._channel.send_json({"type": "stats", "stats": asdict(self.stats)})
-
-
-def segments_of(
-    schedule: Schedule,
-    borders: dict[int, Any],
-    step: int,
-    get: Callable[[int, int], Any],
-) -> list[Segment] | None:
-    """What a step is cut from: `get(lane, block)` gives the block's parts, or None for "not yet"."""
-    segments: list[Segment] = []
-    for lane, starts in borders.items():
-        for cut in schedule.cuts(lane, step, starts):
-            parts = get(lane, cut.block)
-            if parts is None:
-                return None
-            stop = cut.start + 1 if cut.padding else cut.stop
-            first = 0
-            for part in parts:
-                begin, end = max(cut.start - first, 0), min(stop - first, part.rows)
-                if begin < end and cut.padding:
-                    segments.append(_padding(part, begin, cut.padding))
-                elif begin < end:
-                    segments.append(Segment(encoded=part, start=begin, stop=end))
-                first += part.rows
-    return segments
-
-
-def _padding(part: EncodedRows, row: int, times: int) -> Segment:
-    repeated = take([slice_rows(part, row, row + 1)], np.zeros(times, dtype=np.int64))
-    return Segment(encoded=repeated, start=0, stop=times, valid=False)

@@ -304,11 +304,17 @@ def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
 
 def _compare(fragment: Fragment, info: pafs.FileInfo) -> None:
     mtime_ns = -1 if info.mtime_ns is None else info.mtime_ns
-    if (info.size, mtime_ns) != (fragment.bytes, fragment.mtime_ns):
+    if info.size != fragment.bytes or not _same_time(mtime_ns, fragment.mtime_ns):
         raise TableChangedError(
             f"{fragment.uri} changed after the snapshot was taken: got {info.size} bytes of {_time(mtime_ns)}, "
             f"expected {fragment.bytes} bytes of {_time(fragment.mtime_ns)}. Take a new snapshot"
         )
+
+
+def _same_time(one_ns: int, other_ns: int) -> bool:
+    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
+    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
+    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
 
 
 def _time(mtime_ns: int) -> str:
