@@ -53,6 +53,7 @@ def main() -> NoReturn:
 def _status() -> int:
     gc.freeze()  # what the imports made stays: no collection needs to look at it again
     gc.set_threshold(_GC_THRESHOLD)
+    gc.enable()
     try:
         app()
     except SystemExit as end:

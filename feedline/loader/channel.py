@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import struct
 import weakref
@@ -117,6 +118,12 @@ class Channel:
                 return
             except OSError:
                 return  # the other side is gone, and with it its need to know
+
+    def await_room_or_news(self) -> None:
+        """Wait until a packet can be sent or received, or the other side is gone."""
+        either = select.poll()
+        either.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
+        either.poll()
 
     def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], int | None] | None:
         """The next packet as (packet, JSON or {}, descriptor); None if none is there and `wait` is False.

@@ -197,18 +197,20 @@ class Feed:
                 self._hello = asked
                 return self.facts
 
-    def begin(self, epoch: int, step: int) -> None:
-        """Start the stream of an epoch at a step; slots of an earlier stream are given back unread."""
+    def begin(self, epoch: int, step: int, *, last: bool = False) -> None:
+        """Start the stream of an epoch at a step; slots of an earlier stream are given back unread.
+
+        `last` says that no other epoch follows: the feeder need not prepare one.
+        """
         self._stream += 1
         self._place = (epoch, step)
         self._room.forget()
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
-            self._say({"type": "begin", "stream": self._stream, "epoch": epoch, "step": step})
+            self._say({"type": "begin", "stream": self._stream, "epoch": epoch, "step": step, "last": last})
 
     def next(self) -> tuple[Ready, Lease] | None:
         """The next slot of the stream, or None at the end of its epoch."""
-        if self._place is None:
-            raise AssertionError("begin() comes before next()")
+        assert self._place is not None, "begin() comes before next()"
         while True:
             try:
                 return self._next()
@@ -300,9 +302,7 @@ class Feed:
         """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
         while self._channel is not None and not self._channel.send_json(message, wait=False):
             self._drain()
-            room = select.poll()
-            room.register(self._channel.fileno(), select.POLLIN | select.POLLOUT)
-            room.poll()
+            self._channel.await_room_or_news()
 
     def _drain(self) -> None:
         channel, reader = self._channel, self._reader
@@ -378,4 +378,4 @@ class Feed:
         self._leave()
         self._deaths.count(words)
         if self.attached and self._command.attach_path is not None:
-            await_successor(self._command.attach_path)
+            await_successor(self._command.attach_path, unless=lambda: self._closed)

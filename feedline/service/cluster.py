@@ -184,14 +184,18 @@ class Cluster:
             "dashboard_address": "127.0.0.1:0",
             "worker_dashboard_address": "127.0.0.1:0",
             "scheduler_kwargs": {"dashboard": False},
-            "dashboard": False,
+            "n_workers": 0,
             "threads_per_worker": self._threads,
             "memory_limit": 0,
             "silence_logs": logging.ERROR,
         }
         if self.kind == "threads":
-            return LocalCluster(processes=False, n_workers=1, protocol="inproc://", **local)
-        return LocalCluster(processes=True, n_workers=self._spec.workers, host="127.0.0.1", scheduler_port=0, **local)
+            cluster = LocalCluster(processes=False, protocol="inproc://", **local)
+        else:
+            cluster = LocalCluster(processes=True, host="127.0.0.1", scheduler_port=0, **local)
+        cluster.new_spec["options"]["dashboard"] = False  # workers' pages would load bokeh before the first block
+        cluster.scale(self._spec.workers or 1)
+        return cluster
 
     def _connect_to_scheduler(self) -> Client:
         security = None

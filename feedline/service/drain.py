@@ -44,7 +44,7 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
         progress.facts = feed.open(hello)
         began = time.perf_counter()
         for epoch in range(epochs):
-            feed.begin(epoch, 0)
+            feed.begin(epoch, 0, last=epoch == epochs - 1)
             progress.epoch, progress.step = epoch, 0
             while not stop():
                 received = feed.next()

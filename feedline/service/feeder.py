@@ -84,6 +84,7 @@ class _Stream:
     borders: dict[int, Any]
     measured: Draft | None = None
     ended: bool = False
+    last: bool = False  # the trainer said that no other epoch follows
 
 
 class Feeder:
@@ -228,6 +229,7 @@ class Feeder:
             if ahead is not None:
                 ahead.delivery.close()
             self._stream = self._open(number, epoch, step)
+        self._stream.last = bool(message["last"])
         self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, self._stream.schedule.steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
@@ -269,8 +271,9 @@ class Feeder:
             stream.ended = True
             stream.delivery.close()
             # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
-            self._ahead = self._open(0, stream.epoch + 1, 0)
-            self._ahead.delivery.pump(0)
+            if not stream.last:
+                self._ahead = self._open(0, stream.epoch + 1, 0)
+                self._ahead.delivery.pump(0)
             return True
         if stream.measured is None:
             stream.delivery.pump(stream.step)
