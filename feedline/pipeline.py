@@ -144,7 +144,7 @@ class Pipeline:
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
-            categorical=encoded.categorical.T,
+            categorical=np.array(encoded.categorical).reshape(-1, encoded.rows).T,
             sparse={
                 column.name: (values, offsets)
                 for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)

@@ -58,14 +58,14 @@ class Place:
     def work(self) -> Path:
         return self.folder / "work"
 
-    def write(self, name: str = "p.yaml", **changes: Any) -> Path:
+    def write(self, file: str = "p.yaml", /, **changes: Any) -> Path:
         """pipeline.yaml with some keys changed: `batch={"size": 8}` changes one key, None takes a section away."""
         whole = ("features", "cluster")  # never merged
         document = {**CLICKS, "source": {**CLICKS["source"], "table": str(self.table)}}
         for key, value in changes.items():
             merge = isinstance(value, dict) and isinstance(document.get(key), dict) and key not in whole
             document[key] = {**document[key], **value} if merge else value
-        path = self.folder / name
+        path = self.folder / file
         path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}, indent=1))
         return path
 

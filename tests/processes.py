@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from distributed import Client
 from pipelines import PATIENCE_S, eventually
 
 TESTS = Path(__file__).parent
@@ -156,25 +157,32 @@ class DaskCluster:
         options = ("--host", "127.0.0.1", "--port", self.port, "--no-dashboard")
         self._start("scheduler", *options).line("Scheduler at")
 
-    def start_worker(self) -> Program:
+    def start_worker(self, environment: dict[str, str] | None = None) -> None:
         options = (self.address, "--host", "127.0.0.1", "--nthreads", 1, "--no-nanny", "--no-dashboard")
-        worker = self._start("worker", *options)
-        worker.line("Registered to")
-        return worker
+        self._start("worker", *options, environment=environment).line("Registered to")
+
+    def kill_worker(self) -> None:
+        """SIGKILL for the worker that was started last."""
+        self._programs.pop().close()
+
+    def suspend_worker(self) -> None:
+        """From now on the worker that was started last takes tasks and does nothing."""
+        self._programs[-1].send(signal.SIGSTOP)
+
+    def tasks(self) -> int:
+        """How many tasks the scheduler knows."""
+        with Client(self.address, set_as_default=False) as client:
+            return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
     def kill(self) -> None:
-        """SIGKILL for the scheduler; its workers end by themselves, or are killed."""
+        """SIGKILL for all."""
         for program in self._programs:
             program.close()
         self._programs.clear()
 
-    def kill_scheduler(self) -> None:
-        """SIGKILL for the scheduler alone."""
-        self._programs[0].kill()
-
-    def _start(self, role: str, *options: object) -> Program:
+    def _start(self, role: str, *options: object, environment: dict[str, str] | None = None) -> Program:
         command = [str(Path(sys.executable).with_name("dask")), role, *(str(option) for option in options)]
-        program = Program(command, env=self._environment)
+        program = Program(command, env={**self._environment, **(environment or {})})
         self._programs.append(program)
         return program
 

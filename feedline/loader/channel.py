@@ -132,7 +132,7 @@ class Channel:
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
-            packet, ancillary, _, _ = self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
+            packet, ancillary, _, _ = self._receive(flags)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -148,6 +148,12 @@ class Channel:
                 blob.seek(0)
                 return packet[:1], json.loads(blob.read()), None
         return packet, {}, fd
+
+    def _receive(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        try:
+            return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
+        except ConnectionResetError:  # it ended without having read all: said once, before its own last packets
+            return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
 
 
 def pair() -> tuple[Channel, socket.socket]:

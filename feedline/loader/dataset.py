@@ -317,6 +317,9 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("epoch", "step", "lanes", "batch_size", "seed"):
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
             raise StateError(f"the state's {key} is no number from 0: got {state[key]!r}")
+    for key in ("snapshot", "plan", "features"):
+        if not isinstance(state[key], str):
+            raise StateError(f"the state's {key} is no text: got {state[key]!r}")
     return {key: state[key] for key in _STATE_KEYS}
 
 

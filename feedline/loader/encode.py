@@ -1,8 +1,9 @@
 """How do a frame's columns become arrays that a batch can be cut from?
 
 Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
-row-major for dense and labels (a row range is one contiguous copy), feature-major for the rest; ragged offsets start
-at 0, so that the values of any row range are a slice. `take` gathers rows for the permutation within a block.
+row-major for dense and labels (a row range is one contiguous copy), column by column for the rest, which so needs no
+copy of what the transforms made; ragged offsets start at 0, so that the values of any row range are a slice. `take`
+gathers rows for the permutation within a block.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _INT32_LIMIT = 2**31 - 1
 class EncodedRows:
     """Rows of every feature as arrays.
 
-    dense float32 [N, D] and labels float32 [N, L], row-major; categorical int64 [K, N]; for each sparse feature (in
-    the schema's memory order) values [V] and offsets int64 [N + 1] from 0; extra, one Arrow array of N rows each.
+    dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
+    (in the schema's memory order) values [V] and offsets int64 [N + 1] from 0; extra, one Arrow array of N rows each.
     """
 
     rows: int
     dense: NDArray[np.float32]
-    categorical: NDArray[np.int64]
+    categorical: tuple[NDArray[np.int64], ...]
     labels: NDArray[np.float32]
     values: tuple[NDArray[Any], ...]
     offsets: tuple[NDArray[np.int64], ...]
@@ -43,7 +44,7 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        numbers: tuple[NDArray[Any], ...] = (self.dense, self.categorical, self.labels, *self.values, *self.offsets)
+        numbers: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
         return sum(array.nbytes for array in numbers) + sum(int(array.nbytes) for array in self.extra)
 
     def __sizeof__(self) -> int:
@@ -64,7 +65,9 @@ def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
     return EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense"),
-        categorical=_feature_major(frame, schema),
+        categorical=tuple(
+            _numbers(frame.get_column(column.name), column.name) for column in schema.group("categorical")
+        ),
         labels=_row_major(frame, schema, "label"),
         values=tuple(values),
         offsets=tuple(offsets),
@@ -87,14 +90,6 @@ def _row_major(frame: pl.DataFrame, schema: BatchSchema, group: str) -> NDArray[
     matrix = np.empty((frame.height, len(columns)), dtype=np.float32)
     for index, column in enumerate(columns):
         matrix[:, index] = _numbers(frame.get_column(column.name), column.name)
-    return matrix
-
-
-def _feature_major(frame: pl.DataFrame, schema: BatchSchema) -> NDArray[np.int64]:
-    columns = schema.group("categorical")
-    matrix = np.empty((len(columns), frame.height), dtype=np.int64)
-    for index, column in enumerate(columns):
-        matrix[index] = _numbers(frame.get_column(column.name), column.name)
     return matrix
 
 
@@ -130,7 +125,9 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
     return EncodedRows(
         rows=sum(part.rows for part in parts),
         dense=np.concatenate([part.dense for part in parts]),
-        categorical=np.concatenate([part.categorical for part in parts], axis=1),
+        categorical=tuple(
+            np.concatenate(columns) for columns in zip(*(part.categorical for part in parts), strict=True)
+        ),
         labels=np.concatenate([part.labels for part in parts]),
         values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
@@ -158,7 +155,7 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
     return EncodedRows(
         rows=stop - start,
         dense=encoded.dense[start:stop],
-        categorical=encoded.categorical[:, start:stop],
+        categorical=tuple(column[start:stop] for column in encoded.categorical),
         labels=encoded.labels[start:stop],
         values=tuple(values),
         offsets=tuple(offsets),
@@ -174,10 +171,10 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     chosen = pa.array(indices)
     rows = len(indices)
     first = parts[0]
-    categorical = np.empty((first.categorical.shape[0], rows), dtype=np.int64)
-    for index in range(len(categorical)):
+    categorical = np.empty((len(first.categorical), rows), dtype=np.int64)
+    for index, gathered in enumerate(categorical):
         column = _joined([part.categorical[index] for part in parts])
-        column.take(indices, out=categorical[index], mode="clip")  # "raise" would gather into a buffer first
+        column.take(indices, out=gathered, mode="clip")  # "raise" would gather into a buffer first
     ragged = [
         _take_ragged(
             _joined([part.values[index] for part in parts]),
@@ -189,7 +186,7 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     return EncodedRows(
         rows=rows,
         dense=_joined([part.dense for part in parts]).take(indices, axis=0),
-        categorical=categorical,
+        categorical=tuple(categorical),
         labels=_joined([part.labels for part in parts]).take(indices, axis=0),
         values=tuple(values for values, _ in ragged),
         offsets=tuple(offsets for _, offsets in ragged),

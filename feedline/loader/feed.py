@@ -167,12 +167,11 @@ class Feed:
     def start(self) -> None:
         """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
         self._refuse_closed()
-        channel = connect(self._command.attach_path) if self._command.attach_path else None
-        self.attached = channel is not None
-        if channel is None:
+        self._channel = connect(self._command.attach_path) if self._command.attach_path else None
+        self.attached = self._channel is not None
+        if self._channel is None:
             self._process = FeederProcess(self._command)
-            channel = self._process.channel
-        self._channel = channel
+            self._channel = self._process.channel
         self._reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
@@ -226,8 +225,7 @@ class Feed:
     def interrupt(self) -> None:
         """From any thread: who waits for this feed's next slot gets a FeederError instead, now and ever after."""
         self._closed = True
-        channel = self._channel
-        if channel is not None:
+        if (channel := self._channel) is not None:
             channel.shut_down()
 
     def _refuse_closed(self) -> None:
@@ -296,7 +294,8 @@ class Feed:
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
         if ready.step + 1 == self.facts["steps"]:
-            self._say({"type": "had", "epoch": ready.epoch})
+            with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
+                self._say({"type": "had", "epoch": ready.epoch})
 
     def _say(self, message: dict[str, Any]) -> None:
         """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
@@ -332,6 +331,7 @@ class Feed:
         elif kind == "full":
             self._room.refused(message)
         elif kind == "error":
+            self._leave()  # it ends, having said why: that is no death to recover from
             raise from_wire(message["name"], message["message"])
         elif kind == "facts":
             self._answer = message["facts"]
@@ -356,9 +356,8 @@ class Feed:
         self._answer = {}
         self._say(hello)
         while not self._answer:
+            self._wait()
             self._drain()
-            if not self._answer:
-                self._wait()
         return self._answer
 
     def _recover(self) -> None:
@@ -374,6 +373,8 @@ class Feed:
         self._refuse_closed()
         if self._channel is None:
             return  # it was buried already
+        with contextlib.suppress(ChannelClosedError):
+            self._drain()  # it may have said why it ended
         words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
         self._leave()
         self._deaths.count(words)

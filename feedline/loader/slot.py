@@ -72,7 +72,8 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
         encoded, start, stop = segment.encoded, segment.start, segment.stop
         end = row + stop - start
         arrays.dense[row:end] = encoded.dense[start:stop]
-        arrays.categorical[:, row:end] = encoded.categorical[:, start:stop]
+        for target, column in zip(arrays.categorical, encoded.categorical, strict=True):
+            target[row:end] = column[start:stop]
         arrays.labels[row:end] = encoded.labels[start:stop]
         arrays.valid[row:end] = segment.valid
         for index, values in enumerate(arrays.values):
@@ -150,7 +151,7 @@ def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
     return EncodedRows(
         rows=header.rows,
         dense=arrays.dense,
-        categorical=arrays.categorical,
+        categorical=tuple(arrays.categorical),
         labels=arrays.labels,
         values=arrays.values,
         offsets=tuple(arrays.offsets),

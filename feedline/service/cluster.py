@@ -12,6 +12,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Literal
 
 import dask
@@ -138,9 +139,14 @@ class Cluster:
             self.client.run(check_environment, local_environment())
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        """function(argument) for each, computed on the cluster, in order."""
-        futures = self.client.map(function, list(arguments), pure=False, key="feedline-count")
-        return iter(self.client.gather(futures))
+        """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""
+        while True:
+            futures = self.client.map(function, list(arguments), pure=False, key="feedline-count")
+            try:
+                return iter(self.client.gather(futures))
+            except CancelledError:
+                if not self.alive():
+                    self.reconnect()
 
     def reconnect(self) -> None:
         """Find the scheduler again, with growing pauses. Raises ClusterError after cluster.wait_s."""

@@ -12,7 +12,7 @@ import polars as pl
 from pydantic import Field
 
 from feedline.expression_types import BINARY, INTEGER, STRING
-from feedline.transforms.arrays import BLOCK_VALUES, Values, over_series, over_values
+from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, list_heads, over_series, over_values
 from feedline.transforms.dense import widened
 from feedline.transforms.hashing import bucket_integers, digest
 from feedline.transforms.kinds import ANYTHING, Value
@@ -134,4 +134,7 @@ def first_x(x: Value, parameters: FirstX) -> Value:
 
     Null elements count; a null list stays null.
     """
+    inner = x.dtype.inner if isinstance(x.dtype, pl.List) else None
+    if isinstance(inner, pl.DataType) and inner.is_numeric() and inner in NUMPY_TYPES:
+        return Value(expr=list_heads(x.expr, parameters.count, x.dtype), dtype=x.dtype)
     return Value(expr=x.expr.list.head(parameters.count), dtype=x.dtype)

@@ -1,0 +1,253 @@
+"""Does it matter where the blocks are computed? Never: threads, worker processes and a cluster by address agree."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import select
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pipelines import Place, eventually, furnished, image, oracle
+from processes import DaskCluster, ended, feedline, free_port
+
+from feedline import FeedlineDataset
+from feedline.errors import ClusterError
+
+STEPS = 79
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path_factory.mktemp("d"), clicks) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskCluster]:
+    with DaskCluster(tmp_path_factory.mktemp("dask") / "d", workers=2) as dask:
+        yield dask
+
+
+WHERE = {"where": 'dwell is not None and ds != "2026-01-02"', "split_rows": 512}  # counted on the cluster
+
+
+@pytest.fixture(scope="module")
+def expected(place: Place) -> list[list[bytes]]:
+    path = place.write("oracle.yaml", name="other", source=WHERE, batch={"tail": "pad"}, lanes=2)
+    return [oracle(path, epoch=epoch) for epoch in range(2)]
+
+
+def delivered(place: Place, name: str, cluster: dict) -> list[list[bytes]]:
+    """Two epochs of the same pipeline; with counts of its own, made on that cluster."""
+    path = place.write(f"{name}.yaml", work_dir=name, source=WHERE, batch={"tail": "pad"}, lanes=2, cluster=cluster)
+    with FeedlineDataset(path) as dataset:
+        assert dataset.stats().feeders == 1
+        return [[image(batch) for batch in dataset] for _ in range(2)]
+
+
+def test_threads_in_the_feeder(place: Place, expected: list[list[bytes]]):
+    assert delivered(place, "threads", {"threads": 2}) == expected
+
+
+def test_worker_processes(place: Place, expected: list[list[bytes]]):
+    assert delivered(place, "workers", {"workers": 2, "threads": 1}) == expected
+
+
+def test_a_scheduler_and_workers_started_separately(place: Place, dask: DaskCluster, expected: list[list[bytes]]):
+    assert delivered(place, "scheduler", {"scheduler": dask.address}) == expected
+
+
+def test_two_ranks_on_one_cluster(place: Place, dask: DaskCluster, expected: list[list[bytes]]):
+    path = place.write("two.yaml", source=WHERE, batch={"tail": "pad"}, lanes=2, cluster={"scheduler": dask.address})
+    with (
+        FeedlineDataset(path, rank=0, world_size=2) as zero,
+        FeedlineDataset(path, rank=1, world_size=2) as one,
+    ):
+        for rank, dataset in enumerate((zero, one)):
+            seen = [image(batch) for batch in dataset]
+            assert seen == oracle(path, rank=rank, world_size=2)
+        assert len(zero) == len(one) == len(expected[0])
+
+
+def test_two_jobs_that_want_the_same_blocks_at_once(place: Place, dask: DaskCluster):
+    """The same keys on one scheduler: neither gets the other's errors, nor waits for what the other let go."""
+    paths = [place.write(f"job{n}.yaml", source=WHERE, cluster={"scheduler": dask.address}) for n in range(2)]
+    with FeedlineDataset(paths[0]) as one, FeedlineDataset(paths[1]) as other:
+        first, second = iter(one), iter(other)
+        seen = [], []
+        for step in range(len(one)):
+            seen[0].append(image(next(first)))
+            if step == 10:
+                one.set_epoch(0)
+            if step % 3 == 0:
+                seen[1].append(image(next(second)))
+        seen[1].extend(image(batch) for batch in second)
+        assert seen[0] == seen[1] == oracle(paths[0])
+
+
+def test_a_broken_connection_to_the_scheduler_is_mended(place: Place, dask: DaskCluster):
+    """The scheduler lives, its clients' futures do not: the client finds it again within a moment."""
+    with Proxy(dask.port) as proxy:
+        path = place.write(
+            "cut.yaml",
+            source={"split_rows": 256},
+            shuffle={"window_rows": 256},
+            cluster={"scheduler": f"tcp://127.0.0.1:{proxy.port}", "window": 2},
+        )
+        with FeedlineDataset(path) as dataset:
+            seen = []
+            for batch in dataset:
+                seen.append(image(batch))
+                if batch.step % 20 == 5:
+                    assert proxy.cut() > 0
+            assert seen == oracle(path)
+            assert dataset.stats().feeders == 1
+
+
+class Proxy:
+    """Passes connections on to a port of this machine, until they are cut."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._stop, self._stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._run)
+
+    def cut(self) -> int:
+        """Break the connections there are; how many."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for each in pair:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        return len(pairs)
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.close()
+        self._thread.join()
+        self._server.close()
+        self._stopped.close()
+
+    def _run(self) -> None:
+        peers: dict[socket.socket, socket.socket] = {}
+        while True:
+            ready, _, _ = select.select([self._server, self._stopped, *peers], [], [])
+            if self._stopped in ready:
+                break
+            for each in ready:
+                if each is self._server:
+                    ours = each.accept()[0]
+                    theirs = socket.create_connection(("127.0.0.1", self._target))
+                    peers |= {ours: theirs, theirs: ours}
+                    self._pairs.append((ours, theirs))
+                elif each in peers:
+                    try:
+                        data = each.recv(1 << 16)
+                        peers[each].sendall(data)
+                    except OSError:
+                        data = b""
+                    if not data:
+                        other = peers.pop(each)
+                        peers.pop(other, None)
+                        each.close()
+                        other.close()
+        for each in peers:
+            each.close()
+
+
+# -- what does not fit --------------------------------------------------------------------------------------------
+
+
+def other_version(folder: Path, module: str, attribute: str) -> dict[str, str]:
+    """The environment of a process that believes to have another version, by the interpreter's own hook."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"import {module} as module\nmodule.{attribute} = '0.0.7'\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "attribute"),
+    [("feedline", "feedline.version", "VERSION"), ("polars", "polars", "__version__")],
+)
+def test_a_worker_of_another_version_is_refused_before_the_first_block(
+    place: Place, tmp_path: Path, name: str, module: str, attribute: str
+):
+    environment = other_version(tmp_path / "hook", module, attribute)
+    text = f"another {name}: got 0.0.7, expected {importlib.metadata.version(name)} as in the feeder"
+    with DaskCluster(tmp_path / "dask", environment=environment) as dask:
+        path = place.write(f"{name}.yaml", cluster={"scheduler": dask.address})
+        with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match=re.escape(text)):
+            len(dataset)
+        if name == "polars":
+            done = ended("run", path, "--sink", "null")
+            assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+
+
+def test_a_worker_of_another_version_that_comes_later_is_refused(place: Place, tmp_path: Path):
+    environment = other_version(tmp_path / "hook", "polars", "__version__")
+    with DaskCluster(tmp_path / "dask") as dask:
+        path = place.write(
+            "later.yaml", cluster={"scheduler": dask.address}, source={"split_rows": 256}, shuffle={"window_rows": 256}
+        )
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            first = [image(next(iterator)) for _ in range(3)]
+            dask.kill_worker()
+            dask.start_worker(environment)
+            with pytest.raises(ClusterError, match=r"another polars: got 0\.0\.7"):
+                first.extend(image(batch) for batch in iterator)
+        assert first == oracle(path)[: len(first)], "nothing wrong was delivered"
+
+
+def test_a_scheduler_that_dies_while_rows_are_counted(place: Place, tmp_path: Path):
+    """The counting pass runs on the cluster as well, before there is a stream to look after."""
+    with DaskCluster(tmp_path / "dask") as dask:
+        source = {"where": "dwell > 1.5"}
+        path = place.write("counted.yaml", work_dir="counted", source=source, cluster={"scheduler": dask.address})
+        with feedline("run", path) as run:
+            run.line("waiting for a trainer")
+            dask.suspend_worker()
+            with FeedlineDataset(path) as dataset, ThreadPoolExecutor(1) as other:
+                length = other.submit(len, dataset)
+                assert eventually(lambda: dask.tasks() > 0)
+                dask.kill()
+                dask.start()
+                assert length.result(60) == len(oracle(path))
+                assert dataset.stats().feeders == 1
+            run.send(signal.SIGINT)
+            assert run.wait() == 130
+
+
+def test_a_scheduler_that_is_not_there(place: Place):
+    address = f"tcp://127.0.0.1:{free_port()}"
+    path = place.write("none.yaml", cluster={"scheduler": address, "wait_s": 2})
+    with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match=f"no Dask scheduler answers at {address}"):
+        len(dataset)
+
+
+def test_a_scheduler_without_workers(place: Place, tmp_path: Path):
+    dask = DaskCluster(tmp_path / "dask")
+    try:
+        dask.start_scheduler()
+        path = place.write("idle.yaml", cluster={"scheduler": dask.address, "wait_s": 1})
+        with (
+            FeedlineDataset(path) as dataset,
+            pytest.raises(ClusterError, match=r"has no worker: got none in 1 s .*dask worker"),
+        ):
+            len(dataset)
+    finally:
+        dask.kill()
