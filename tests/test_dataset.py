@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from feedline import FeedlineDataset
 from feedline.errors import FeedlineError, PlanError, RingError
+from feedline.loader.ring import _FIRST_SLOTS
 
 STEPS = 78  # 20,000 rows in batches of 256, the rest dropped
 
@@ -204,7 +203,7 @@ def test_a_whole_epoch_held_at_once_grows_the_ring(path: Path, epochs: list[list
         batches = list(dataset)
         assert [image(batch) for batch in batches] == epochs[0]
         assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
-            "the trainer holds all 8 batches of the ring"
+            f"the trainer holds all {_FIRST_SLOTS} batches of the ring"
         ]
         assert dataset.stats().ring_bytes <= 16 * 2**20
         later = list(dataset)
@@ -247,7 +246,7 @@ def test_clones_of_a_whole_epoch_need_no_growth(path: Path, epochs: list[list[by
     with FeedlineDataset(path) as dataset:
         kept = [batch.clone() for batch in dataset]
         assert [image(batch) for batch in kept] == epochs[0]
-        assert dataset._feed._reader.slots == 8
+        assert dataset._feed._reader.slots == _FIRST_SLOTS
 
 
 def test_reference_cycles_are_collected_rather_than_the_ring_grown(path: Path, epochs: list[list[bytes]]):
@@ -260,7 +259,7 @@ def test_reference_cycles_are_collected_rather_than_the_ring_grown(path: Path, e
                 cycle = [batch]
                 cycle.append(cycle)
             assert seen == epochs[0]
-            assert dataset._feed._reader.slots == 8
+            assert dataset._feed._reader.slots == _FIRST_SLOTS
     finally:
         gc.enable()
 
@@ -286,7 +285,7 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lengths = np.repeat([0, 3, 60, 700], 128)
+    lengths = np.repeat([0, 3, 60, 700], 64)  # two batches of each length: a ring has four slots at first
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     values = np.arange(offsets[-1])
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
@@ -391,5 +390,3 @@ def test_the_end_of_the_program_ends_the_feeder(path: Path):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert not psutil.pid_exists(int(done.stdout))
-    with contextlib.suppress(ValueError):
-        multiprocessing.get_context()

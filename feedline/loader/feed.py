@@ -16,8 +16,8 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.errors import FeederError, RingError, from_wire
@@ -36,14 +36,21 @@ _QUIET_S = 30.0
 
 @dataclass(slots=True)
 class FeedStats:
-    """Counts since the feed began: rows (padding included), batches, bytes, seconds spent waiting and overall."""
+    """Since the feed began: batches, their bytes, seconds spent waiting for them, feeders that there have been."""
 
-    rows: int = 0
     batches: int = 0
     nbytes: int = 0
     wait_s: float = 0.0
-    started_s: float = field(default_factory=time.perf_counter)
     feeders: int = 0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time in a `with` block as waiting."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wait_s += time.perf_counter() - began
 
 
 class _Room:
@@ -145,7 +152,6 @@ class Feed:
         self._process: FeederProcess | None = None
         self._channel: Channel | None = None
         self._reader: RingReader | None = None
-        self._poll = select.poll()
         self._feeder_pid = 0
         self._feeder_pidfd: int | None = None
         self._queue: deque[Ready | tuple[int, int]] = deque()
@@ -278,13 +284,11 @@ class Feed:
                 self._count(item)
                 return item, lease
             if reader.fenced:
-                began = time.perf_counter()
-                reader.settle(wait=True)
-                self.stats.wait_s += time.perf_counter() - began
+                with self.stats.waiting():
+                    reader.settle(wait=True)
             elif self._room.is_wanted(reader):
-                began = time.perf_counter()
-                self._room.make(reader, self._say)
-                self.stats.wait_s += time.perf_counter() - began
+                with self.stats.waiting():
+                    self._room.make(reader, self._say)
             else:
                 self._wait()
 

@@ -36,9 +36,17 @@ def detect_rank(
         found = RankInfo(rank=rank, world_size=world_size, local_ranks=min(local, world_size), source="arguments")
     elif distributed is not None:
         found = RankInfo(rank=distributed[0], world_size=distributed[1], local_ranks=local, source="torch.distributed")
-    elif "RANK" in environment and "WORLD_SIZE" in environment:
-        rank_number, size = _number(environment, "RANK") or 0, _number(environment, "WORLD_SIZE") or 1
-        found = RankInfo(rank=rank_number, world_size=size, local_ranks=local, source="RANK and WORLD_SIZE")
+    elif ("RANK" in environment) != ("WORLD_SIZE" in environment):
+        only = "RANK" if "RANK" in environment else "WORLD_SIZE"
+        raise PlanError(
+            f"the environment's RANK and WORLD_SIZE come together: got only {only}. Set or unset both, or give rank "
+            f"and world_size"
+        )
+    elif "RANK" in environment:
+        rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        assert rank is not None
+        assert world_size is not None
+        found = RankInfo(rank=rank, world_size=world_size, local_ranks=local, source="RANK and WORLD_SIZE")
     else:
         found = RankInfo(rank=0, world_size=1, local_ranks=1, source="no launcher found")
     if not 0 <= found.rank < found.world_size:
