@@ -113,6 +113,7 @@ def feedline(overrides: dict[str, object]) -> Callable[[Job], Batches]:
 
     def loop(job: Job) -> Batches:
         with FeedlineDataset(job.pipeline, set=overrides) as dataset:
+            loop.imports_s = dataset.facts["imports_s"]  # type: ignore[attr-defined]
             yield from dataset
 
     return loop

@@ -42,7 +42,7 @@ def agree_on_snapshot(
     entry = _Entry(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
     with entry.locked():
         found = entry.read()
-        fresh = found is not None and (launch is not None or now_s() - float(found["created_s"]) < _JOIN_S)
+        fresh = found is not None and (launch is not None or now_s() - found["created_s"] < _JOIN_S)
         if found is not None and fresh and rank not in found["ranks"]:
             entry.write({**found, "ranks": sorted([*found["ranks"], rank])})
             return str(found["snapshot"])
@@ -64,12 +64,12 @@ class _Entry:
     """One small JSON file below a local folder or a URI."""
 
     def __init__(self, work_dir: str, name: str) -> None:
-        self._local = "://" not in work_dir
-        if self._local:
-            self._files, self._path = pafs.LocalFileSystem(), str(Path(work_dir, name).absolute())
-        else:
+        if "://" in work_dir:
             self._files, root = pafs.FileSystem.from_uri(work_dir)
-            self._path = f"{root.rstrip('/')}/{name}"
+        else:
+            self._files, root = pafs.LocalFileSystem(), str(Path(work_dir).absolute())
+        self._path = f"{root.rstrip('/')}/{name}"
+        self._local = isinstance(self._files, pafs.LocalFileSystem)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -86,12 +86,17 @@ class _Entry:
             os.close(lock)
 
     def read(self) -> dict[str, Any] | None:
+        """What was agreed on; None where nothing was, or where the file does not say it."""
         try:
             with self._files.open_input_stream(self._path) as stream:
                 found: dict[str, Any] = json.loads(stream.read())
-        except (FileNotFoundError, ValueError):
+            return {
+                "snapshot": str(found["snapshot"]),
+                "ranks": [int(rank) for rank in found["ranks"]],
+                "created_s": float(found["created_s"]),
+            }
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return found
 
     def write(self, content: dict[str, Any]) -> None:
         data = pa.py_buffer(json.dumps(content).encode())

@@ -7,6 +7,7 @@ trainer), or listening for trainers, one after the other (`feedline run`, with w
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from feedline.errors import FeedlineError
@@ -51,6 +53,13 @@ class FeedRequest:
     dashboard: bool = False  # up before the first batch: somebody is about to look at it
 
 
+@functools.cache
+def seconds_to_get_ready() -> float:
+    """From the start of this process to the first call, when its imports are done: to a trainer, a part of starting."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
     """Bytes that one feeder may use for blocks in flight and its ring."""
     return spec.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
@@ -58,6 +67,7 @@ def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
 
 def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
+    seconds_to_get_ready()
     channel = adopt(fd)
     with _feeder_signals(request):
         try:
@@ -79,6 +89,7 @@ def feed_listening(request: FeedRequest) -> int:
     Tells the parent, one JSON line each on standard output, its dashboard ("ready"), its progress ("stats"), that a
     trainer came ("trainer") and went ("left", with the error if there was one).
     """
+    seconds_to_get_ready()
     with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:
@@ -132,6 +143,7 @@ def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: Feed
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
         stats=stats,
+        about={"imports_s": seconds_to_get_ready()},
     )
     feeder.serve()
 
@@ -146,7 +158,8 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
             cluster.load_dashboard()
         yield Pipeline(spec), cluster
     finally:
-        cluster.close()
+        if cluster.kind != "threads":  # threads end with this process, which has nothing else to do
+            cluster.close()
 
 
 @contextlib.contextmanager

@@ -134,9 +134,10 @@ class Pipeline:
 
         Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls.
         """
-        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
-        if not isinstance(frame, pl.DataFrame):
+        if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
+        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
+        assert isinstance(frame, pl.DataFrame)
         schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
         features = self._served(schema)
         columns = batch_schema(features)
@@ -144,7 +145,7 @@ class Pipeline:
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
-            categorical=np.array(encoded.categorical).reshape(-1, encoded.rows).T,
+            categorical=np.array(encoded.categorical, np.int64).reshape(len(encoded.categorical), encoded.rows).T,
             sparse={
                 column.name: (values, offsets)
                 for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)

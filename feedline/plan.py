@@ -7,6 +7,7 @@ becomes.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -163,7 +164,9 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
         where = _bound_where(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by is not None and by not in snapshot.schema.names:
-        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table: expected one of its columns")
+        near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
+        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     selection = (
         select_rows(snapshot, where, work_dir=spec.work_dir)
         if map is None

@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
 from feedline.version import VERSION
 
+# Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
+_DASHBOARD_S = 5.0
 # How often a feeder that waits for blocks looks whether its cluster is still there.
 _TICK_S = 1.0
 # How often the trainer (or `feedline run`) hears what the feeder has done.
@@ -100,6 +102,7 @@ class Feeder:
         world_size: int,
         memory_bytes: int,
         stats: FeederStats,
+        about: Mapping[str, Any],
     ) -> None:
         self._channel = channel
         self._cluster = cluster
@@ -113,7 +116,10 @@ class Feeder:
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
         self._reported_s = 0.0
+        self._dashboard_due_s = 0.0
+        self._dashboard_asked = False
         self.stats = stats
+        self._about = dict(about)
 
     def serve(self) -> None:
         """Until the trainer goes: returns then. Raises FeedlineError, after telling the trainer."""
@@ -156,12 +162,14 @@ class Feeder:
                 self.stats.wait_blocks_s += waited
             else:
                 self.stats.wait_slots_s += waited
+                self._load_dashboard()  # there is time now
         if self._wake_fd in events:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
         if trainer in events:
             raise TrainerGoneError
         if not events:
+            self._load_dashboard()
             self._look_after_cluster()
 
     def _look_after_cluster(self) -> None:
@@ -215,7 +223,7 @@ class Feeder:
             )
         self._end_stream()
         self._plan = self._resolve(hello)
-        facts = {**self._plan.facts(), "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
+        facts = {**self._plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
         self._channel.send_json({"type": "facts", "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
@@ -309,10 +317,17 @@ class Feeder:
         stats.nbytes += measured.placement.nbytes
         stats.step = stream.step + 1
         stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
-        if stats.batches == 1:
-            threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
+        if not self._dashboard_due_s:
+            self._dashboard_due_s = time.monotonic() + _DASHBOARD_S
+        elif time.monotonic() > self._dashboard_due_s:
+            self._load_dashboard()
         if time.monotonic() - self._reported_s > _REPORT_S:
             self._report()
+
+    def _load_dashboard(self) -> None:
+        if not self._dashboard_asked:
+            self._dashboard_asked = True
+            threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
     def _report(self) -> None:
         self._reported_s = time.monotonic()

@@ -1,0 +1,62 @@
+"""One of two ranks that torch.distributed (gloo) connects: for the test of what they agree on.
+
+    python ranked.py RANK MEETING_FILE FOLDER
+
+Prints one JSON object per scene: what this rank got, or the error it met.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from feedline import FeedlineDataset
+from feedline.errors import FeedlineError
+
+
+def told(scene: str, act: Callable[[], Any]) -> Any:
+    """Print what came of a scene; returns it."""
+    try:
+        came = act()
+    except FeedlineError as error:
+        came = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps({"scene": scene, "came": came}), flush=True)
+    return came
+
+
+def main() -> None:
+    rank, meeting, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    with FeedlineDataset(folder / "p.yaml") as dataset:
+
+        def epoch() -> dict[str, Any]:
+            ids = [each for batch in dataset for each in batch.extra["request_id"].tolist()]
+            return {"ids": ids, "state": dataset.state_dict(), "source": dataset._ranks.source}
+
+        told("an epoch", epoch)
+        state = dataset.state_dict()
+        told("resumed", lambda: dataset.load_state_dict({**state, "epoch": 0, "step": 30}) or epoch())
+        broken = {**state, "plan": "0" * 32} if rank == 1 else state
+        told("another state on rank 1", lambda: dataset.load_state_dict(broken))
+    for scene, overrides in (
+        ("another seed on rank 1", {"shuffle.seed": 3 + rank}),
+        ("other features on rank 1", {"features.dense.dense_0": [{"fill_null": rank}]}),
+        ("an error on rank 0", {"batch.size": 256 if rank else 100_000}),
+        ("an error on rank 1", {"batch.size": 100_000 if rank else 256}),
+        ("an error on both", {"source.where": "dwell > 1e9"}),
+    ):
+        with FeedlineDataset(folder / "p.yaml", set=overrides) as dataset:
+            told(scene, lambda dataset=dataset: len(dataset))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""Is every kind of bad input said with its place, before the first batch where it can be known, and never delivered?
+
+The command line's errors end with status 2 where the input is wrong and 1 where a job failed; a trainer meets the same
+errors from its feeder. Nothing hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pipelines import Place, furnished, image, oracle
+from processes import ended
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.errors import (
+    CorruptFileError,
+    DataError,
+    FeedlineError,
+    PlanError,
+    RingError,
+    SpecError,
+    TableChangedError,
+    TableError,
+    TableNotFoundError,
+)
+
+ROWS, GROUP = 4096, 512
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path_factory.mktemp("d"), clicks) as place:
+        yield place
+
+
+def write(folder: Path, files: int = 4, **changes: Any) -> Path:
+    """A table of small files whose pages carry checksums; `changes` replace columns of the third file."""
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        columns: dict[str, Any] = {
+            "id": np.arange(ROWS) + number * ROWS,
+            "x": rng.random(ROWS, dtype=np.float32),
+            "y": rng.integers(0, 2, ROWS),
+            "ids": [list(range(row % 4)) for row in range(ROWS)],
+            **(changes if number == 2 else {}),
+        }
+        path = folder / f"part={number}" / "data.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table(columns), path, row_group_size=GROUP, write_page_checksum=True, compression="snappy")
+    return folder
+
+
+FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
+
+
+def pipeline_over(place: Place, table: Path, **changes: Any) -> Path:
+    changes = {"features": FEATURES, "shuffle": "off", "batch": {"size": 256}, **changes}
+    return place.write("b.yaml", **{**changes, "source": {"table": str(table), **changes.get("source", {})}})
+
+
+# -- the command line ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({"bach": {"size": 1}}, ["b.yaml:", "bach", "Did you mean 'batch'?"]),
+        ({"batch": {"size": 256, "tial": "pad"}}, ["b.yaml:", "batch.tial", "'tail'"]),
+        ({"features": {"dense": {"x": ["fil_null"]}}}, ["b.yaml:", "features.dense.x[0]", "'fill_null'"]),
+        ({"features": {"dense": {"x": [{"clip": {"mim": 0}}]}}}, ["b.yaml:", "features.dense.x[0]", "'min'"]),
+        ({"features": {"dense": {"idd": []}}}, ["b.yaml:", "features.dense.idd", "'id'"]),
+        ({"source": {"where": "idd > 3"}}, ["b.yaml:", "source.where", "'id'"]),
+        ({"source": {"where": "id > "}}, ["b.yaml:", "source.where"]),
+        ({"features": {"dense": {"ids": []}}}, ["b.yaml:", "features.dense.ids", "list"]),
+        ({"features": {"sparse": {"x": []}}}, ["b.yaml:", "features.sparse.x", "list"]),
+        ({"source": {"where": "id < 0"}}, ["b.yaml:", "source.where", "the filter keeps no row: got 0 of 16,384 rows"]),
+        ({"batch": {"size": 100_000}}, ["fewer rows than one global step: got 16,384 rows, expected at least 100,000"]),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_wrong_pipelines(place: Place, table: Path, changes: dict, texts: list[str]):
+    path = pipeline_over(place, table, **changes)
+    done = ended("plan", path)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for text in texts:
+        assert text in done.stderr
+    with pytest.raises((SpecError, PlanError)):
+        next(Pipeline.from_yaml(path).batches())
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("table"))
+
+
+def test_an_error_of_the_plan_ends_a_run_in_the_same_way(place: Place, table: Path):
+    path = pipeline_over(place, table, features={"dense": {"idd": []}})
+    done = ended("run", path, "--sink", "null")
+    assert (done.returncode, "features.dense.idd" in done.stderr) == (2, True), done.stderr
+    with FeedlineDataset(path) as dataset, pytest.raises(SpecError, match=r"b\.yaml:\d+:\d+: features\.dense\.idd"):
+        next(iter(dataset))
+
+
+def test_a_table_that_is_missing_or_empty(place: Place, tmp_path: Path):
+    done = ended("plan", pipeline_over(place, tmp_path / "nothing"))
+    assert (done.returncode, "nothing" in done.stderr) == (1, True), done.stderr
+    (tmp_path / "empty").mkdir()
+    for command in (("plan",), ("run", "--sink", "null")):
+        done = ended(command[0], pipeline_over(place, tmp_path / "empty"), *command[1:])
+        assert (done.returncode, "empty" in done.stderr) == (1, True), done.stderr
+    with FeedlineDataset(pipeline_over(place, tmp_path / "nothing")) as dataset, pytest.raises(TableNotFoundError):
+        len(dataset)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    pq.write_table(pq.read_table(next(write(tmp_path / "full", 1).rglob("*.parquet"))).slice(0, 0), bare / "f.parquet")
+    done = ended("plan", pipeline_over(place, bare, features={"dense": {"x": []}}))
+    assert (done.returncode, "the table has no rows: got 1 files without rows" in done.stderr) == (2, True), done.stderr
+
+
+# -- values -------------------------------------------------------------------------------------------------------
+
+
+def nulls(at: int) -> pa.Array:
+    return pa.array([None if row == at else float(row) for row in range(ROWS)], pa.float32())
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"x": nulls(3 * GROUP + 5)}, "x"),
+        ({"y": pa.array([None if row == 3 * GROUP else 1 for row in range(ROWS)], pa.int64())}, "y"),
+        ({"ids": pa.array([[1, None] if row == 4 * GROUP - 1 else [1] for row in range(ROWS)])}, "ids"),
+    ],
+    ids=["dense", "label", "list element"],
+)
+def test_a_null_that_is_left_over_names_feature_file_and_row_group(
+    place: Place, tmp_path: Path, changes: dict, feature: str
+):
+    table = write(tmp_path / "t", **changes)
+    path = pipeline_over(place, table)
+    good = _before(path, table, 2 * ROWS + 3 * GROUP)
+    seen: list[bytes] = []
+    with FeedlineDataset(path) as dataset:
+        with pytest.raises(DataError) as caught:
+            seen.extend(image(batch) for batch in dataset)
+        assert seen == good[: len(seen)]
+        assert dataset.state_dict()["step"] == len(seen)
+    for text in (feature, "null", str(table / "part=2" / "data.parquet"), "row group 3"):
+        assert text in str(caught.value)
+    with pytest.raises(DataError, match="row group 3"):
+        list(Pipeline.from_yaml(path).batches())
+
+
+def _before(path: Path, table: Path, rows: int) -> list[bytes]:
+    """The batches that hold none of the rows from a place in the table's order on."""
+    batches = Pipeline.from_yaml(path).batches()
+    return [image(next(batches)) for _ in range(rows // 256 - 16)]
+
+
+# -- files that change --------------------------------------------------------------------------------------------
+
+
+def delete(file: Path) -> None:
+    file.unlink()
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def replace_by_another(file: Path) -> None:
+    draft = file.with_name(".draft")
+    pq.write_table(pq.read_table(file, partitioning=None).slice(0, 100), draft)
+    draft.rename(file)
+
+
+def replace_by_one_of_the_same_size_and_time(file: Path) -> None:
+    """Other values, the same number of bytes, the same time: only the footer tells."""
+    status = file.stat()
+    table = pq.read_table(file, partitioning=None)
+    other = table.set_column(1, "x", pa.array(np.random.default_rng(1).random(ROWS, dtype=np.float32)))
+    draft = file.with_name(".draft")
+    for padding in range(4000):
+        metadata = {"pad": "x" * padding}
+        pq.write_table(
+            other.replace_schema_metadata(metadata), draft, row_group_size=GROUP, compression="snappy", version="2.6"
+        )
+        if draft.stat().st_size >= status.st_size:
+            break
+    draft.write_bytes(_stretched(draft.read_bytes(), status.st_size, file.read_bytes()))
+    draft.rename(file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _stretched(other: bytes, size: int, original: bytes) -> bytes:
+    """`other` at exactly `size` bytes where it can be; else the original with one byte of its footer changed."""
+    if len(other) == size:
+        return other
+    changed = bytearray(original)
+    changed[-40] ^= 1
+    return bytes(changed)
+
+
+def flip_a_footer(file: Path) -> None:
+    _flip(file, slice(-200, -100))
+
+
+def flip_a_page(file: Path) -> None:
+    """Within the data of x in row group 5; size and time stay."""
+    chunk = pq.read_metadata(file).row_group(5).column(1)
+    start = chunk.data_page_offset + chunk.total_compressed_size // 2
+    _flip(file, slice(start, start + 8))
+
+
+def _flip(file: Path, place: slice) -> None:
+    status = file.stat()
+    content = bytearray(file.read_bytes())
+    content[place] = bytes(byte ^ 0xFF for byte in content[place])
+    with file.open("r+b") as same:
+        same.write(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES = [
+    (delete, TableChangedError, ["is gone"]),
+    (truncate, TableChangedError, ["changed after the snapshot"]),
+    (replace_by_another, TableChangedError, ["changed after the snapshot"]),
+    (replace_by_one_of_the_same_size_and_time, TableChangedError, ["replaced after the snapshot"]),
+    (flip_a_footer, (TableChangedError, CorruptFileError), []),
+    (flip_a_page, CorruptFileError, ["row group 5"]),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "texts"), CHANGES, ids=[each[0].__name__ for each in CHANGES])
+def test_a_file_that_changes_in_mid_run(
+    place: Place, tmp_path: Path, change: Callable[[Path], None], error: type[FeedlineError], texts: list[str]
+):
+    """While the trainer is at the first file; what it gets until it meets the change is what the snapshot held."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table, source={"split_rows": GROUP}, cluster={"threads": 1, "window": 2})
+    expected = oracle(path)
+    file = table / "part=3" / "data.parquet"
+    seen: list[bytes] = []
+    with FeedlineDataset(path) as dataset:
+        iterator = iter(dataset)
+        seen.append(image(next(iterator)))
+        change(file)
+        with pytest.raises(error) as caught:
+            seen.extend(image(batch) for batch in iterator)
+        state = dataset.state_dict()
+        with pytest.raises(error):  # asked again, it says so again
+            next(iterator)
+        assert dataset.state_dict() == state
+    assert seen == expected[: len(seen)]
+    assert len(seen) >= 2 * ROWS // 256
+    for text in [str(file), *texts]:
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "error", "texts"), CHANGES, ids=[each[0].__name__ for each in CHANGES])
+def test_a_file_that_changes_between_save_and_resume(
+    place: Place, tmp_path: Path, change: Callable[[Path], None], error: type[FeedlineError], texts: list[str]
+):
+    """As above, in this process: the snapshot is loaded, and the file is not the one it lists."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table)
+    snapshot = Pipeline.from_yaml(path).snapshot()
+    expected = oracle(path)
+    file = table / "part=3" / "data.parquet"
+    change(file)
+    seen: list[bytes] = []
+    with pytest.raises(error) as caught:
+        seen.extend(image(batch) for batch in Pipeline.from_yaml(path).batches(snapshot=snapshot))
+    assert seen == expected[: len(seen)]
+    for text in [str(file), *texts]:
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [truncate, flip_a_footer])
+def test_a_corrupt_footer_is_met_before_the_first_batch(place: Place, tmp_path: Path, change: Callable[[Path], None]):
+    table = write(tmp_path / "t")
+    file = table / "part=1" / "data.parquet"
+    change(file)
+    path = pipeline_over(place, table)
+    done = ended("run", path, "--sink", "null")
+    assert (done.returncode, str(file) in done.stderr) == (1, True), done.stderr
+    with FeedlineDataset(path) as dataset, pytest.raises(TableError, match="part=1/data.parquet"):
+        len(dataset)
+
+
+def test_a_corrupt_page_of_the_filters_column_is_met_while_rows_are_counted(place: Place, tmp_path: Path):
+    table = write(tmp_path / "t")
+    file = table / "part=1" / "data.parquet"
+    flip_a_page(file)
+    path = pipeline_over(place, table, source={"where": "x > 0.5"})
+    with FeedlineDataset(path) as dataset, pytest.raises(CorruptFileError, match=r"part=1/data\.parquet, row group 5"):
+        len(dataset)
+
+
+def test_a_file_whose_rows_no_longer_match_the_counts(place: Place, tmp_path: Path):
+    """Counts belong to their snapshot: another table at the same place has its own."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table, source={"where": "x > 0.5"}, batch={"size": 256, "tail": "partial"})
+    first = oracle(path)
+    shutil.rmtree(table)
+    write(tmp_path / "t", x=np.zeros(ROWS, np.float32))
+    second = oracle(path)
+    assert len(second) < len(first)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def limited(limit: int, soft: int) -> Iterator[None]:
+    """A limit that processes started meanwhile inherit."""
+    before = resource.getrlimit(limit)
+    resource.setrlimit(limit, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limit, before)
+
+
+def test_no_room_for_the_ring(place: Place, table: Path):
+    """The feeder may not make a file of that size: its first allocation fails, as it does without memory."""
+    path = pipeline_over(place, table, batch={"size": 8192})
+    with limited(resource.RLIMIT_FSIZE, 1 << 18):
+        dataset = FeedlineDataset(path)
+        dataset.facts  # noqa: B018 -- the feeder runs now
+    with dataset:
+        began = time.monotonic()
+        with pytest.raises(RingError, match=r"no memory for the ring: needed [\d,]+ bytes, available [\d,]+"):
+            next(iter(dataset))
+        assert time.monotonic() - began < 30
+
+
+def test_a_batch_larger_than_the_memory_is_delivered_or_refused(place: Place, table: Path):
+    """`memory` bounds what is in flight; two slots there must be."""
+    path = pipeline_over(place, table, batch={"size": 8192}, memory="64kB")
+    with FeedlineDataset(path) as dataset:
+        assert [image(batch) for batch in dataset] == oracle(path)
