@@ -158,6 +158,7 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
             cluster.load_dashboard()
         yield Pipeline(spec), cluster
     finally:
+        _end_undisturbed()
         if cluster.kind != "threads":  # threads end with this process, which has nothing else to do
             cluster.close()
 
@@ -171,11 +172,17 @@ def _feeder_signals(request: FeedRequest) -> Iterator[None]:
         watch_parent(request.parent, lambda: _end_as_orphan(request.scratch))
         yield
     finally:
+        _end_undisturbed()
         _remove(request.scratch)
 
 
+def _end_undisturbed() -> None:
+    """From now on we are ending: neither a second SIGTERM nor the parent's death may interrupt that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _on_sigterm(signum: int, _frame: object) -> None:
-    signal.signal(signum, signal.SIG_IGN)  # another one must not interrupt the end
+    _end_undisturbed()
     raise SystemExit(128 + signum)
 
 

@@ -73,7 +73,10 @@ class Pipeline:
         """The table as it is now, saved in work_dir."""
         table = self.spec.source.table
         snapshot = take_snapshot(table if isinstance(table, str) else list(table))
-        snapshot.save(self.spec.work_dir)
+        try:
+            snapshot.save(self.spec.work_dir)
+        except OSError as error:
+            raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:

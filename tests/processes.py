@@ -139,9 +139,18 @@ def free_port() -> int:
 class DaskCluster:
     """A `dask scheduler` and `dask worker` processes as a deployment runs them, at a fixed address."""
 
-    def __init__(self, folder: Path, *, workers: int = 1, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 1,
+        environment: dict[str, str] | None = None,
+        tls: dict[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
-        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{self.port}"
+        keys = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
+        self._tls = [word for key, file in (tls or {}).items() for word in (keys[key], file)]
         self._workers = workers
         folder.mkdir()
         own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what they leave when they are killed is not ours
@@ -149,9 +158,13 @@ class DaskCluster:
         self._programs: list[Program] = []
 
     def start(self) -> None:
-        self.start_scheduler()
-        for _ in range(self._workers):
-            self.start_worker()
+        try:
+            self.start_scheduler()
+            for _ in range(self._workers):
+                self.start_worker()
+        except BaseException:
+            self.kill()
+            raise
 
     def start_scheduler(self) -> None:
         options = ("--host", "127.0.0.1", "--port", self.port, "--no-dashboard")
@@ -181,7 +194,8 @@ class DaskCluster:
         self._programs.clear()
 
     def _start(self, role: str, *options: object, environment: dict[str, str] | None = None) -> Program:
-        command = [str(Path(sys.executable).with_name("dask")), role, *(str(option) for option in options)]
+        words = (str(option) for option in (*options, *self._tls))
+        command = [str(Path(sys.executable).with_name("dask")), role, *words]
         program = Program(command, env={**self._environment, **(environment or {})})
         self._programs.append(program)
         return program

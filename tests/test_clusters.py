@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from pipelines import Place, eventually, furnished, image, oracle
-from processes import DaskCluster, ended, feedline, free_port
+from processes import DaskCluster, ended, feedline, finished, free_port
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
@@ -167,6 +168,35 @@ class Proxy:
                         other.close()
         for each in peers:
             each.close()
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """A certificate authority, and a key and certificate that it vouches for."""
+    folder.mkdir()
+    new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj")
+    ca = {"key": str(folder / "ca.key"), "cert": str(folder / "ca.pem")}
+    own = {"ca": ca["cert"], "cert": str(folder / "own.pem"), "key": str(folder / "own.key")}
+    request = str(folder / "own.csr")
+    for command in (
+        (*new, "/CN=authority", "-x509", "-days", "2", "-keyout", ca["key"], "-out", ca["cert"]),
+        (*new, "/CN=127.0.0.1", "-keyout", own["key"], "-out", request),
+        ("openssl", "x509", "-req", "-days", "2", "-in", request, "-CA", ca["cert"], "-CAkey", ca["key"],
+         "-CAcreateserial", "-out", own["cert"]),
+    ):  # fmt: skip
+        done = finished(*command)
+        assert done.returncode == 0, done.stderr
+    return own
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl to make certificates")
+def test_a_cluster_that_wants_certificates(place: Place, tmp_path: Path, expected: list[list[bytes]]):
+    tls = certificates(tmp_path / "tls")
+    with DaskCluster(tmp_path / "dask", tls=tls) as dask:
+        assert delivered(place, "tls", {"scheduler": dask.address, "tls": tls}) == expected
+        strangers = certificates(tmp_path / "strangers")
+        path = place.write("no.yaml", cluster={"scheduler": dask.address, "tls": strangers, "wait_s": 2})
+        with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match="no Dask scheduler answers at tls://"):
+            len(dataset)
 
 
 # -- what does not fit --------------------------------------------------------------------------------------------

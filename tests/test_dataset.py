@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import psutil
@@ -193,6 +194,26 @@ def test_the_facts(shared: FeedlineDataset):
     assert facts["dashboard"].startswith("http://127.0.0.1:")
     facts.clear()
     assert shared.facts["steps"] == STEPS
+
+
+@pytest.mark.parametrize("tail", ["pad", "partial"])
+def test_every_row_is_delivered_for_evaluation(path: Path, tail: str):
+    changes = {"batch.tail": tail, "shuffle": "off"}
+    with FeedlineDataset(path, set=changes) as dataset:
+        batches = list(dataset)
+        assert [image(batch) for batch in batches] == oracle(path, set=changes)
+        assert len(batches) == len(dataset) == STEPS + 1
+        assert sum(int(batch.valid.sum()) for batch in batches) == 20_000
+        assert batches[-1].rows == (256 if tail == "pad" else 32)
+
+
+def test_overrides_are_what_the_spec_takes(path: Path, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Paths and numpy's integers too; and whatever lies in the working directory is no module of the feeder."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('not me')\n")
+    monkeypatch.chdir(tmp_path)
+    changes = {"source.table": clicks, "batch.size": np.int64(500), "shuffle": MappingProxyType({"seed": 1})}
+    with FeedlineDataset(os.path.relpath(path), set=changes) as dataset:
+        assert (len(dataset), dataset.facts["seed"]) == (40, 1)
 
 
 # -- holding batches ----------------------------------------------------------------------------------------------

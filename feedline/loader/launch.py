@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from feedline.loader.channel import pair
 from feedline.resources import available_cores
 from feedline.spec import PipelineSpec
 
+# -P: a file of the working directory that is named like a module (queue.py, types.py) is not the feeder's.
+FEED = (sys.executable, "-P", "-m", "feedline", "feed")
 SCRATCH_VARIABLE = "DASK_TEMPORARY_DIRECTORY"
 # Blocks of tens of megabytes come and go for as long as a feeder lives. Allocators that give memory back to the kernel
 # at once pay for it again page by page: with these settings a block takes 20 % (in order) to 40 % (shuffled) less CPU
@@ -55,7 +58,7 @@ class FeederProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process that writes it
         self._scratch = make_scratch()
         own = own_arguments(self._scratch)
-        line = [sys.executable, "-m", "feedline", "feed", *command.arguments, *own, "--fd", str(theirs.fileno())]
+        line = [*FEED, *command.arguments, *own, "--fd", str(theirs.fileno())]
         self._process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
@@ -110,7 +113,15 @@ def own_arguments(scratch: str) -> list[str]:
 
 def feeder_arguments(path: Path, *, rank: int, world_size: int, overrides: dict[str, Any]) -> list[str]:
     """The arguments of `python -m feedline feed`."""
-    return [str(path), "--rank", str(rank), "--world-size", str(world_size), "--overrides", json.dumps(overrides)]
+    values = json.dumps(overrides, default=_plain)
+    return [str(path), "--rank", str(rank), "--world-size", str(world_size), "--overrides", values]
+
+
+def _plain(value: object) -> object:
+    """What an override may be, and JSON does not know: a path, another integer than Python's, another mapping."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return dict(value) if isinstance(value, Mapping) else operator.index(value)  # type: ignore[arg-type]
 
 
 def feeder_threads(spec: PipelineSpec, *, local_ranks: int) -> int:

@@ -12,14 +12,13 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError
-from feedline.loader.launch import SCRATCH_VARIABLE, end_process, make_scratch, own_arguments
+from feedline.loader.launch import FEED, SCRATCH_VARIABLE, end_process, make_scratch, own_arguments
 
 _FUTILE_DEATHS = 3
 _EXIT_S = 5.0
@@ -82,7 +81,7 @@ class Supervisor:
             shutil.rmtree(rank.scratch, ignore_errors=True)
         rank.scratch = make_scratch()
         process = subprocess.Popen(
-            [sys.executable, "-m", "feedline", "feed", *rank.arguments, *own_arguments(rank.scratch), "--listen"],
+            [*FEED, *rank.arguments, *own_arguments(rank.scratch), "--listen"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

@@ -153,6 +153,7 @@ def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockR
             rows += chunk.frame.height
             clock.lap("read")
             encoder.add(chunk)
+            del chunk  # before the next one is decoded
         if groups:
             run_starts.append(_run_starts(pl.concat(groups)) + done)
         done += rows
@@ -213,11 +214,11 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         start = min(max(piece.skip - position, 0), height)
         stop = min(height, start + missing)
         position += height
-        if stop - start == height:
-            yield chunk
-        elif stop > start:
-            yield replace(chunk, frame=chunk.frame.slice(start, stop - start))
         missing -= max(0, stop - start)
+        if stop > start:
+            held = [chunk if stop - start == height else replace(chunk, frame=chunk.frame.slice(start, stop - start))]
+            del chunk
+            yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
             break
 

@@ -128,12 +128,15 @@ def read_fragment(
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
     for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
-        frame = _frame(batch.data)
+        frame, position = _frame(batch.data), batch.position
         if batch.filtered and where is not None:
             frame = frame.lazy().filter(where.polars).select(columns).collect(engine="in-memory")
-        counts[batch.position] += frame.height
+        del batch
+        counts[position] += frame.height
         if frame.height:
-            yield Chunk(frame=frame, row_group=fragment.row_groups[batch.position], uri=fragment.uri)
+            held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
+            del frame
+            yield held.pop()  # the caller's alone
 
 
 def read_arrow(
@@ -211,7 +214,9 @@ def _batches(
             names = [*columns, *extra] if filtered else columns
             fields = [field_of(schema, name) for name in names]
             for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
-                yield _Batch(position, data, filtered)
+                held = [_Batch(position, data, filtered)]
+                del data
+                yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
                     f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
@@ -249,7 +254,9 @@ def _decoded(
                 arrays.append(_conformed(batch.column(field.name), field, fragment, row_group))
             else:
                 arrays.append(pa.nulls(batch.num_rows, field.type))
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        held = [pa.RecordBatch.from_arrays(arrays, schema=schema)]
+        del batch, arrays
+        yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
             f"{place(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
