@@ -72,7 +72,9 @@ class CompiledFeatures:
         if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
             frame = frame.select(self.columns).rechunk()
         try:
-            return frame.lazy().select(self._expressions).collect(engine="in-memory")
+            # One expression after the other, on this thread: two Dask threads that each spread theirs over Polars' pool
+            # take half as long again (7.2 against 4.8 ms per 32,768 rows of 46 features) and twice the CPU time.
+            return frame.lazy().select_seq(self._expressions).collect(engine="in-memory")
         except pl.exceptions.PolarsError as error:
             raise self._blame(frame, error) from error
 
