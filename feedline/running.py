@@ -18,6 +18,7 @@ from rich.console import Console
 
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.rendezvous import job_fingerprint, socket_path, sweep
 from feedline.progress import Progress, RankView
 from feedline.service.drain import Drained, start_draining, stop_draining
 from feedline.service.supervisor import Rank, Supervisor
@@ -136,6 +137,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
                 progress.show([_served_view(rank) for rank in supervisor.ranks])
     finally:
         supervisor.close()
+        for rank in request.ranks:  # a feeder that was killed could not do it
+            sweep(socket_path(job_fingerprint(request.spec), rank, request.world_size))
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard

@@ -174,6 +174,20 @@ def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
         assert eventually(lambda: not place.left(), within_s=15), place.left()
 
 
+def test_a_trainer_is_interrupted(place: Place, tmp_path: Path):
+    """Ctrl-C reaches the whole family; the trainer's `with` block ends it."""
+    path = place.write(cluster={"workers": 1, "threads": 1})
+    with trainer(path, tmp_path / "state.pt", "--epochs", 100_000) as program:
+        program.line("^1 ")
+        family = program.descendants()
+        for process in [*family, psutil.Process(program.pid)]:
+            process.send_signal(signal.SIGINT)
+        assert program.wait(20) == -signal.SIGINT
+        assert "KeyboardInterrupt" in program.text
+        assert "died" not in program.text
+        assert all_gone(family)
+
+
 # -- feedline run -------------------------------------------------------------------------------------------------
 
 

@@ -220,6 +220,24 @@ def test_trainers_come_and_go(place: Place, tmp_path: Path):
     assert re.search(r"in \d+ batches", run.text)
 
 
+def test_every_rank_of_a_host_has_its_feeder(place: Place):
+    path = place.write()
+    with feedline("run", path, "--world-size", 2, "--json") as run:
+        for _ in range(2):
+            run.line("rank [01]: waiting for a trainer")
+        with (
+            FeedlineDataset(path, rank=0, world_size=2) as zero,
+            FeedlineDataset(path, rank=1, world_size=2) as one,
+        ):
+            for rank, dataset in enumerate((zero, one)):
+                assert [image(batch) for batch in dataset] == oracle(path, rank=rank, world_size=2)
+                assert dataset._feed.attached
+        assert run.wait(SECONDS) == 0
+    summary = json.loads(run.lines[-1])
+    assert (summary["rows"], summary["batches"], summary["steps"], summary["ranks"]) == (19_968, 78, 39, [0, 1])
+    assert 0 <= summary["wait_fraction"] <= 1
+
+
 def test_another_run_of_the_same_job_is_refused(place: Place):
     path = place.write()
     with feedline("run", path) as run:

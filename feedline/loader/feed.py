@@ -203,10 +203,7 @@ class Feed:
                 return self.facts
 
     def begin(self, epoch: int, step: int, *, last: bool = False) -> None:
-        """Start the stream of an epoch at a step; slots of an earlier stream are given back unread.
-
-        `last` says that no other epoch follows: the feeder need not prepare one.
-        """
+        """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
         self._stream += 1
         self._place = (epoch, step)
         self._room.forget()
@@ -254,9 +251,7 @@ class Feed:
 
     @property
     def ring_fill(self) -> float:
-        """Share of the ring's slots that hold a batch not yet handed out."""
-        slots = self._reader.slots if self._reader is not None else 0
-        return sum(isinstance(item, Ready) for item in self._queue) / slots if slots else 0.0
+        return self._reader.fill if self._reader is not None else 0.0
 
     @property
     def ring_bytes(self) -> int:
@@ -275,6 +270,7 @@ class Feed:
                 item = self._queue.popleft()
                 if isinstance(item, tuple):
                     if item[0] == self._stream:
+                        self._refuse_gap(item[1], self.facts["steps"])
                         return None
                     continue
                 if item.stream != self._stream:
@@ -293,6 +289,7 @@ class Feed:
                 self._wait()
 
     def _count(self, ready: Ready) -> None:
+        self._refuse_gap(ready.epoch, ready.step)
         self._place = (ready.epoch, ready.step + 1)
         self._deaths.outlive()
         self.stats.batches += 1
@@ -300,6 +297,10 @@ class Feed:
         if ready.step + 1 == self.facts["steps"]:
             with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
                 self._say({"type": "had", "epoch": ready.epoch})
+
+    def _refuse_gap(self, epoch: int, step: int) -> None:
+        if (epoch, step) != self._place:  # Ctrl-C in a notebook may come between the socket and the queue
+            raise ChannelClosedError("a message was lost")
 
     def _say(self, message: dict[str, Any]) -> None:
         """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
@@ -379,6 +380,7 @@ class Feed:
             return  # it was buried already
         with contextlib.suppress(ChannelClosedError):
             self._drain()  # it may have said why it ended
+        self._channel.shut_down()  # it may live: then it ends now
         words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
         self._leave()
         self._deaths.count(words)

@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from feedline.errors import FeederError
@@ -26,7 +26,6 @@ from feedline.spec import PipelineSpec
 
 # These keys of pipeline.yaml say how a job is run, not what it delivers: a trainer finds its feeder whatever they say.
 _RUN_KEYS = ("epochs", "cluster", "memory")
-_LONGEST_PATH = 107  # sun_path has 108 bytes, the last one 0
 # Between accepting and greeting a feeder does nothing; it may be stopped, though, or swapped out.
 _GREETING_S = 5.0
 # A feeder starts in a few seconds.
@@ -59,20 +58,25 @@ def runtime_dir() -> Path:
 
 def socket_path(job: str, rank: int, world_size: int) -> Path:
     """Where the feeder of a job's rank listens."""
-    path = runtime_dir() / f"{job[:16]}-{rank}of{world_size}.sock"
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise FeederError(
-            f"the socket's path is too long: got {len(os.fsencode(path))} bytes ({path}), expected at most "
-            f"{_LONGEST_PATH}. Set XDG_RUNTIME_DIR to a shorter folder"
-        )
-    return path
+    return runtime_dir() / f"{job[:16]}-{rank}of{world_size}.sock"
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """The path by way of its open folder: sun_path has 108 bytes, and a job's TMPDIR may well be longer."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def connect(path: Path) -> Channel | None:
     """The channel to a feeder that waits there, or None."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect(str(path))
+        with _address(path) as address:
+            connection.connect(address)
     except OSError:
         connection.close()
         return None
@@ -99,6 +103,14 @@ def await_successor(path: Path, *, unless: Callable[[], bool]) -> None:
         time.sleep(_PAUSE_S)
 
 
+def sweep(path: Path) -> None:
+    """Remove what a dead feeder left there, unless the name has a living owner."""
+    with contextlib.suppress(FeederError):
+        owner = Listener(path)
+        path.unlink(missing_ok=True)
+        owner.close()
+
+
 class Listener:
     """The feeder's end: owns a name, and takes one trainer at a time."""
 
@@ -112,7 +124,8 @@ class Listener:
         """Wait for trainers from now on."""
         self._path.unlink(missing_ok=True)  # what a dead predecessor left; the lock says that no other owner lives
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listening.bind(str(self._path))
+        with _address(self._path) as address:
+            listening.bind(address)
         listening.listen(1)
         self._socket = listening
 

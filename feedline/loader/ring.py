@@ -244,6 +244,12 @@ class RingReader:
         return sum(mapped.segment.slots for mapped in self._mapped.values() if not mapped.retired)
 
     @property
+    def fill(self) -> float:
+        """Share of those slots that hold a batch which nobody has leased yet."""
+        waiting = sum(len(mapped.waiting) for mapped in self._mapped.values() if not mapped.retired)
+        return waiting / self.slots if self._mapped and self.slots else 0.0
+
+    @property
     def held(self) -> int:
         """Slots of live generations that views keep from being filled again."""
         self.settle()

@@ -126,11 +126,10 @@ class Feeder:
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
-        try:
+        trainer: int | None = None
+        with contextlib.suppress(OSError):  # dead already, or in another container: the connection tells as well
             trainer = os.pidfd_open(self._channel.peer_pid())
-        except ProcessLookupError:
-            return  # it came and died
-        poll.register(trainer, select.POLLIN)
+            poll.register(trainer, select.POLLIN)
         try:
             while True:
                 self._hear()
@@ -146,14 +145,15 @@ class Feeder:
             self._tell("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
             raise
         finally:
-            os.close(trainer)
+            if trainer is not None:
+                os.close(trainer)
             self._end_stream()
             self._ring.close()
             os.close(self._wake_fd)
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def _sleep(self, poll: select.poll, trainer: int) -> None:
+    def _sleep(self, poll: select.poll, trainer: int | None) -> None:
         began = time.perf_counter()
         events = dict(poll.poll(_TICK_S * 1000))
         waited = time.perf_counter() - began

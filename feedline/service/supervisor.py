@@ -123,7 +123,7 @@ class Supervisor:
             rank.stats = {}
             rank.finished.append(message["stats"])
             rank.last_error = message["error"]
-        if rank.stats.get("batches"):
+        if message.get("stats", {}).get("batches"):
             rank.futile_deaths = 0
         heard.append((rank, message))
 
