@@ -125,8 +125,13 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
 
 
 def _report(stats: FeederStats, left: threading.Event) -> None:
-    while not left.wait(_STATUS_S):
-        _say({"type": "stats", "stats": asdict(stats)})
+    """Every now and then, and soon after the first batch: should we die then, that was progress."""
+    ticks, progress = 0, False
+    while not left.wait(_STATUS_S / 5):
+        ticks += 1
+        if ticks % 5 == 0 or progress != (stats.batches > 0):
+            progress = stats.batches > 0
+            _say({"type": "stats", "stats": asdict(stats)})
 
 
 def _say(message: dict[str, Any]) -> None:

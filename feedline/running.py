@@ -137,8 +137,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
                 progress.show([_served_view(rank) for rank in supervisor.ranks])
     finally:
         supervisor.close()
-        for rank in request.ranks:  # a feeder that was killed could not do it
-            sweep(socket_path(job_fingerprint(request.spec), rank, request.world_size))
+        for number in request.ranks:  # a feeder that was killed could not do it
+            sweep(socket_path(job_fingerprint(request.spec), number, request.world_size))
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard

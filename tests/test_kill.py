@@ -209,6 +209,26 @@ def test_a_feeder_of_a_run_dies_under_its_trainer(place: Place, caplog: pytest.L
         assert "feeder died (exit status -9), starting another" in run.text
 
 
+def test_deaths_without_progress_end_a_run_and_others_do_not(place: Place):
+    path = place.write(epochs=100)
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        for _ in range(3):
+            with FeedlineDataset(path) as dataset:
+                next(iter(dataset))
+                assert dataset._feed.attached
+            run.line("trainer left")
+            run.descendants()[0].kill()
+            run.line("feeder died .* starting another")
+            run.line("waiting for a trainer")
+        run.descendants()[0].kill()  # the second without a batch in between
+        run.line("waiting for a trainer")
+        run.descendants()[0].kill()
+        assert run.wait(20) == 1
+        assert "died 3 times without delivering a batch" in run.text
+        assert eventually(lambda: not place.left(), within_s=15), place.left()
+
+
 def test_a_run_dies_under_its_trainer(place: Place, monkeypatch: pytest.MonkeyPatch):
     """The trainer goes on with a feeder of its own; the run's feeders end with it."""
     from feedline.loader import rendezvous
