@@ -131,6 +131,11 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
+def connections(name: str) -> int:
+    """Entries of the kernel's table for a UNIX socket's file name: the listening one and its backlog."""
+    return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

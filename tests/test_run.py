@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from pipelines import Place, eventually, furnished, image, oracle
-from processes import Program, all_gone, ended, feedline, trainer
+from processes import Program, all_gone, connections, ended, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import StateError
@@ -261,7 +261,8 @@ def test_two_trainers_knock_at_once(place: Place):
         feeder.suspend()  # both connections lie in the backlog when it looks
         with ThreadPoolExecutor(2) as two:
             made = [two.submit(FeedlineDataset, path) for _ in range(2)]
-            assert eventually(lambda: _connections(place) == 3)
+            (path_of_socket,) = place.sockets.glob("*.sock")
+            assert eventually(lambda: connections(path_of_socket.name) == 3)
             feeder.resume()
             datasets = [each.result() for each in made]
         try:
@@ -273,11 +274,6 @@ def test_two_trainers_knock_at_once(place: Place):
             for dataset in datasets:
                 dataset.close()
         assert run.wait(SECONDS) == 0
-
-
-def _connections(place: Place) -> int:
-    """Entries of the kernel's table for the sockets of the runtime folder: the listening one and its backlog."""
-    return sum(str(place.sockets) in line for line in Path("/proc/net/unix").read_text().splitlines())
 
 
 def test_a_plan_that_fails_is_told_to_the_trainer_and_the_run_goes_on(place: Place):
