@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pipelines import Place, eventually, furnished
+from processes import connections
 
 from feedline.errors import FeederError
 from feedline.loader import rendezvous
@@ -116,8 +117,7 @@ def test_of_two_that_knock_at_once_one_is_let_in(place: Place):
     knocking = [threading.Thread(target=lambda: met.append(connect(path))) for _ in range(2)]
     for thread in knocking:
         thread.start()
-    lines = Path("/proc/net/unix")
-    assert eventually(lambda: sum(path.name in line for line in lines.read_text().splitlines()) == 3)
+    assert eventually(lambda: connections(path.name) == 3)
     theirs = listener.accept()
     for thread in knocking:
         thread.join()
