@@ -35,7 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "$(PYTHON) cannot make a virtual environment. Install its venv module (on Debian and Ubuntu:" >&2; \
 	  echo "apt install python3-venv) or name another interpreter with PYTHON=." >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
-	  --editable '.[test,examples,bench]'
+	  --editable '.[delta,iceberg,test,examples,bench]'
 	@touch $@
 
 demo: $(INSTALLED)

@@ -27,6 +27,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 MAX_INT = (1 << 63) - 1
@@ -174,16 +175,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class SourceSpec(Section):
-    """Which rows are read from where."""
-
-    table: TableText = Field(
-        description="Hive-partitioned Parquet: a folder, file or glob, a pyarrow.fs URI, or a list of them."
-    )
-    where: Text | None = Field(default=None, description="Expression that keeps a row where it is true; null drops it.")
-    split_rows: Count = Field(default=65536, description="Rows of a split: whole row groups, about this many.")
-
-
 class BatchSpec(Section):
     """How rows become batches."""
 
@@ -266,10 +257,16 @@ def _shuffle(value: object) -> object:
 Shuffle = Annotated[ShuffleSpec | None, BeforeValidator(_shuffle)]
 
 
+def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a section, as they stand in the file, and their fields."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
 def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
     """The model that describes the mapping at `path` below `model`, if one does."""
     for part in path:
-        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        fields = keys_of(model)
+        kind = fields[part].annotation if part in fields else None
         found = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
         sections = [item for item in found if issubclass(item, BaseModel)]
         if not sections:

@@ -36,12 +36,13 @@ from feedline.sections import (
     Section,
     Shuffle,
     ShuffleSpec,
-    SourceSpec,
     Text,
     TlsSpec,
     Version,
+    keys_of,
     section_at,
 )
+from feedline.source_section import SampleSpec, SchemaSpec, SourceSpec
 from feedline.yaml_document import MAX_BYTES, read_document
 
 __all__ = [
@@ -50,6 +51,8 @@ __all__ = [
     "FeatureSpec",
     "OpCall",
     "PipelineSpec",
+    "SampleSpec",
+    "SchemaSpec",
     "ShuffleSpec",
     "SourceSpec",
     "TlsSpec",
@@ -100,7 +103,7 @@ class PipelineSpec(Section):
 
     def canonical(self) -> str:
         """The spec as JSON: equal for equal specs, so it may be hashed, and read back by `from_canonical`."""
-        content = self.model_dump(exclude={"features"})
+        content = self.model_dump(exclude={"features"}, by_alias=True)
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
         if self.cluster.scheduler is not None:
@@ -203,7 +206,7 @@ def _complain(detail: ErrorDetails, document: Document, problems: Problems) -> N
     """One error of pydantic as a sentence at its place."""
     path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     section = section_at(PipelineSpec, path[:-1]) if path else None
-    fields = section.model_fields if section else {}
+    fields = keys_of(section) if section else {}
     if kind == "rule":
         problems.add((*path, context["key"]), context["message"])
     elif kind == "missing":
@@ -219,7 +222,7 @@ def _complain(detail: ErrorDetails, document: Document, problems: Problems) -> N
 
 def _unknown_key(key: str, known: tuple[str, ...]) -> str:
     message = unknown("key", key, known)
-    homes = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in section.model_fields]
+    homes = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in keys_of(section)]
     if not homes or "Did you mean" in message:
         return message
     return f"{message}. It is a key of {' and of '.join(homes)}"
@@ -253,7 +256,7 @@ def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple
         return (f"one of {', '.join(words)}" if len(words) > 1 else words[0]), remedy
     if kind == "model_type" and section is not None:
         remedy = "" if value is not None else "Write one of its keys below it"
-        return f"a mapping with the keys {', '.join(section.model_fields)}", remedy
+        return f"a mapping with the keys {', '.join(keys_of(section))}", remedy
     if kind in _BOUNDS:
         bound, key = _BOUNDS[kind]
         return f"{bound} {context[key]:.17g}" if kind == "greater_than" else f"{bound} {context[key]}", ""

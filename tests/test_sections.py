@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from feedline.sections import (
     ClusterSpec,
     ShuffleSpec,
-    SourceSpec,
     TlsSpec,
     is_loopback,
     parse_bytes,
@@ -17,6 +16,7 @@ from feedline.sections import (
     scheduler_address,
     section_at,
 )
+from feedline.source_section import SourceSpec
 from feedline.spec import PipelineSpec
 
 TLS = {"ca": "/ca", "cert": "/cert", "key": "/key"}

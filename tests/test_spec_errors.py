@@ -98,7 +98,7 @@ def test_sections_are_mappings(section, value, got):
 
 @pytest.mark.parametrize(
     "line",
-    ["sample: 0.1", "snapshot: x", "on_bad_file: skip", "artifacts: x", "cache: {}", "Batch: {}", "source.table: x"],
+    ["artifacts: x", "cache: {}", "Batch: {}", "source.table: x"],
 )
 def test_keys_of_no_version_yet_are_unknown(line):
     [message] = refused(MINIMAL + line)
@@ -106,11 +106,11 @@ def test_keys_of_no_version_yet_are_unknown(line):
     assert "unknown key: got " in message
 
 
-@pytest.mark.parametrize("key", ["sample", "schema", "on_bad_file", "snapshot", "rows"])
+@pytest.mark.parametrize("key", ["cache", "schema_rules", "on_bad_files", "Table", "rows"])
 def test_keys_of_source_that_are_unknown(key):
     [message] = refused(MINIMAL.replace("{table: data}", f"{{table: data, {key}: 1}}"))
     assert message.startswith(
-        f"p.yaml:4:23: source.{key}: unknown key: got {key!r}, expected one of 'table', 'where', "
+        f"p.yaml:4:23: source.{key}: unknown key: got {key!r}, expected one of 'table', 'format', "
     )
 
 
@@ -162,7 +162,12 @@ def _keys():
 
 ALTERNATIVES = {
     (): "version name work_dir source features batch shuffle lanes epochs cluster memory",
-    ("source",): "table where split_rows",
+    ("source",): (
+        "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
+        "max_bad_files max_bad_rows split_rows"
+    ),
+    ("source", "sample"): "fraction where seed key",
+    ("source", "schema"): "missing extra columns",
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
