@@ -1,10 +1,10 @@
 """How the rows of one split become frames: the hot path.
 
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
-for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
-size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns asked for (and the filter's, where the row group is not taken whole), coalesced
-(`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, after a
+check that it is the snapshot's (`opening`), and each row group is read by pyarrow in chunks of about `chunk_rows`: only
+the columns asked for (and the filter's, where the row group is not taken whole), in few requests, without Arrow's own
+threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -15,22 +15,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
+from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.faults import explained, place
-from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
+from feedline.warehouse.footers import column_leaves
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.opening import OpenFile, Seen, unchanged
 from feedline.warehouse.schemas import children, conformed, is_unchecked
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
@@ -64,6 +62,17 @@ class Fragment:
     def uri(self) -> str:
         """The file, as messages name it."""
         return join(shown(self.table), self.path)
+
+    @property
+    def seen(self) -> Seen:
+        """The file as the snapshot saw it."""
+        return Seen(
+            uri=self.uri,
+            bytes=self.bytes,
+            mtime_ns=self.mtime_ns,
+            footer_digest=self.footer_digest,
+            footer_bytes=self.footer_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,15 +214,16 @@ def _batches(
     extra = () if where is None else tuple(sorted(where.columns.difference(columns)))
     if where is not None:
         _refuse_foreign(schema, where.columns)
-    with _unchanged(fragment) as parquet:
-        leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-        stored = dict(zip(parquet.schema_arrow.names, leaves, strict=True))
+    location = locate(fragment.table)
+    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+        leaves = column_leaves(file.schema, file.metadata.num_columns, fragment.uri)
+        stored = dict(zip(file.schema.names, leaves, strict=True))
         for position, row_group in enumerate(fragment.row_groups):
-            rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
+            rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             filtered = where is not None and expected != rows
             names = [*columns, *extra] if filtered else columns
             fields = [field_of(schema, name) for name in names]
-            for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
+            for data in _decoded(file, stored, fragment, row_group, fields, chunk_rows):
                 held = [_Batch(position, data, filtered)]
                 del data
                 yield held.pop()
@@ -225,7 +235,7 @@ def _batches(
 
 
 def _decoded(
-    parquet: pq.ParquetFile,
+    file: OpenFile,
     stored: Mapping[str, range],
     fragment: Fragment,
     row_group: int,
@@ -236,8 +246,8 @@ def _decoded(
     keys = dict(fragment.partition)
     wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
     indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
-    batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
-    rows = parquet.metadata.row_group(row_group).num_rows
+    batches = file.batches(row_group, indices, chunk_rows)
+    rows = file.metadata.row_group(row_group).num_rows
     schema = pa.schema(fields)
     left = rows
     while True:
@@ -281,53 +291,6 @@ def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: 
             f"column {field.name!r} of {where} does not fit the table's type: "
             f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
         ) from error
-
-
-@contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot."""
-    location = locate(fragment.table)
-    path = join(location.path, fragment.path)
-    with explained(fragment.uri, listed=True):
-        info = location.filesystem.get_file_info(path)
-        if info.type != pafs.FileType.NotFound:
-            _compare(fragment, info)
-        source = location.filesystem.open_input_file(path)
-    with source:
-        with explained(fragment.uri, listed=True):
-            start = fragment.bytes - fragment.footer_bytes
-            tail = source.read_at(fragment.footer_bytes, start)
-            if footer_digest(tail) != fragment.footer_digest:
-                raise TableChangedError(
-                    f"{fragment.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-                    "same size and time. Take a new snapshot"
-                )
-            parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-        try:
-            yield parquet
-        finally:
-            parquet.close(force=True)
-
-
-def _compare(fragment: Fragment, info: pafs.FileInfo) -> None:
-    mtime_ns = -1 if info.mtime_ns is None else info.mtime_ns
-    if info.size != fragment.bytes or not _same_time(mtime_ns, fragment.mtime_ns):
-        raise TableChangedError(
-            f"{fragment.uri} changed after the snapshot was taken: got {info.size} bytes of {_time(mtime_ns)}, "
-            f"expected {fragment.bytes} bytes of {_time(fragment.mtime_ns)}. Take a new snapshot"
-        )
-
-
-def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
-    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
-    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
-
-
-def _time(mtime_ns: int) -> str:
-    if mtime_ns < 0:
-        return "unknown time"
-    return str(np.datetime64(mtime_ns, "ns"))
 
 
 def _frame(data: pa.RecordBatch) -> pl.DataFrame:
