@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from pyarrow import fs as pafs
-
 KEYS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "a-secret/that+nobody=may-see",
@@ -168,7 +166,11 @@ class _Handler(socketserver.BaseRequestHandler):
         headers = http.client.parse_headers(reader)
         if headers.get("Expect", "").lower() == "100-continue":
             self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = _chunks(reader) if "chunked" in headers.get("Transfer-Encoding", "") else reader.read(int(headers.get("Content-Length", 0)))
+        body = (
+            _chunks(reader)
+            if "chunked" in headers.get("Transfer-Encoding", "")
+            else reader.read(int(headers.get("Content-Length", 0)))
+        )
         request = Request(method, path, headers.get("Range", ""))
         store = self.server.store
         with store.lock:
@@ -184,7 +186,11 @@ class _Handler(socketserver.BaseRequestHandler):
         if kind in ("hang", "reset"):
             self._note(request, 0)
             return self._reset()
-        kept = {key: value for key, value in headers.items() if key.lower() not in ("expect", "connection", "transfer-encoding", "content-length")}
+        kept = {
+            key: value
+            for key, value in headers.items()
+            if key.lower() not in ("expect", "connection", "transfer-encoding", "content-length")
+        }
         upstream.request(method, path, body, kept)
         answer = upstream.getresponse()
         content = answer.read()
@@ -245,7 +251,12 @@ def put(port: int, path: str, content: bytes = b"") -> None:
     """Make a bucket (`bucket`) or an object (`bucket/key`), past every proxy."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request("PUT", "/" + path, content, {"Authorization": "AWS4-HMAC-SHA256 Credential=testing/x/us-east-1/s3/aws4_request"})
+        connection.request(
+            "PUT",
+            "/" + path,
+            content,
+            {"Authorization": "AWS4-HMAC-SHA256 Credential=testing/x/us-east-1/s3/aws4_request"},
+        )
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200, answer.status

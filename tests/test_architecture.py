@@ -40,7 +40,7 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "service": WORKERS - {"service"},
-    "agreement": {"foundation"},
+    "agreement": {"foundation", "warehouse"},
     "plan": WORKERS,
     "pipeline": WORKERS | {"agreement", "plan"},
     "commands": WORKERS | {"agreement", "plan", "pipeline"},

@@ -65,7 +65,9 @@ _TRANSIENT_CLASSES = {
 _LONGEST_WORDS = 400  # libhdfs tells every place where it looked for Java
 _URL_OPTIONS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"<>]*)\?[^\s'\"<>]*")
 _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]*:[^\s'\"<>]*@")
-_SECRET = re.compile(r"((?:X-Amz-(?:Signature|Credential|Security-Token)|signature|sig|\w*token|\w*secret\w*)=)[^&\s'\"<>]+", re.I)
+_SECRET = re.compile(
+    r"((?:X-Amz-(?:Signature|Credential|Security-Token)|signature|sig|\w*token|\w*secret\w*)=)[^&\s'\"<>]+", re.I
+)
 
 
 class Outlook(enum.Enum):

@@ -122,7 +122,6 @@ class _ParsedFooters:
                 self._kept.popitem(last=False)
         return metadata
 
-
     def known(self, digest: bytes) -> pq.FileMetaData | None:
         """The footer of that digest, if it is still kept."""
         with self._lock:
@@ -150,7 +149,9 @@ def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> by
         if is_local(filesystem):
             return _tail(source.read_at, size, name)
         if (found := source.size()) != size:
-            raise TableChangedError(f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again")
+            raise TableChangedError(
+                f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again"
+            )
         return _tail(lambda count, start: read_range(source, start, count), size, name)
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -23,11 +22,12 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import DataError, TableError
+from feedline.errors import CorruptFileError, DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse import store
 from feedline.warehouse.pruning import ALL, NONE, SOME, Pruning, prune
 from feedline.warehouse.reading import UNCOUNTED, Fragment, bytes_of, count_fragment, fragment_at
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.statistics import statistics_of
 
@@ -179,12 +179,8 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
 
 
 def _in_threads(function: Callable[[CountTask], tuple[int, ...]], tasks: list[CountTask]) -> Iterator[tuple[int, ...]]:
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-count") as pool:
-        try:
-            yield from pool.map(function, tasks)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(os.cpu_count() or 1, "feedline-count") as pool:
+        yield from pool.map(function, tasks)
 
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression) -> str:
@@ -196,7 +192,7 @@ def _counts_name(snapshot: Snapshot, where: BoundExpression) -> str:
 def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> Int64s | None:
     try:
         (table,) = store.load(work_dir, name, tables=1)
-    except (FileNotFoundError, TableError):
+    except (FileNotFoundError, CorruptFileError):
         return None
     if not np.array_equal(table["row_group"].to_numpy(), row_groups):
         return None  # counted by a version that pruned otherwise

@@ -15,7 +15,6 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +26,7 @@ from feedline.warehouse import store
 from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.footers import FileFacts, file_facts
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.schemas import union
 from feedline.warehouse.tallies import Tally
 
@@ -184,12 +184,8 @@ def _footers(listing: Listing) -> Iterator[tuple[str, FileFacts]]:
     def facts(path: str, size: int, name: str) -> FileFacts:
         return file_facts(location.filesystem, join(location.path, path), size, name)
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-footers") as pool:
-        try:
-            yield from zip(names, pool.map(facts, paths, listing.files["bytes"].to_pylist(), names), strict=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(_THREADS, "feedline-footers") as pool:
+        yield from zip(names, pool.map(facts, paths, listing.files["bytes"].to_pylist(), names), strict=True)
 
 
 def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:

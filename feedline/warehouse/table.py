@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow as pa
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
@@ -57,12 +57,8 @@ class Table:
             return read_arrow(fragment, names, bound, snapshot.schema)
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound), SPLIT_ROWS)
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-            try:
-                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
 
 
 def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:
