@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
-from feedline.errors import DataError, StateError
+from feedline.errors import DataError, StateError, StoreError
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
@@ -75,6 +75,8 @@ class Pipeline:
         snapshot = take_snapshot(table if isinstance(table, str) else list(table))
         try:
             snapshot.save(self.spec.work_dir)
+        except StoreError:
+            raise
         except OSError as error:
             raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot

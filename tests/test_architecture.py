@@ -64,6 +64,7 @@ ONLY_IN = {
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "typer": ("feedline.cli",),
     "rich": ("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+    "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
 }
