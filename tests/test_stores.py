@@ -167,10 +167,9 @@ def test_a_run_and_its_batches(s3: Store, place: Place) -> None:
     assert SECRET not in done.stderr + done.stdout + path.read_text()
 
 
-@pytest.mark.parametrize("spot", [DATA, {"method": "PUT"}], ids=["read", "written"])
-def test_a_signal_while_a_run_waits_for_the_store(s3: Store, place: Place, spot: dict[str, object]) -> None:
+def test_a_signal_while_a_run_waits_for_the_store(s3: Store, place: Place) -> None:
     path = place.write(source={"table": s3.uri("warehouse/clicks")}, work_dir=s3.uri("work/signal"))
-    fault = s3.fault("slow_down", times=ALWAYS, **spot)
+    fault = s3.fault("slow_down", times=ALWAYS, **DATA)
     with feedline("run", path, "--sink", "null", env={**os.environ, **KEYS}) as program:
         assert eventually(lambda: fault.met > 3)
         sent_s = time.monotonic()
