@@ -42,15 +42,16 @@ ALLOWED = {
     "service": WORKERS - {"service"},
     "agreement": {"foundation"},
     "plan": WORKERS,
-    "pipeline": WORKERS | {"agreement", "plan"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline"},
-    "cli": WORKERS | {"agreement", "plan", "pipeline", "commands"},
+    "sources": {"foundation", "warehouse"},
+    "pipeline": WORKERS | {"agreement", "plan", "sources"},
+    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources"},
+    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
-    **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
+    **{name: name for name in ("agreement", "plan", "sources", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

@@ -14,7 +14,9 @@ maps too; anything else is a changed kind of value and an error that names the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -25,6 +27,19 @@ _UNITS = ("s", "ms", "us", "ns")
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRules:
+    """What a person says about the union of a table's files: `source.schema` of pipeline.yaml.
+
+    `missing_error`: a column in use has to be in every file. `extra_error`: files have no column but `columns`.
+    `columns`: types that what files hold has to widen into without loss.
+    """
+
+    missing_error: bool = False
+    extra_error: bool = False
+    columns: Mapping[str, pa.DataType] = dataclasses.field(default_factory=dict)
 
 
 class KindChangedError(Exception):

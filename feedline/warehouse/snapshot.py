@@ -10,25 +10,31 @@ footers. The root itself is left out: the same files mounted elsewhere are the s
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse import store
 from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.footers import FileFacts, file_facts
 from feedline.warehouse.locations import join, locate, shown
-from feedline.warehouse.schemas import union
+from feedline.warehouse.schemas import SchemaRules, union
 from feedline.warehouse.tallies import Tally
+
+OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
+Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -93,6 +99,23 @@ class Snapshot:
         """A file column's bytes, nulls, min and max, one per row group."""
         return _array(self.row_groups, "columns").field(name)
 
+    def without(self, paths: Collection[str]) -> Snapshot:
+        """The table without some files (paths below the root); its schema stays as it is.
+
+        Raises TableError where no file is left.
+        """
+        gone = pc.is_in(self.files["path"], value_set=pa.array(sorted(paths), pa.string())).to_numpy()
+        kept = np.flatnonzero(~gone)
+        if not len(kept):
+            raise TableError(f"{shown(self.uri)} has no file left: got {len(gone)} to leave out of {len(gone)}")
+        groups = np.flatnonzero(~gone[self.file_of_row_group])
+        file = (np.cumsum(~gone) - 1).astype(np.int32)[self.file_of_row_group[groups]]
+        files = self.files.take(pa.array(kept)).combine_chunks()
+        row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
+        row_groups = row_groups.set_column(0, "file", pa.array(file))
+        id = _identity(self.schema, files, row_groups)
+        return dataclasses.replace(self, id=id, files=files, row_groups=row_groups)
+
     def save(self, work_dir: str) -> str:
         """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned."""
         facts = {
@@ -134,23 +157,52 @@ class Snapshot:
         return snapshot
 
 
-def take_snapshot(table: str | Sequence[str]) -> Snapshot:
-    """List a table and read every footer.
+def take_snapshot(
+    table: str | Sequence[str],
+    *,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """List a table and read every footer; see `snapshot_of`."""
+    return snapshot_of(discover(table), rules=rules, on_bad=on_bad, work_dir=work_dir, map=map)
+
+
+def snapshot_of(
+    listing: Listing,
+    *,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """Read the footers of the files listed.
+
+    `on_bad`: called with a file's path below the root and the error where its footer is corrupt; the file is left out.
 
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
     Warns where a partition key is also a column in the files: the key of the path wins.
     """
-    listing = discover(table)
     tally = Tally()
     digests: list[bytes] = []
     footer_bytes: list[int] = []
     schemas: list[tuple[str, pa.Schema]] = []
-    for name, facts in _footers(listing):
+    bad: list[int] = []
+    for index, (name, facts) in enumerate(_footers(listing)):
+        if isinstance(facts, CorruptFileError):
+            if on_bad is None:
+                raise facts
+            on_bad(listing.files["path"][index].as_py(), facts)
+            bad.append(index)
+            continue
         tally.add(facts)
         digests.append(facts.digest)
         footer_bytes.append(facts.footer_bytes)
         if all(facts.schema != known for _, known in reversed(schemas)):
             schemas.append((name, facts.schema))
+    if bad:
+        listing = _left(listing, np.delete(np.arange(len(listing.files)), bad))
     file_schema = _without_keys(union(schemas), listing)
     row_groups = tally.table(file_schema)
     files = listing.files
@@ -176,13 +228,24 @@ def take_snapshot(table: str | Sequence[str]) -> Snapshot:
     )
 
 
-def _footers(listing: Listing) -> Iterator[tuple[str, FileFacts]]:
+def _left(listing: Listing, places: npt.NDArray[np.int64]) -> Listing:
+    kept = pa.array(places)
+    if not len(kept):
+        raise TableError(f"{shown(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}")
+    partition = {name: column.take(kept) for name, column in listing.partition.items()}
+    return dataclasses.replace(listing, files=listing.files.take(kept).combine_chunks(), partition=partition)
+
+
+def _footers(listing: Listing) -> Iterator[tuple[str, FileFacts | CorruptFileError]]:
     location = locate(listing.uri)
     paths = listing.files["path"].to_pylist()
     names = [join(shown(listing.uri), path) for path in paths]
 
-    def facts(path: str, size: int, name: str) -> FileFacts:
-        return file_facts(location.filesystem, join(location.path, path), size, name)
+    def facts(path: str, size: int, name: str) -> FileFacts | CorruptFileError:
+        try:
+            return file_facts(location.filesystem, join(location.path, path), size, name)
+        except CorruptFileError as error:
+            return error
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-footers") as pool:
         try:
@@ -199,7 +262,7 @@ def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
             f"{shown(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "
             "the partition key is used",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     kept = [field for field in schema if field.name not in listing.partition]
     if not kept:

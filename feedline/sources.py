@@ -1,0 +1,31 @@
+"""Where does a pipeline's table come from? From `source` to a snapshot: the one place that knows table formats.
+
+Runs in: whichever process takes the snapshot (the feeder, the CLI, `Pipeline.batches`).
+"""
+
+from __future__ import annotations
+
+from feedline.errors import SpecError
+from feedline.spec import PipelineSpec
+from feedline.warehouse.discovery import Listing, discover
+from feedline.warehouse.snapshot import Map, OnBad, Snapshot, snapshot_of
+
+
+def snapshot_of_source(spec: PipelineSpec, *, map: Map | None = None, on_bad: OnBad | None = None) -> Snapshot:
+    """The table that `source` names, as it is now.
+
+    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`.
+    """
+    return snapshot_of(listing_of_source(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+
+
+def listing_of_source(spec: PipelineSpec) -> Listing:
+    """The files that `source` names. Raises SpecError for a format that is not known here."""
+    source = spec.source
+    if source.format == "hive":
+        return discover(source.table if isinstance(source.table, str) else list(source.table))
+    raise _unsupported(spec)
+
+
+def _unsupported(spec: PipelineSpec) -> SpecError:
+    return spec.error(("source", "format"), f"{spec.source.format} cannot be read: expected hive")
