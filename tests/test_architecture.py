@@ -28,7 +28,17 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources"),
     *("predicates", "expressions", "expression_", "row_preservation"),
-    *("spec", "sections", "source_section", "features", "positions", "overrides", "yaml_document", "schema"),
+    *(
+        "spec",
+        "sections",
+        "source_section",
+        "column_types",
+        "features",
+        "positions",
+        "overrides",
+        "yaml_document",
+        "schema",
+    ),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -42,15 +52,16 @@ ALLOWED = {
     "service": WORKERS - {"service"},
     "agreement": {"foundation"},
     "plan": WORKERS,
-    "pipeline": WORKERS | {"agreement", "plan"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline"},
-    "cli": WORKERS | {"agreement", "plan", "pipeline", "commands"},
+    "sources": {"foundation", "warehouse"},
+    "pipeline": WORKERS | {"agreement", "plan", "sources"},
+    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources"},
+    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
-    **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
+    **{name: name for name in ("agreement", "plan", "sources", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
