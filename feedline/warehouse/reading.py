@@ -14,9 +14,10 @@ that name file and row group.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,9 @@ from feedline.expressions import BoundExpression
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.schemas import children, conformed, is_unchecked
+from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
 
@@ -46,8 +49,9 @@ class Fragment:
     """The row groups of one file that one task reads.
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED.
-    `partition`: the file's keys and typed values.
+    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
+    `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
+    and typed values.
     """
 
     table: str
@@ -59,11 +63,16 @@ class Fragment:
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
+    proven: tuple[int, ...] = ()
 
     @property
     def uri(self) -> str:
         """The file, as messages name it."""
         return join(shown(self.table), self.path)
+
+    def proven_of(self, position: int) -> int:
+        """What statistics say of one of its row groups."""
+        return self.proven[position] if self.proven else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +85,58 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment."""
+class Batch:
+    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
+
+    `first_row`: index of the first of them in the file; `sieve`: what decides which of them stay.
+    """
 
     position: int
     data: pa.RecordBatch
-    filtered: bool
+    first_row: int
+    sieve: Sieve
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file of the snapshot, open: pyarrow's reader, the bytes below it, and the leaves of each of its columns."""
+
+    parquet: pq.ParquetFile
+    source: pa.NativeFile
+    stored: dict[str, range]
+
+    @property
+    def row_starts(self) -> list[int]:
+        """Index in the file of every row group's first row, and the file's rows at the end."""
+        metadata = self.parquet.metadata
+        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+        return list(accumulate(rows, initial=0))
 
 
 def fragment_of(
-    snapshot: Snapshot, splits: Splits, selection_rows: npt.NDArray[np.int64], split_index: int
+    snapshot: Snapshot,
+    splits: Splits,
+    selection_rows: npt.NDArray[np.int64],
+    split_index: int,
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
     """The order to read one split: its row groups that keep rows (`selection_rows`: rows kept per row group)."""
     first, stop = int(splits.first_row_group[split_index]), int(splits.stop_row_group[split_index])
-    return fragment_at(snapshot, int(splits.file[split_index]), np.arange(first, stop), selection_rows[first:stop])
+    file, row_groups = int(splits.file[split_index]), np.arange(first, stop)
+    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proven)
 
 
 def fragment_at(
-    snapshot: Snapshot, file: int, row_groups: npt.NDArray[np.int64], expected: npt.NDArray[np.int64]
+    snapshot: Snapshot,
+    file: int,
+    row_groups: npt.NDArray[np.int64],
+    expected: npt.NDArray[np.int64],
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
-    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out."""
+    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out.
+
+    `proven`: what statistics say of every row group of the table, see `Fragment`.
+    """
     kept = np.flatnonzero(expected)
     facts = snapshot.files
     places = snapshot.row_group_in_file[row_groups[kept]]
@@ -109,6 +150,7 @@ def fragment_at(
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[kept].tolist()),
         partition=snapshot.partition_of(file),
+        proven=() if proven is None else tuple(proven[row_groups[kept]].tolist()),
     )
 
 
@@ -118,19 +160,22 @@ def read_fragment(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """The kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
+
+    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold.
 
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
     """
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
-        frame, position = _frame(batch.data), batch.position
-        if batch.filtered and where is not None:
-            frame = frame.lazy().filter(where.polars).select(columns).collect(engine="in-memory")
+    for batch in batches(
+        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
+    ):
+        frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
         counts[position] += frame.height
         if frame.height:
@@ -145,26 +190,66 @@ def read_arrow(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> pa.Table:
     """The kept rows of a fragment as one Arrow table of `columns`; errors as `read_fragment`, but any Arrow type."""
     counts = [0] * len(fragment.row_groups)
     kept = []
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
+    for batch in batches(
+        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
+    ):
         data = batch.data
-        if batch.filtered and where is not None:
-            data = data.filter(_mask(data, where).to_arrow()).select(list(columns))
+        if not batch.sieve.idle:
+            sifted = batch.sieve.sift(data, fragment.path, batch.first_row)
+            data = data.select(list(columns))
+            if batch.sieve.weigh:
+                index = data.schema.get_field_index(SAMPLE_WEIGHT)
+                data = data.set_column(index, data.schema.field(index), pa.array(sifted.weights))
+            if sifted.stays is not None:
+                data = data.filter(pa.array(sifted.stays))
         counts[batch.position] += data.num_rows
         kept.append(data)
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
-def count_fragment(fragment: Fragment, where: BoundExpression, schema: pa.Schema) -> tuple[int, ...]:
-    """How many rows of each row group the filter keeps, reading the filter's columns only (it must read one)."""
-    counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, sorted(where.columns), where, schema, CHUNK_ROWS, counts):
-        counts[batch.position] += int(_mask(batch.data, where).sum())
-    return tuple(counts)
+def batches(
+    fragment: Fragment,
+    columns: Sequence[str],
+    sieve: Sieve,
+    schema: pa.Schema,
+    *,
+    chunk_rows: int = CHUNK_ROWS,
+    counts: Sequence[int],
+    skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
+) -> Iterator[Batch]:
+    """Decode the fragment's row groups: `columns`, and what is needed to sift them.
+
+    `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
+    fragment's row groups (their positions) need not be read.
+    """
+    _refuse_foreign(schema, sieve.columns)
+    with _unchanged(fragment) as file:
+        skipped = skip(file)
+        starts = file.row_starts
+        for position, row_group in enumerate(fragment.row_groups):
+            if position in skipped:
+                continue
+            rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
+            here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
+            names = [*columns, *sorted(here.columns.difference(columns))]
+            fields = [field_of(schema, name) for name in names]
+            first_row = starts[row_group]
+            for data in _decoded(file, fragment, row_group, fields, chunk_rows):
+                held = [Batch(position, data, first_row, here)]
+                first_row += data.num_rows
+                del data
+                yield held.pop()
+            if expected not in (UNCOUNTED, counts[position]):
+                raise DataError(
+                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
+                    f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
+                )
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
@@ -191,49 +276,17 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
     raise TableError(f"column {name!r} is not in the table. {hint}")
 
 
-def _batches(
-    fragment: Fragment,
-    columns: Sequence[str],
-    where: BoundExpression | None,
-    schema: pa.Schema,
-    chunk_rows: int,
-    counts: Sequence[int],
-) -> Iterator[_Batch]:
-    """Decode the fragment's row groups; `counts` is where the caller adds up what it kept, checked group by group."""
+def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:
     if not columns:
         raise DataError("list of columns is empty: expected at least one column to read")
-    extra = () if where is None else tuple(sorted(where.columns.difference(columns)))
-    if where is not None:
-        _refuse_foreign(schema, where.columns)
-    with _unchanged(fragment) as parquet:
-        leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-        stored = dict(zip(parquet.schema_arrow.names, leaves, strict=True))
-        for position, row_group in enumerate(fragment.row_groups):
-            rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            filtered = where is not None and expected != rows
-            names = [*columns, *extra] if filtered else columns
-            fields = [field_of(schema, name) for name in names]
-            for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
-                held = [_Batch(position, data, filtered)]
-                del data
-                yield held.pop()
-            if expected not in (UNCOUNTED, counts[position]):
-                raise DataError(
-                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
-                    f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
-                )
+    return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
 def _decoded(
-    parquet: pq.ParquetFile,
-    stored: Mapping[str, range],
-    fragment: Fragment,
-    row_group: int,
-    fields: Sequence[pa.Field],
-    chunk_rows: int,
+    file: OpenFile, fragment: Fragment, row_group: int, fields: Sequence[pa.Field], chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    keys = dict(fragment.partition)
+    parquet, stored, keys = file.parquet, file.stored, dict(fragment.partition)
     wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
     indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
     batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
@@ -284,7 +337,7 @@ def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: 
 
 
 @contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
+def _unchanged(fragment: Fragment) -> Iterator[OpenFile]:
     """The fragment's file, open, after a check that it is the one of the snapshot."""
     location = locate(fragment.table)
     path = join(location.path, fragment.path)
@@ -304,7 +357,8 @@ def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
                 )
             parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
         try:
-            yield parquet
+            leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
+            yield OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
         finally:
             parquet.close(force=True)
 
@@ -335,10 +389,18 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _mask(data: pa.RecordBatch, where: BoundExpression) -> pl.Series:
-    """Which rows the filter keeps; null for those it cannot tell, which are dropped as well."""
-    columns = [name for name in data.schema.names if name in where.columns]
-    return _frame(data.select(columns)).select(where.polars).to_series()
+def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame:
+    """A chunk's kept rows, with exactly `columns`."""
+    frame, sieve = _frame(batch.data), batch.sieve
+    if sieve.idle:
+        return frame
+    if sieve.sample is None and not sieve.weigh and sieve.where is not None:
+        return frame.lazy().filter(sieve.where.polars).select(columns).collect(engine="in-memory")
+    sifted = sieve.sift(batch.data, path, batch.first_row)
+    if sieve.weigh:
+        frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))
+    frame = frame.select(columns)
+    return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
 
 
 def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
