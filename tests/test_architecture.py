@@ -27,7 +27,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
     *("errors", "version", "resources"),
-    *("predicates", "expressions", "expression_", "row_preservation"),
+    *("predicates", "expressions", "expression_", "row_preservation", "projection"),
     *("spec", "sections", "source_section", "features", "positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
