@@ -28,6 +28,7 @@ from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
+from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
@@ -70,13 +71,16 @@ class Plan:
         return tuple(names)
 
     @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        by = (self.job.by,) if self.job.by is not None else ()
+        where = sorted(self.where.parts) if self.where is not None else ()
+        return tuple(dict.fromkeys([*self.features.parts, *where, *by]))
+
+    @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group."""
-        total = np.zeros(len(self.selection.rows), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                total += self.snapshot.column_facts(name).field("bytes").to_numpy()
-        return total
+        """Compressed bytes of the columns that blocks read, per row group; a struct counts whole."""
+        return part_bytes(self.snapshot, self.parts)
 
     @cached_property
     def fingerprint(self) -> str:

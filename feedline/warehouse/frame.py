@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
+from feedline.projection import source_columns
 from feedline.warehouse.reading import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
 from feedline.warehouse.selection import Selection, bound_again
 from feedline.warehouse.snapshot import Snapshot
@@ -30,8 +31,8 @@ SPLIT_ROWS = 65_536
 class FrameReader:
     """Reads one fragment as a pandas frame of Arrow dtypes: small, stateless and picklable.
 
-    `schema` holds the table's columns that this frame and its filter need, `columns` those it has, `where` the filter's
-    text.
+    `schema` holds the table's columns that this frame and its filter need, `columns` what it has, parts too, `where`
+    the filter's text.
     """
 
     schema: pa.Schema
@@ -57,13 +58,14 @@ def to_dask(
 ) -> Any:
     """The kept rows as a `dask.dataframe.DataFrame`.
 
-    `columns`: which, in order (None: all, partition keys last). `selection` must belong to `where`; row groups that
-    nobody counted are read and filtered, their splits planned by the rows they store.
+    `columns`: which columns and parts of columns, in order (None: all columns, partition keys last). `selection` must
+    belong to `where`; row groups that nobody counted are read and filtered, their splits planned by the rows they
+    store.
     """
     names = tuple(snapshot.schema.names if columns is None else columns)
-    needed = dict.fromkeys([*names, *(sorted(where.columns) if where else ())])
+    meta = _pandas(pa.schema([field_of(snapshot.schema, name) for name in names]).empty_table())
+    needed = source_columns(snapshot.schema, [*names, *(sorted(where.columns) if where else ())])
     schema = pa.schema([field_of(snapshot.schema, name) for name in needed])
-    meta = _pandas(pa.schema([schema.field(name) for name in names]).empty_table())
     reader = FrameReader(schema, names, where.text if where else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
     with dask.config.set({"dataframe.convert-string": False}):

@@ -3,8 +3,8 @@
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
 for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
 size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns asked for (and the filter's, where the row group is not taken whole), coalesced
-(`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+`chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not taken
+whole; see `parts`), coalesced (`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -14,7 +14,7 @@ that name file and row group.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,10 +28,12 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
+from feedline.projection import PartError, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
-from feedline.warehouse.schemas import children, conformed, is_unchecked
+from feedline.warehouse.parts import FileColumns, part_bytes
+from feedline.warehouse.schemas import children
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
 
@@ -130,7 +132,7 @@ def read_fragment(
     for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
         frame, position = _frame(batch.data), batch.position
         if batch.filtered and where is not None:
-            frame = frame.lazy().filter(where.polars).select(columns).collect(engine="in-memory")
+            frame = frame.lazy().filter(where.narrow).select(columns).collect(engine="in-memory")
         del batch
         counts[position] += frame.height
         if frame.height:
@@ -162,30 +164,33 @@ def read_arrow(
 def count_fragment(fragment: Fragment, where: BoundExpression, schema: pa.Schema) -> tuple[int, ...]:
     """How many rows of each row group the filter keeps, reading the filter's columns only (it must read one)."""
     counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, sorted(where.columns), where, schema, CHUNK_ROWS, counts):
+    for batch in _batches(fragment, sorted(where.parts), where, schema, CHUNK_ROWS, counts):
         counts[batch.position] += int(_mask(batch.data, where).sum())
     return tuple(counts)
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
-    """Compressed bytes of these columns' chunks in these row groups (indices in the table; None for all).
+    """Compressed bytes of these columns' and parts' chunks in these row groups (indices in the table; None for all).
 
-    Partition columns cost nothing. Raises TableError for a column that the table has not.
+    Partition columns cost nothing; see `part_bytes`. Raises TableError for a column that the table has not.
     """
-    total = 0
     for name in columns:
         field_of(snapshot.schema, name)
-        if name not in snapshot.partition_columns:
-            sizes = snapshot.column_facts(name).field("bytes").to_numpy()
-            total += int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
-    return total
+    sizes = part_bytes(snapshot, columns)
+    return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column; raises TableError, naming the nearest one, where there is none of that name."""
+    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
     index = schema.get_field_index(name)
     if index >= 0:
         return schema.field(index)
+    part = part_of(name)
+    if part is not None:
+        try:
+            return part_field(schema, part).with_name(name)
+        except PartError as error:
+            raise TableError(f"{error}. Name a column, or one with a key that it has") from None
     near = difflib.get_close_matches(name, schema.names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
     raise TableError(f"column {name!r} is not in the table. {hint}")
@@ -202,18 +207,29 @@ def _batches(
     """Decode the fragment's row groups; `counts` is where the caller adds up what it kept, checked group by group."""
     if not columns:
         raise DataError("list of columns is empty: expected at least one column to read")
-    extra = () if where is None else tuple(sorted(where.columns.difference(columns)))
+    extra = () if where is None else tuple(sorted(where.parts.difference(columns)))
     if where is not None:
-        _refuse_foreign(schema, where.columns)
-    with _unchanged(fragment) as parquet:
-        leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-        stored = dict(zip(parquet.schema_arrow.names, leaves, strict=True))
+        _refuse_foreign(schema, where.parts)
+    fields = [field_of(schema, name) for name in (*columns, *extra)]
+
+    def of_file(parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> FileColumns:
+        ranges = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
+        stored = dict(zip(parquet.schema_arrow.names, ranges, strict=True))
+        return FileColumns(fields, schema, stored, parquet.schema_arrow, dict(fragment.partition))
+
+    def dictionaries(parquet: pq.ParquetFile) -> list[str]:
+        if all(field.name in schema.names for field in fields):
+            return []
+        return of_file(parquet, fields).dictionaries(parquet.metadata, fragment.row_groups)
+
+    with _unchanged(fragment, dictionaries) as parquet:
+        needed: dict[bool, FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
             filtered = where is not None and expected != rows
-            names = [*columns, *extra] if filtered else columns
-            fields = [field_of(schema, name) for name in names]
-            for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
+            if filtered not in needed:
+                needed[filtered] = of_file(parquet, fields if filtered else fields[: len(columns)])
+            for data in _decoded(parquet, needed[filtered], fragment, row_group, chunk_rows):
                 held = [_Batch(position, data, filtered)]
                 del data
                 yield held.pop()
@@ -225,20 +241,13 @@ def _batches(
 
 
 def _decoded(
-    parquet: pq.ParquetFile,
-    stored: Mapping[str, range],
-    fragment: Fragment,
-    row_group: int,
-    fields: Sequence[pa.Field],
-    chunk_rows: int,
+    parquet: pq.ParquetFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    keys = dict(fragment.partition)
-    wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
-    indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
-    batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
+    """One row group in chunks, each with exactly the fields of `columns`."""
+    batches = parquet.reader.iter_batches(
+        chunk_rows, row_groups=[row_group], column_indices=columns.leaves, use_threads=False
+    )
     rows = parquet.metadata.row_group(row_group).num_rows
-    schema = pa.schema(fields)
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
@@ -246,16 +255,8 @@ def _decoded(
         if batch is None:
             break
         left -= batch.num_rows
-        arrays = []
-        for field in fields:
-            if field.name in keys:
-                arrays.append(pa.repeat(pa.scalar(keys[field.name], field.type), batch.num_rows))
-            elif field.name in wanted:
-                arrays.append(_conformed(batch.column(field.name), field, fragment, row_group))
-            else:
-                arrays.append(pa.nulls(batch.num_rows, field.type))
-        held = [pa.RecordBatch.from_arrays(arrays, schema=schema)]
-        del batch, arrays
+        held = [columns.batch(batch, fragment.uri, row_group)]
+        del batch
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
@@ -264,28 +265,12 @@ def _decoded(
         )
 
 
-def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: int) -> pa.Array:
-    """A stored column in the table's type, after the checks that pyarrow's reader leaves out."""
-    where = place(fragment.uri, row_group)
-    if is_unchecked(array.type):
-        try:
-            array.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-            raise CorruptFileError(
-                f"column {field.name!r} of {where} is not valid Parquet: {error}. Restore or rewrite the file"
-            ) from error
-    try:
-        return conformed(array, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"column {field.name!r} of {where} does not fit the table's type: "
-            f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
-        ) from error
-
-
 @contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot."""
+def _unchanged(fragment: Fragment, dictionaries: Callable[[pq.ParquetFile], list[str]]) -> Iterator[pq.ParquetFile]:
+    """The fragment's file, open, after a check that it is the one of the snapshot.
+
+    `dictionaries` says which of its strings are read as dictionaries; a file has to be opened for that.
+    """
     location = locate(fragment.table)
     path = join(location.path, fragment.path)
     with explained(fragment.uri, listed=True):
@@ -303,6 +288,8 @@ def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
                     "same size and time. Take a new snapshot"
                 )
             parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
+            if paths := dictionaries(parquet):
+                parquet = opened(source, parquet.metadata, paths)
         try:
             yield parquet
         finally:
@@ -337,8 +324,8 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
 
 def _mask(data: pa.RecordBatch, where: BoundExpression) -> pl.Series:
     """Which rows the filter keeps; null for those it cannot tell, which are dropped as well."""
-    columns = [name for name in data.schema.names if name in where.columns]
-    return _frame(data.select(columns)).select(where.polars).to_series()
+    columns = [name for name in data.schema.names if name in where.parts]
+    return _frame(data.select(columns)).select(where.narrow).to_series()
 
 
 def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

@@ -218,7 +218,7 @@ def _report(
         return Share(row_groups=int(chosen.sum()), rows=int(np.asarray(weights)[chosen].sum()))
 
     counted = outcome == SOME
-    columns = [] if where is None else sorted(where.columns)
+    columns = [] if where is None else sorted(where.parts)
     return SelectionReport(
         table=share(np.ones(len(stored), np.bool_)),
         by_partition=share((outcome == NONE) & verdict.by_partition),
