@@ -57,8 +57,9 @@ def project(data: Frame, names: Sequence[str]) -> pl.DataFrame:
         return frame
     schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
     columns = dict(_parts(data, schema, parts.values()))
-    added = [columns[part].alias(name) for name, part in parts.items() if part in columns]
-    return frame.with_columns(added).select([name for name in names if name in kept or parts.get(name) in columns])
+    series = {name: frame.get_column(name) for name in kept}
+    series |= {name: columns[part].alias(name) for name, part in parts.items() if part in columns}
+    return pl.DataFrame([series[name] for name in names if name in series])
 
 
 def _parts(data: Frame, schema: pa.Schema, parts: Any) -> Iterator[tuple[Part, pl.Series]]:

@@ -13,7 +13,6 @@ it. Such a column stands for the key in every file that has it, and wins over th
 
 from __future__ import annotations
 
-import json
 import keyword
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -47,7 +46,8 @@ class Part:
 
     def __str__(self) -> str:
         """The part as an expression, which is also its name."""
-        plain = self.column.isidentifier() and not keyword.iskeyword(self.column)
+        name = self.column  # Python normalises identifiers that are not ASCII
+        plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
         column = self.column if plain else f"col({_quoted(self.column)})"
         return column + "".join(f"[{_quoted(key) if isinstance(key, str) else key}]" for key in self.keys)
 
@@ -170,4 +170,5 @@ def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: Part, column: s
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'

@@ -114,7 +114,7 @@ def plan_table(facts: dict[str, Any]) -> Table:
         if key == "counted" and share["row_groups"]:
             note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
         table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
-    for name, text in (rows[3], *part_rows(facts), *rows[4:]):
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
         table.add_row(name, text)
     return table
 
