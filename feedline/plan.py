@@ -29,7 +29,7 @@ from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
-from feedline.warehouse.accounting import deciding_columns
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import Selection, select_rows
@@ -75,19 +75,28 @@ class Plan:
         return tuple(names)
 
     @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        by = (self.job.by,) if self.job.by is not None else ()
+        names = dict.fromkeys([*self.features.parts, *by])
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
+        return tuple(names)
+
+    @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group: the filter's only where it has to decide."""
-        read = compiled_columns(self.features.columns, self.job)
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        by = (self.job.by,) if self.job.by is not None else ()
+        read = frozenset([*self.features.parts, *by])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
-        selection = self.selection
-        whole = selection.rows == self.snapshot.rows_per_row_group
-        deciding = dict(deciding_columns(selection.proven, self.where, self.sample, whole=whole, weigh=weigh))
-        total = np.zeros(len(whole), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                nbytes = self.snapshot.column_facts(name).field("bytes").to_numpy()
-                total += nbytes if name in read else np.where(deciding[name], nbytes, 0)
-        return total
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:

@@ -27,18 +27,9 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
     *("errors", "version", "resources", "hashing"),
-    *("predicates", "expressions", "expression_", "row_preservation"),
-    *(
-        "spec",
-        "sections",
-        "source_section",
-        "column_types",
-        "features",
-        "positions",
-        "overrides",
-        "yaml_document",
-        "schema",
-    ),
+    *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
+    *("spec", "sections", "source_section", "column_types", "features"),
+    *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -60,7 +51,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs"), "commands"),
     **{name: name for name in ("agreement", "plan", "sources", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")

@@ -1,7 +1,7 @@
 """How many rows of a fragment's row groups stay, reading as little as tells?
 
 Runs in counting tasks, wherever `map` takes them. Row groups whose rows cannot be told from each other without reading
-(`Sieve.columns` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
+(`Sieve.parts` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
 read; else the columns of the filter and of the sample are.
 """
 
@@ -52,7 +52,7 @@ def count_fragment(
                 excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group)
                 if excluded:
                     known[position] = Count(0, 0, True, bloom_bytes[position])
-            elif not here.columns:
+            elif not here.parts:
                 known[position] = _by_arithmetic(file, fragment, row_group, here.sample)
         return known
 

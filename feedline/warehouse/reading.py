@@ -3,8 +3,8 @@
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
 for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
 size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns asked for (and the filter's, where the row group is not taken whole), coalesced
-(`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+`chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not taken
+whole; see `parts`), coalesced (`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -29,11 +29,13 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
+from feedline.projection import PartError, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.schemas import children, conformed, is_unchecked
+from feedline.warehouse.schemas import children
 from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
@@ -112,6 +114,11 @@ class OpenFile:
         rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
         return list(accumulate(rows, initial=0))
 
+    def columns(self, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+        """How these columns and parts are made of what the file holds."""
+        fields = [field_of(schema, name) for name in names]
+        return FileColumns(fields, schema, self.stored, self.parquet.schema_arrow, dict(fragment.partition))
+
 
 def fragment_of(
     snapshot: Snapshot,
@@ -172,9 +179,8 @@ def read_fragment(
     """
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
-    for batch in batches(
-        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
-    ):
+    sieve = _sieve(where, sample, columns)
+    for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
         frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
         counts[position] += frame.height
@@ -228,19 +234,21 @@ def batches(
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
     fragment's row groups (their positions) need not be read.
     """
-    _refuse_foreign(schema, sieve.columns)
-    with _unchanged(fragment) as file:
+    _refuse_foreign(schema, sieve.parts)
+    with _unchanged(fragment, schema, [*columns, *sieve.parts]) as file:
         skipped = skip(file)
         starts = file.row_starts
+        needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
             rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
-            names = [*columns, *sorted(here.columns.difference(columns))]
-            fields = [field_of(schema, name) for name in names]
+            names = (*columns, *sorted(here.parts.difference(columns)))
+            if names not in needed:
+                needed[names] = file.columns(fragment, schema, names)
             first_row = starts[row_group]
-            for data in _decoded(file, fragment, row_group, fields, chunk_rows):
+            for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
                 first_row += data.num_rows
                 del data
@@ -253,24 +261,27 @@ def batches(
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
-    """Compressed bytes of these columns' chunks in these row groups (indices in the table; None for all).
+    """Compressed bytes of these columns' and parts' chunks in these row groups (indices in the table; None for all).
 
-    Partition columns cost nothing. Raises TableError for a column that the table has not.
+    Partition columns cost nothing; see `part_bytes`. Raises TableError for a column that the table has not.
     """
-    total = 0
     for name in columns:
         field_of(snapshot.schema, name)
-        if name not in snapshot.partition_columns:
-            sizes = snapshot.column_facts(name).field("bytes").to_numpy()
-            total += int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
-    return total
+    sizes = part_bytes(snapshot, columns)
+    return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column; raises TableError, naming the nearest one, where there is none of that name."""
+    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
     index = schema.get_field_index(name)
     if index >= 0:
         return schema.field(index)
+    part = part_of(name)
+    if part is not None:
+        try:
+            return part_field(schema, part).with_name(name)
+        except PartError as error:
+            raise TableError(f"{error}. Name a column, or one with a key that it has") from None
     near = difflib.get_close_matches(name, schema.names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
     raise TableError(f"column {name!r} is not in the table. {hint}")
@@ -283,15 +294,14 @@ def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: S
 
 
 def _decoded(
-    file: OpenFile, fragment: Fragment, row_group: int, fields: Sequence[pa.Field], chunk_rows: int
+    file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    parquet, stored, keys = file.parquet, file.stored, dict(fragment.partition)
-    wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
-    indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
-    batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
+    """One row group in chunks, each with exactly the fields of `columns`."""
+    parquet = file.parquet
+    batches = parquet.reader.iter_batches(
+        chunk_rows, row_groups=[row_group], column_indices=columns.leaves, use_threads=False
+    )
     rows = parquet.metadata.row_group(row_group).num_rows
-    schema = pa.schema(fields)
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
@@ -299,16 +309,8 @@ def _decoded(
         if batch is None:
             break
         left -= batch.num_rows
-        arrays = []
-        for field in fields:
-            if field.name in keys:
-                arrays.append(pa.repeat(pa.scalar(keys[field.name], field.type), batch.num_rows))
-            elif field.name in wanted:
-                arrays.append(_conformed(batch.column(field.name), field, fragment, row_group))
-            else:
-                arrays.append(pa.nulls(batch.num_rows, field.type))
-        held = [pa.RecordBatch.from_arrays(arrays, schema=schema)]
-        del batch, arrays
+        held = [columns.batch(batch, fragment.uri, row_group)]
+        del batch
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
@@ -317,28 +319,9 @@ def _decoded(
         )
 
 
-def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: int) -> pa.Array:
-    """A stored column in the table's type, after the checks that pyarrow's reader leaves out."""
-    where = place(fragment.uri, row_group)
-    if is_unchecked(array.type):
-        try:
-            array.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-            raise CorruptFileError(
-                f"column {field.name!r} of {where} is not valid Parquet: {error}. Restore or rewrite the file"
-            ) from error
-    try:
-        return conformed(array, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"column {field.name!r} of {where} does not fit the table's type: "
-            f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
-        ) from error
-
-
 @contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[OpenFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot."""
+def _unchanged(fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> Iterator[OpenFile]:
+    """The fragment's file, open to read these columns and parts, after a check that it is the one of the snapshot."""
     location = locate(fragment.table)
     path = join(location.path, fragment.path)
     with explained(fragment.uri, listed=True):
@@ -356,9 +339,15 @@ def _unchanged(fragment: Fragment) -> Iterator[OpenFile]:
                     "same size and time. Take a new snapshot"
                 )
             parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-        try:
             leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-            yield OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
+            file = OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
+            if any(name not in schema.names for name in names):  # maps' keys may be read as dictionaries
+                columns = file.columns(fragment, schema, names)
+                if paths := columns.dictionaries(parquet.metadata, fragment.row_groups):
+                    parquet = opened(source, parquet.metadata, paths)
+                    file = replace(file, parquet=parquet)
+        try:
+            yield file
         finally:
             parquet.close(force=True)
 
@@ -395,7 +384,7 @@ def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame
     if sieve.idle:
         return frame
     if sieve.sample is None and not sieve.weigh and sieve.where is not None:
-        return frame.lazy().filter(sieve.where.polars).select(columns).collect(engine="in-memory")
+        return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
     sifted = sieve.sift(batch.data, path, batch.first_row)
     if sieve.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))

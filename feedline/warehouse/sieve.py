@@ -44,14 +44,14 @@ class Sieve:
     decide: bool = True
 
     @property
-    def columns(self) -> frozenset[str]:
-        """What has to be read to decide."""
-        own = self.where.columns if self.where is not None else frozenset()
+    def parts(self) -> frozenset[str]:
+        """What has to be read to decide: columns, and parts of columns."""
+        own = self.where.parts if self.where is not None else frozenset()
         if self.sample is None:
             return own
         if self.decide:
-            return own | self.sample.columns
-        return own | (self.sample.where.columns if self.sample.where is not None else frozenset())
+            return own | self.sample.parts
+        return own | (self.sample.where.parts if self.sample.where is not None else frozenset())
 
     @property
     def idle(self) -> bool:
@@ -88,7 +88,7 @@ class Sieve:
 
 def mask(data: pa.RecordBatch, where: BoundExpression) -> Bools:
     """bool [rows]: where a condition is true; where it is null, it is not."""
-    frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.columns]))
+    frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.parts]))
     assert isinstance(frame, pl.DataFrame)
-    kept: Bools = frame.select(where.polars).to_series().fill_null(False).to_numpy()
+    kept: Bools = frame.select(where.narrow).to_series().fill_null(False).to_numpy()
     return kept
