@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from feedline.bad_file_texts import summary_of
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.overrides import parse_overrides
@@ -99,6 +100,8 @@ def run(
             highlight=False,
             soft_wrap=True,
         )
+        if summary.bad_files:
+            console.print(summary_of(summary.bad_files), highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
 

@@ -5,18 +5,28 @@ Runs in: whichever process takes the snapshot (the feeder, the CLI, `Pipeline.ba
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec
 from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.snapshot import Map, OnBad, Snapshot, snapshot_of
 
 
-def snapshot_of_source(spec: PipelineSpec, *, map: Map | None = None, on_bad: OnBad | None = None) -> Snapshot:
+def snapshot_of_source(
+    spec: PipelineSpec,
+    *,
+    map: Map | None = None,
+    on_bad: OnBad | None = None,
+    sift: Callable[[Listing], Listing] | None = None,
+) -> Snapshot:
     """The table that `source` names, as it is now.
 
-    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`.
+    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
+    the listing before their footers are read.
     """
-    return snapshot_of(listing_of_source(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    listing = listing_of_source(spec)
+    return snapshot_of(sift(listing) if sift else listing, work_dir=spec.work_dir, map=map, on_bad=on_bad)
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:
