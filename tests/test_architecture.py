@@ -51,7 +51,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "checking"), "commands"),
     **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")

@@ -167,6 +167,12 @@ def count_fragment(fragment: Fragment, where: BoundExpression, schema: pa.Schema
     return tuple(counts)
 
 
+def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    for _ in _batches(fragment, columns, None, schema, CHUNK_ROWS, [0] * len(fragment.row_groups)):
+        pass
+
+
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
     """Compressed bytes of these columns' chunks in these row groups (indices in the table; None for all).
 
