@@ -5,6 +5,8 @@ Runs in: whichever process takes the snapshot (the feeder, the CLI, `Pipeline.ba
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from feedline.column_types import type_named
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec
@@ -14,12 +16,20 @@ from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.snapshot import OnBad, Snapshot, snapshot_of
 
 
-def snapshot_of_source(spec: PipelineSpec, *, map: Map | None = None, on_bad: OnBad | None = None) -> Snapshot:
+def snapshot_of_source(
+    spec: PipelineSpec,
+    *,
+    map: Map | None = None,
+    on_bad: OnBad | None = None,
+    sift: Callable[[Listing], Listing] | None = None,
+) -> Snapshot:
     """The table that `source` names, as it is now.
 
-    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`.
+    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
+    the listing before their footers are read.
     """
     listing = listing_of_source(spec)
+    listing = sift(listing) if sift else listing
     return snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
 
 

@@ -219,6 +219,12 @@ def read_arrow(
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
+def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    for _ in batches(fragment, columns, Sieve(), schema, counts=[0] * len(fragment.row_groups)):
+        pass
+
+
 def batches(
     fragment: Fragment,
     columns: Sequence[str],

@@ -6,7 +6,8 @@ and never list the table.
 
 The id is the sha256 of what decides the table's bytes: the schema, and for each file its path below the root, size,
 modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from
-the paths and the schema, statistics from the footers. The root itself is left out: the same files mounted elsewhere are the same snapshot.
+the paths and the schema, statistics from the footers. The root itself is left out: the same files mounted elsewhere
+are the same snapshot.
 """
 
 from __future__ import annotations
