@@ -47,11 +47,12 @@ class Sieve:
     def columns(self) -> frozenset[str]:
         """What has to be read to decide."""
         own = self.where.columns if self.where is not None else frozenset()
-        if self.sample is None:
+        sample = self.sample
+        if sample is None or not (self.decide or self.weigh):
             return own
         if self.decide:
-            return own | self.sample.columns
-        return own | (self.sample.where.columns if self.sample.where is not None else frozenset())
+            return own | sample.columns
+        return own | (sample.where.columns if sample.where is not None else frozenset())
 
     @property
     def idle(self) -> bool:
