@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError
 from feedline.extraction import Keys, extracted
-from feedline.projection import Part, Wanted, flattened_column, flattened_name, part_of
+from feedline.projection import Part, Wanted, flattened_column, flattened_name, has_column, part_of
 from feedline.warehouse.faults import place
 from feedline.warehouse.schemas import children, conformed, is_unchecked, leaves
 from feedline.warehouse.snapshot import Snapshot
@@ -146,11 +146,11 @@ def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64
     whole: set[str] = set()
     keyed: dict[str, set[str | None]] = {}
     for name in names:
-        part = None if name in snapshot.schema.names else part_of(name)
+        part = None if has_column(snapshot.schema, name) else part_of(name)
         if part is None:
             whole.add(name)
             continue
-        if part.column not in snapshot.schema.names or not pat.is_map(snapshot.schema.field(part.column).type):
+        if not has_column(snapshot.schema, part.column) or not pat.is_map(snapshot.schema.field(part.column).type):
             whole.add(flattened_column(snapshot.schema, part) or part.column)
             continue
         keyed.setdefault(part.column, set()).add(flattened_column(snapshot.schema, part))
@@ -182,7 +182,7 @@ def _source(
 ) -> _Source:
     if field.name in partition:
         return _Source(field, key=True)
-    if field.name in schema.names:
+    if has_column(schema, field.name):
         return _Source(field, column=field.name if field.name in stored else None)
     part = part_of(field.name)
     assert part is not None

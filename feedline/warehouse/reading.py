@@ -28,7 +28,7 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
 from feedline.expressions import BoundExpression
-from feedline.projection import PartError, part_field, part_of
+from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
@@ -218,7 +218,7 @@ def _batches(
         return FileColumns(fields, schema, stored, parquet.schema_arrow, dict(fragment.partition))
 
     def dictionaries(parquet: pq.ParquetFile) -> list[str]:
-        if all(field.name in schema.names for field in fields):
+        if all(has_column(schema, field.name) for field in fields):
             return []
         return of_file(parquet, fields).dictionaries(parquet.metadata, fragment.row_groups)
 
