@@ -244,10 +244,14 @@ def _decoded(
     parquet: pq.ParquetFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly the fields of `columns`."""
+    group = parquet.metadata.row_group(row_group)
     batches = parquet.reader.iter_batches(
-        chunk_rows, row_groups=[row_group], column_indices=columns.leaves, use_threads=False
+        columns.chunk_rows(group, chunk_rows),
+        row_groups=[row_group],
+        column_indices=columns.leaves,
+        use_threads=False,
     )
-    rows = parquet.metadata.row_group(row_group).num_rows
+    rows = group.num_rows
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
