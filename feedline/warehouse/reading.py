@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
-from feedline.projection import PartError, part_field, part_of
+from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.locations import join, locate, shown
 from feedline.warehouse.opening import OpenFile, Seen, unchanged
@@ -230,7 +230,7 @@ def batches(
     location = locate(fragment.table)
     with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         names = (*columns, *sieve.parts)
-        if any(name not in schema.names for name in names):
+        if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
@@ -300,8 +300,9 @@ def _decoded(
     file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly the fields of `columns`."""
-    batches = file.batches(row_group, columns.leaves, chunk_rows)
-    rows = file.metadata.row_group(row_group).num_rows
+    group = file.metadata.row_group(row_group)
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
+    rows = group.num_rows
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
