@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
-from feedline.errors import DataError, StateError
+from feedline.errors import DataError, FeedlineError, StateError
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
@@ -72,9 +72,11 @@ class Pipeline:
 
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
         """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process)."""
-        snapshot = snapshot_of_source(self.spec, map=map)
         try:
+            snapshot = snapshot_of_source(self.spec, map=map)
             snapshot.save(self.spec.work_dir)
+        except FeedlineError:
+            raise
         except OSError as error:
             raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
@@ -83,7 +85,7 @@ class Pipeline:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = self.spec.lanes or world_size
         rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
@@ -100,7 +102,7 @@ class Pipeline:
                 )
         lanes = self.spec.lanes or hello.get("lanes") or world_size
         rank_lanes(lanes, rank, world_size)
-        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size)
+        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size, map)
         plan = make_plan(self.spec, snapshot, lanes=lanes, map=map)
         facts = plan.facts()
         for key, remedy in (
@@ -116,13 +118,13 @@ class Pipeline:
     def _seed(self) -> int:
         return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
 
-    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int) -> Snapshot:
+    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int, map: Map | None) -> Snapshot:
         if named is not None:
             return Snapshot.load(self.spec.work_dir, named)
         taken: list[Snapshot] = []
 
         def take() -> str:
-            taken.append(self.snapshot())
+            taken.append(self.snapshot(map=map))
             return taken[0].id
 
         agreed = agree_on_snapshot(
