@@ -46,7 +46,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
             )
         if info.type != pafs.FileType.File:
             raise TableError(f"{shown(uri)} is a folder: expected that {shown(place.uri)} names files alone")
-    root = common_root(sorted({parent(path) for path in paths}))
+    root = common_root(sorted({parent(info.path) for info in infos}))
     root_uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(root_uri, root, {info.path: info for info in infos}, partitions)
     return replace(listing, asked=place.uri)
@@ -60,10 +60,8 @@ def _names(place: Location) -> list[str]:
             raise TableError(f"manifest {where} is a folder: expected a JSON or Parquet file")
         with place.filesystem.open_input_file(place.path) as source:
             content = source.read_buffer()
-    if content.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC:
-        names = _parquet_names(content, where)
-    else:
-        names = _json_names(content.to_pybytes(), where)
+    text = content.to_pybytes()
+    names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if bad is not None or any(name is None for name in names):
         raise TableError(f"manifest {where} holds an entry that is no path: got {bad!r}, expected a text")
