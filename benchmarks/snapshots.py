@@ -4,7 +4,8 @@
     python benchmarks/snapshots.py --synthetic 200000 made footers, no files: growth per file, doubling up to this many
     python benchmarks/snapshots.py --tiny             64 files and 512 footers: does it all still work?
 
-Each measure runs in a fresh process; seconds are without imports, memory is the process's peak with them. `cold` reads
+Each measure runs in a fresh process; seconds are without imports, memory is the process's peak with them (not that of
+Dask's workers). `cold` reads
 every footer (in threads; `cold, 2 processes`: on a Dask cluster of two workers, its start apart), `warm` takes a
 snapshot that the run before remembers, `plan` is `Pipeline.plan` on top of that: list, recall, prune, cut into splits.
 Synthetic footers skip the parsing and the disk: they show how the rest grows. 45 columns, 3 row groups a file.
@@ -208,6 +209,12 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _cpu_s() -> float:
+    """Of this process and those that it started and that ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "listing": measure_listing,
     "cold": measure_cold,
@@ -236,7 +243,7 @@ def real(folder: Path, files: int, console: Console) -> None:
     write_pipeline(folder, files)
     console.print(f"{files:,} files of {DENSE + IDS + TEXTS + 1} columns x {GROUPS} row groups")
     console.print(f"written in {time.perf_counter() - start:.1f} s")
-    table = Table("", "s", "ms per file", "peak MB")
+    table = Table("", "s", "CPU s", "ms per file", "peak MB")
     ids = set()
     for name in MEASURES:
         found = run(name, folder, files)
@@ -244,7 +251,8 @@ def real(folder: Path, files: int, console: Console) -> None:
             raise SystemExit(f"{name} found {found['files']} files, expected {files}")
         ids.add(found.get("id"))
         seconds = found["seconds"]
-        table.add_row(name, f"{seconds:.2f}", f"{1e3 * seconds / files:.3f}", f"{found['peak'] / 1e6:,.0f}")
+        per_file = f"{1e3 * seconds / files:.3f}"
+        table.add_row(name, f"{seconds:.2f}", f"{found['cpu_s']:.2f}", per_file, f"{found['peak'] / 1e6:,.0f}")
     if len(ids - {None}) != 1:
         raise SystemExit("the snapshots differ")
     console.print(table)
@@ -288,11 +296,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     if options.child is not None:
+        before = _cpu_s()
         if options.child == "synthetic":
             found = measure_synthetic(options.folder, options.files)
         else:
             found = MEASURES[options.child](options.folder)
-        print(json.dumps({**found, "peak": _peak_bytes()}))
+        print(json.dumps({**found, "cpu_s": _cpu_s() - before, "peak": _peak_bytes()}))
         return
     console = Console()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
