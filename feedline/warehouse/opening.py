@@ -238,7 +238,7 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
     if footer_digest(tail) != seen.footer_digest:
         raise TableChangedError(
             f"{seen.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-            "same size and time. Take a new snapshot"
+            "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot"
         )
     return parsed_footers.get(seen.footer_digest, tail)
 

@@ -408,9 +408,10 @@ def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Fact
 
 def _is_whole(work_dir: str, name: str) -> bool:
     try:
-        return len(store.find(work_dir, name).tables()) > 0
+        store.find(work_dir, name).prove()
     except (FileNotFoundError, CorruptFileError):
         return False
+    return True
 
 
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
