@@ -25,10 +25,11 @@ from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.plan import Map, Plan, compile_spec, make_plan
 from feedline.service.tasks import batch_schema, run_block
+from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import op_schema
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -70,10 +71,9 @@ class Pipeline:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is now, saved in work_dir."""
-        table = self.spec.source.table
-        snapshot = take_snapshot(table if isinstance(table, str) else list(table))
+    def snapshot(self, *, map: Map | None = None) -> Snapshot:
+        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process)."""
+        snapshot = snapshot_of_source(self.spec, map=map)
         try:
             snapshot.save(self.spec.work_dir)
         except OSError as error:

@@ -15,8 +15,8 @@ from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
 from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
+from feedline.warehouse.accounting import Share
 from feedline.warehouse.reading import bytes_of
-from feedline.warehouse.selection import Share
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
 _LIST_BYTES = 8 * 20

@@ -23,7 +23,7 @@ from feedline.warehouse.footers import column_leaves
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.reading import bytes_of, field_of
 from feedline.warehouse.selection import select_rows
-from feedline.warehouse.snapshot import take_snapshot
+from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -322,3 +322,17 @@ def test_thousands_of_keys_are_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found.num_columns == 3000
     for key in (0, 1, 2999):
         assert found[names[key]].to_pylist() == [float(row) if (key - row) % 3 == 0 else None for row in range(40)]
+
+
+def test_a_snapshot_of_maps_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
+    """pyarrow names a map's entries after its column, which a saved schema does not keep."""
+    named = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64(), nullable=False))
+    table = events(5, 1).append_column("named", pa.array([[("a", 1)]] * 5, named))
+    snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": table}))
+    snapshot.save(str(tmp_path / "work"))
+    loaded = Snapshot.load(str(tmp_path / "work"), snapshot.id)
+    assert loaded.schema.equals(snapshot.schema)
+    assert [str(kind) for kind in loaded.schema.types] == [str(kind) for kind in snapshot.schema.types]
+    assert (
+        Table(tmp_path / "t").read(["named", 'named["a"]']).to_pylist() == [{"named": [("a", 1)], 'named["a"]': 1}] * 5
+    )

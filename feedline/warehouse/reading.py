@@ -14,9 +14,10 @@ that name file and row group.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,9 @@ from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
 from feedline.warehouse.parts import FileColumns, part_bytes
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.schemas import children
+from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
 
@@ -48,8 +51,9 @@ class Fragment:
     """The row groups of one file that one task reads.
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED.
-    `partition`: the file's keys and typed values.
+    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
+    `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
+    and typed values.
     """
 
     table: str
@@ -61,11 +65,16 @@ class Fragment:
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
+    proven: tuple[int, ...] = ()
 
     @property
     def uri(self) -> str:
         """The file, as messages name it."""
         return join(shown(self.table), self.path)
+
+    def proven_of(self, position: int) -> int:
+        """What statistics say of one of its row groups."""
+        return self.proven[position] if self.proven else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +87,63 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment."""
+class Batch:
+    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
+
+    `first_row`: index of the first of them in the file; `sieve`: what decides which of them stay.
+    """
 
     position: int
     data: pa.RecordBatch
-    filtered: bool
+    first_row: int
+    sieve: Sieve
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file of the snapshot, open: pyarrow's reader, the bytes below it, and the leaves of each of its columns."""
+
+    parquet: pq.ParquetFile
+    source: pa.NativeFile
+    stored: dict[str, range]
+
+    @property
+    def row_starts(self) -> list[int]:
+        """Index in the file of every row group's first row, and the file's rows at the end."""
+        metadata = self.parquet.metadata
+        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+        return list(accumulate(rows, initial=0))
+
+    def columns(self, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+        """How these columns and parts are made of what the file holds."""
+        fields = [field_of(schema, name) for name in names]
+        return FileColumns(fields, schema, self.stored, self.parquet.schema_arrow, dict(fragment.partition))
 
 
 def fragment_of(
-    snapshot: Snapshot, splits: Splits, selection_rows: npt.NDArray[np.int64], split_index: int
+    snapshot: Snapshot,
+    splits: Splits,
+    selection_rows: npt.NDArray[np.int64],
+    split_index: int,
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
     """The order to read one split: its row groups that keep rows (`selection_rows`: rows kept per row group)."""
     first, stop = int(splits.first_row_group[split_index]), int(splits.stop_row_group[split_index])
-    return fragment_at(snapshot, int(splits.file[split_index]), np.arange(first, stop), selection_rows[first:stop])
+    file, row_groups = int(splits.file[split_index]), np.arange(first, stop)
+    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proven)
 
 
 def fragment_at(
-    snapshot: Snapshot, file: int, row_groups: npt.NDArray[np.int64], expected: npt.NDArray[np.int64]
+    snapshot: Snapshot,
+    file: int,
+    row_groups: npt.NDArray[np.int64],
+    expected: npt.NDArray[np.int64],
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
-    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out."""
+    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out.
+
+    `proven`: what statistics say of every row group of the table, see `Fragment`.
+    """
     kept = np.flatnonzero(expected)
     facts = snapshot.files
     places = snapshot.row_group_in_file[row_groups[kept]]
@@ -111,6 +157,7 @@ def fragment_at(
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[kept].tolist()),
         partition=snapshot.partition_of(file),
+        proven=() if proven is None else tuple(proven[row_groups[kept]].tolist()),
     )
 
 
@@ -120,19 +167,21 @@ def read_fragment(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """The kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
+
+    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold.
 
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
     """
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
-        frame, position = _frame(batch.data), batch.position
-        if batch.filtered and where is not None:
-            frame = frame.lazy().filter(where.narrow).select(columns).collect(engine="in-memory")
+    sieve = _sieve(where, sample, columns)
+    for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
+        frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
         counts[position] += frame.height
         if frame.height:
@@ -147,26 +196,68 @@ def read_arrow(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> pa.Table:
     """The kept rows of a fragment as one Arrow table of `columns`; errors as `read_fragment`, but any Arrow type."""
     counts = [0] * len(fragment.row_groups)
     kept = []
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
+    for batch in batches(
+        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
+    ):
         data = batch.data
-        if batch.filtered and where is not None:
-            data = data.filter(_mask(data, where).to_arrow()).select(list(columns))
+        if not batch.sieve.idle:
+            sifted = batch.sieve.sift(data, fragment.path, batch.first_row)
+            data = data.select(list(columns))
+            if batch.sieve.weigh:
+                index = data.schema.get_field_index(SAMPLE_WEIGHT)
+                data = data.set_column(index, data.schema.field(index), pa.array(sifted.weights))
+            if sifted.stays is not None:
+                data = data.filter(pa.array(sifted.stays))
         counts[batch.position] += data.num_rows
         kept.append(data)
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
-def count_fragment(fragment: Fragment, where: BoundExpression, schema: pa.Schema) -> tuple[int, ...]:
-    """How many rows of each row group the filter keeps, reading the filter's columns only (it must read one)."""
-    counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, sorted(where.parts), where, schema, CHUNK_ROWS, counts):
-        counts[batch.position] += int(_mask(batch.data, where).sum())
-    return tuple(counts)
+def batches(
+    fragment: Fragment,
+    columns: Sequence[str],
+    sieve: Sieve,
+    schema: pa.Schema,
+    *,
+    chunk_rows: int = CHUNK_ROWS,
+    counts: Sequence[int],
+    skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
+) -> Iterator[Batch]:
+    """Decode the fragment's row groups: `columns`, and what is needed to sift them.
+
+    `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
+    fragment's row groups (their positions) need not be read.
+    """
+    _refuse_foreign(schema, sieve.parts)
+    with _unchanged(fragment, schema, [*columns, *sieve.parts]) as file:
+        skipped = skip(file)
+        starts = file.row_starts
+        needed: dict[tuple[str, ...], FileColumns] = {}
+        for position, row_group in enumerate(fragment.row_groups):
+            if position in skipped:
+                continue
+            rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
+            here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
+            names = (*columns, *sorted(here.parts.difference(columns)))
+            if names not in needed:
+                needed[names] = file.columns(fragment, schema, names)
+            first_row = starts[row_group]
+            for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
+                held = [Batch(position, data, first_row, here)]
+                first_row += data.num_rows
+                del data
+                yield held.pop()
+            if expected not in (UNCOUNTED, counts[position]):
+                raise DataError(
+                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
+                    f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
+                )
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
@@ -196,54 +287,17 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
     raise TableError(f"column {name!r} is not in the table. {hint}")
 
 
-def _batches(
-    fragment: Fragment,
-    columns: Sequence[str],
-    where: BoundExpression | None,
-    schema: pa.Schema,
-    chunk_rows: int,
-    counts: Sequence[int],
-) -> Iterator[_Batch]:
-    """Decode the fragment's row groups; `counts` is where the caller adds up what it kept, checked group by group."""
+def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:
     if not columns:
         raise DataError("list of columns is empty: expected at least one column to read")
-    extra = () if where is None else tuple(sorted(where.parts.difference(columns)))
-    if where is not None:
-        _refuse_foreign(schema, where.parts)
-    fields = [field_of(schema, name) for name in (*columns, *extra)]
-
-    def of_file(parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> FileColumns:
-        ranges = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-        stored = dict(zip(parquet.schema_arrow.names, ranges, strict=True))
-        return FileColumns(fields, schema, stored, parquet.schema_arrow, dict(fragment.partition))
-
-    def dictionaries(parquet: pq.ParquetFile) -> list[str]:
-        if all(has_column(schema, field.name) for field in fields):
-            return []
-        return of_file(parquet, fields).dictionaries(parquet.metadata, fragment.row_groups)
-
-    with _unchanged(fragment, dictionaries) as parquet:
-        needed: dict[bool, FileColumns] = {}
-        for position, row_group in enumerate(fragment.row_groups):
-            rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            filtered = where is not None and expected != rows
-            if filtered not in needed:
-                needed[filtered] = of_file(parquet, fields if filtered else fields[: len(columns)])
-            for data in _decoded(parquet, needed[filtered], fragment, row_group, chunk_rows):
-                held = [_Batch(position, data, filtered)]
-                del data
-                yield held.pop()
-            if expected not in (UNCOUNTED, counts[position]):
-                raise DataError(
-                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
-                    f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
-                )
+    return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
 def _decoded(
-    parquet: pq.ParquetFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
+    file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly the fields of `columns`."""
+    parquet = file.parquet
     group = parquet.metadata.row_group(row_group)
     batches = parquet.reader.iter_batches(
         columns.chunk_rows(group, chunk_rows),
@@ -270,11 +324,8 @@ def _decoded(
 
 
 @contextmanager
-def _unchanged(fragment: Fragment, dictionaries: Callable[[pq.ParquetFile], list[str]]) -> Iterator[pq.ParquetFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot.
-
-    `dictionaries` says which of its strings are read as dictionaries; a file has to be opened for that.
-    """
+def _unchanged(fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> Iterator[OpenFile]:
+    """The fragment's file, open to read these columns and parts, after a check that it is the one of the snapshot."""
     location = locate(fragment.table)
     path = join(location.path, fragment.path)
     with explained(fragment.uri, listed=True):
@@ -292,10 +343,15 @@ def _unchanged(fragment: Fragment, dictionaries: Callable[[pq.ParquetFile], list
                     "same size and time. Take a new snapshot"
                 )
             parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-            if paths := dictionaries(parquet):
-                parquet = opened(source, parquet.metadata, paths)
+            leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
+            file = OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
+            if not all(has_column(schema, name) for name in names):  # maps' keys may be read as dictionaries
+                columns = file.columns(fragment, schema, names)
+                if paths := columns.dictionaries(parquet.metadata, fragment.row_groups):
+                    parquet = opened(source, parquet.metadata, paths)
+                    file = replace(file, parquet=parquet)
         try:
-            yield parquet
+            yield file
         finally:
             parquet.close(force=True)
 
@@ -326,10 +382,18 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _mask(data: pa.RecordBatch, where: BoundExpression) -> pl.Series:
-    """Which rows the filter keeps; null for those it cannot tell, which are dropped as well."""
-    columns = [name for name in data.schema.names if name in where.parts]
-    return _frame(data.select(columns)).select(where.narrow).to_series()
+def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame:
+    """A chunk's kept rows, with exactly `columns`."""
+    frame, sieve = _frame(batch.data), batch.sieve
+    if sieve.idle:
+        return frame
+    if sieve.sample is None and not sieve.weigh and sieve.where is not None:
+        return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
+    sifted = sieve.sift(batch.data, path, batch.first_row)
+    if sieve.weigh:
+        frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))
+    frame = frame.select(columns)
+    return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
 
 
 def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
