@@ -336,3 +336,23 @@ def test_a_snapshot_of_maps_is_the_same_when_it_is_loaded(tmp_path: Path) -> Non
     assert (
         Table(tmp_path / "t").read(["named", 'named["a"]']).to_pylist() == [{"named": [("a", 1)], 'named["a"]': 1}] * 5
     )
+
+
+def test_fewer_rows_are_decoded_at_once_where_maps_are_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [[(f"k{key}", float(row)) for key in range(20)] for row in range(500)]
+    root = write(tmp_path, {"a.parquet": pa.table({"m": pa.array(rows, MAP), "n": range(500)})}, row_group_size=300)
+    monkeypatch.setattr(parts, "_ENTRIES", 2_000)
+    monkeypatch.setattr(parts, "_LEAST_ROWS", 16)
+    lengths: list[int] = []
+    take = parts.extracted
+
+    def watched(array: pa.Array, wanted: Any) -> Any:
+        lengths.append(len(array))
+        return take(array, wanted)
+
+    monkeypatch.setattr(parts, "extracted", watched)
+    assert Table(root).read(['m["k7"]'])['m["k7"]'].to_pylist() == [float(row) for row in range(500)]
+    assert lengths == [100] * 5
+    lengths.clear()
+    Table(root).read(["n"])
+    assert lengths == [300, 200], "columns without maps come in whole chunks"
