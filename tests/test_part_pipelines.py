@@ -154,3 +154,12 @@ def test_errors_in_pipelines(tmp_path: Path, features: dict[str, Any], message: 
     root = write(tmp_path / "t", {"a.parquet": events(5, 1)})
     with pytest.raises(SpecError, match=message):
         pipeline(tmp_path, root, features=features, source={"table": root}).plan()
+
+
+def test_a_missing_column_is_one_that_is_stored_in_no_way(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:
+    rules = {"missing": "error"}
+    assert pipeline(tmp_path, mixed[0], source={"table": mixed[0], "schema": rules}).plan().schedule(0).rows == 90
+    tables = {"a.parquet": events(5, 1), "b.parquet": events(5, 2).drop_columns(["features_map"])}
+    root = write(tmp_path / "t", tables)
+    with pytest.raises(SpecError, match=r'column .features_map\["(price|cost)"\]. is not in .*b.parquet'):
+        pipeline(tmp_path, root, source={"table": root, "schema": rules}).plan()
