@@ -41,7 +41,7 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "service": WORKERS - {"service"},
-    "agreement": {"foundation"},
+    "agreement": {"foundation", "warehouse"},
     "plan": WORKERS,
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},

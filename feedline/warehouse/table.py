@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.manifests import discover_manifest
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot, snapshot_of, take_snapshot
@@ -89,12 +89,8 @@ class Table:
             return read_arrow(fragment, names, bound, whole, sample=sampled)
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-            try:
-                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
 
 
 def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
