@@ -42,7 +42,8 @@ ALLOWED = {
     "service": WORKERS - {"service"},
     "agreement": {"foundation"},
     "plan": WORKERS,
-    "pipeline": WORKERS | {"agreement", "plan"},
+    "rebasing": WORKERS | {"plan"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing"},
     "commands": WORKERS | {"agreement", "plan", "pipeline"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "commands"},
     "__main__": {"cli"},
@@ -50,7 +51,7 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
-    **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
+    **{name: name for name in ("agreement", "plan", "rebasing", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

@@ -31,6 +31,7 @@ from feedline.expressions import BoundExpression
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.masks import unpacked
 from feedline.warehouse.schemas import children, conformed, is_unchecked
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
@@ -47,7 +48,8 @@ class Fragment:
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
     as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED.
-    `partition`: the file's keys and typed values.
+    `partition`: the file's keys and typed values. `excluded`: per row group, which of the kept rows `read_fragment`
+    leaves out (`masks`), or None for none of them; empty where none of any.
     """
 
     table: str
@@ -59,6 +61,7 @@ class Fragment:
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
+    excluded: tuple[_Digest | None, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -132,7 +135,10 @@ def read_fragment(
         if batch.filtered and where is not None:
             frame = frame.lazy().filter(where.polars).select(columns).collect(engine="in-memory")
         del batch
+        first = counts[position]
         counts[position] += frame.height
+        if fragment.excluded and fragment.excluded[position] is not None:
+            frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
             held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
             del frame

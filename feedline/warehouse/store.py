@@ -22,12 +22,12 @@ from feedline.warehouse.locations import absolute, join, locate, shown
 _DIGEST_BYTES = 32
 
 
-def create(work_dir: str, name: str, tables: Sequence[pa.Table]) -> None:
+def create(work_dir: str, name: str, tables: Sequence[pa.Table], *, compression: str | None = "zstd") -> None:
     """Write an artifact named `name` (`folder/file`) below `work_dir`, whatever was there under that name."""
     location = locate(absolute(work_dir))
     sink = pa.BufferOutputStream()
     for table in tables:
-        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_table(table)
     body = sink.getvalue()
     _write(location.filesystem, join(location.path, name), body, hashlib.sha256(memoryview(body)).digest())
