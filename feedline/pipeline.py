@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
 from feedline.errors import DataError, StateError
+from feedline.extraction import project
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
@@ -28,11 +29,12 @@ from feedline.loader.state import checked_rewritten, checked_state
 from feedline.plan import Map, Plan, compile_spec, make_plan
 from feedline.rebasing import rebase
 from feedline.service.tasks import batch_schema, run_block
+from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import op_schema
 from feedline.warehouse.rebases import Rebase, split_name
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -74,10 +76,9 @@ class Pipeline:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is now, saved in work_dir."""
-        table = self.spec.source.table
-        snapshot = take_snapshot(table if isinstance(table, str) else list(table))
+    def snapshot(self, *, map: Map | None = None) -> Snapshot:
+        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process)."""
+        snapshot = snapshot_of_source(self.spec, map=map)
         try:
             snapshot.save(self.spec.work_dir)
         except OSError as error:
@@ -201,12 +202,10 @@ class Pipeline:
         """
         if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
-        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
-        assert isinstance(frame, pl.DataFrame)
-        schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
+        schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
         features = self._served(schema)
         columns = batch_schema(features)
-        encoded = encode(features.apply(frame.select(features.columns)), columns)
+        encoded = encode(features.apply(project(data, features.parts)), columns)
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,

@@ -7,11 +7,12 @@ becomes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,26 +20,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import PlanError
-from feedline.expressions import BoundExpression, bind_where
+from feedline.errors import ExpressionError, PlanError, SpecError
+from feedline.expressions import BoundExpression, bind_where, parse
 from feedline.features import FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
-from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, local_environment
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
-from feedline.warehouse.identity import identity_of, kind_of
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.rebases import Rebase
-from feedline.warehouse.records import Recording, is_local
+from feedline.warehouse.records import Recording, recording_of
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
-
-# Identities are 8 bytes per selected row, in `work_dir`: more of them than this are written for `source.row_key` only.
-RECORDED_ROWS = 100_000_000
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
@@ -53,6 +52,7 @@ class Plan:
     spec: PipelineSpec
     snapshot: Snapshot
     where: BoundExpression | None
+    sample: BoundSample | None
     selection: Selection
     splits: Splits
     features: CompiledFeatures
@@ -85,23 +85,35 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The source columns that blocks read, the filter's included."""
-        names = dict.fromkeys(self.features.columns)
-        names.update(dict.fromkeys(sorted(self.where.columns) if self.where is not None else ()))
-        if self.job.by is not None:
-            names[self.job.by] = None
-        if self.job.record is not None:
-            names.update(dict.fromkeys(self.job.record.identity.names))
+        """The table's columns that blocks read, those of filter and sample included."""
+        names = dict.fromkeys(compiled_columns(self.features.columns, self.job))
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.columns) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
+        return tuple(names)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        names = dict.fromkeys([*self.features.parts, *kept_columns(self.job)])
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
         return tuple(names)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group."""
-        total = np.zeros(len(self.selection.rows), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                total += self.snapshot.column_facts(name).field("bytes").to_numpy()
-        return total
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        read = frozenset([*self.features.parts, *kept_columns(self.job)])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        weigh = self.sample is not None and SAMPLE_WEIGHT in read
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -117,6 +129,8 @@ class Plan:
             "tail": self.spec.batch.tail,
             **({} if self.rebase is None else {"rebase": self.rebase.id}),
         }
+        if self.sample is not None:
+            facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -203,7 +217,8 @@ class Plan:
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         used = first + low + np.flatnonzero(left[low:high])
-        fragment = fragment_at(self.snapshot, int(self.splits.file[piece.split]), used, self.selection.rows[used])
+        file, proven = int(self.splits.file[piece.split]), self.selection.proven
+        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proven)
         if rest is not None and any(rest.bits(group) for group in used.tolist()):
             fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in used.tolist()))
         skip = piece.start - (int(ends[low - 1]) if low else 0)
@@ -218,37 +233,45 @@ def make_plan(
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    features = compile_spec(spec, snapshot.schema)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema))
     where = None
     if spec.source.where is not None:
         where = _bound_where(spec, snapshot.schema)
+    sample = _bound_sample(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     selection = (
-        select_rows(snapshot, where, work_dir=spec.work_dir)
+        select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir)
         if map is None
-        else select_rows(snapshot, where, work_dir=spec.work_dir, map=map)
+        else select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
     )
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
                 f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
             )
+        matched = selection.report.matched.rows
+        if matched and spec.source.sample is not None:
+            fraction = spec.source.sample.fraction
+            message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
+            raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         raise spec.error(
             ("source", "where"), f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
         )
+    record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
     return Plan(
         spec=spec,
         snapshot=snapshot,
         where=where,
+        sample=sample,
         selection=selection,
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, snapshot, selection, features, where, by),
+        job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by, record),
         lanes=lanes,
         rebase=rebase,
     )
@@ -272,49 +295,60 @@ def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
         raise spec.error(("source", "where"), str(error)) from error
 
 
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    """
+    if spec.source.sample is None:
+        return schema
+    for feature in spec.features:
+        used = set(feature.inputs) | ({feature.column} if feature.column else set())
+        if feature.expr is not None:
+            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+                used |= parse(feature.expr).columns
+        try:
+            with_weight(schema, used)
+        except SpecError as error:
+            raise spec.error(feature.path, f"{feature.name}: {error}") from None
+    return with_weight(schema, ())
+
+
+def compiled_columns(columns: Sequence[str], job: Job) -> tuple[str, ...]:
+    """The columns that blocks hold: those of the features, and what `kept_columns` says."""
+    return tuple(dict.fromkeys([*columns, *kept_columns(job)]))
+
+
+def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
+    sample = Sample.of(spec.source.sample)
+    if sample is None:
+        return None
+    try:
+        return bind_sample(sample, schema)
+    except ValueError as error:
+        part = "where" if isinstance(error, ExpressionError) else "key"
+        raise spec.error(("source", "sample", part), str(error)) from error
+
+
 def _job(
     spec: PipelineSpec,
-    snapshot: Snapshot,
-    selection: Selection,
+    schema: pa.Schema,
     features: CompiledFeatures,
     where: BoundExpression | None,
+    sample: BoundSample | None,
     by: str | None,
+    record: Recording | None,
 ) -> Job:
-    read = [*features.columns, *([by] if by is not None else ())]
-    record = recording_of(spec, snapshot, read, rows=int(selection.rows.sum()))
-    needed = {*read, *(where.columns if where is not None else ()), *(record.identity.names if record else ())}
-    used = pa.schema([field for field in snapshot.schema if field.name in needed])
+    conditions = [condition.columns for condition in (where, sample) if condition is not None]
+    key = record.identity.key if record is not None else ()
+    needed = frozenset(features.columns).union(*conditions, [by] if by is not None else [], key)
+    used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,
         schema=used.serialize().to_pybytes(),
         where=spec.source.where,
         by=by,
         environment=local_environment(),
+        sample=None if sample is None else sample.sample,
         record=record,
     )
-
-
-def recording_of(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str], *, rows: int) -> Recording | None:
-    """Where and as what the identities of rows are recorded, for a later rebase; None where that is left out.
-
-    Raises SpecError for a `source.row_key` that is not in the files, or of a kind that cannot be told apart.
-    """
-    key = spec.source.row_key
-    if key is None and (rows > RECORDED_ROWS or not is_local(spec.work_dir)):
-        return None
-    stored = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
-    for name in key or ():
-        index = snapshot.schema.get_index(name)
-        if index < 0 or (name in stored.names and kind_of(stored.field(name).type) is None):
-            got = "no column of that name" if index < 0 else str(snapshot.schema.field(name).type)
-            raise spec.error(
-                ("source", "row_key"),
-                f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, texts or lists",
-            )
-    by = spec.shuffle.by if spec.shuffle is not None else None
-    sample = spec.source.sample
-    kept = json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
-    identity = identity_of(stored, columns, key=key, by=by, kept=kept)
-    if identity is None:
-        return None
-    return Recording(identity=identity, work_dir=spec.work_dir)

@@ -24,17 +24,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import DataError, StateError
+from feedline.errors import DataError, StateError, TableError
+from feedline.hashing import Words
 from feedline.loader.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.loader.schedule import Block, permuted_rows
 from feedline.plan import Map, Plan
 from feedline.service.tasks import PieceRequest, run_starts
-from feedline.warehouse.identity import Words, kind_of
+from feedline.warehouse.identity import kind_of
 from feedline.warehouse.masks import Bools, unpacked
-from feedline.warehouse.reading import Fragment, fragment_at, read_fragment
+from feedline.warehouse.reading import Fragment, field_of, fragment_at, read_fragment
 from feedline.warehouse.rebases import Rebase, make_rebase
 from feedline.warehouse.records import IdentifyTask, Known, Records, identify_task, save_records
 from feedline.warehouse.snapshot import Snapshot
@@ -175,7 +175,8 @@ class _Rebasing:
         plan, by = self._old, self._old.job.by
         assert by is not None
         there = replace(fragment, mtime_ns=self._new.snapshot.files["mtime_ns"][now].as_py())
-        frames = [chunk.frame for chunk in read_fragment(there, [by], plan.where, plan.snapshot.schema)]
+        schema = plan.snapshot.schema
+        frames = [chunk.frame for chunk in read_fragment(there, [by], plan.where, schema, sample=plan.sample)]
         return pl.concat(frames).get_column(by).slice(piece.skip, piece.rows)
 
     @cached_property
@@ -256,18 +257,27 @@ class _Rebasing:
     def _identities(self, fragments: list[tuple[list[int], Fragment]]) -> Words:
         """Read the identities of the new files' rows, and record them for the next rebase."""
         assert self._recording is not None
-        identity, table, where = self._recording.identity, self._new.snapshot.schema, self._new.where
+        identity, new = self._recording.identity, self._new
         for name, kind in identity.kinds:
-            if name not in table.names or kind_of(table.field(name).type) != kind:
+            try:
+                found_kind = str(kind_of(field_of(new.snapshot.schema, name).type))
+            except TableError:
+                found_kind = "no column of that name"
+            if found_kind != kind:
                 raise StateError(
-                    f"column {name!r}, by which rows are told apart, is not what it was: got "
-                    f"{table.field(name).type if name in table.names else 'none'}, expected {kind}. Leave the rows of "
-                    "rewritten files out with another source.row_key, or begin the epoch anew"
+                    f"column {name!r}, by which rows are told apart, is not what it was: got {found_kind}, expected "
+                    f"{kind}. Finish the epoch on the old table, or begin the next one"
                 )
-        needed = {*identity.names, *(where.columns if where is not None else ())}
-        schema = pa.schema([each for each in table if each.name in needed])
-        text = where.text if where is not None else None
-        tasks = [IdentifyTask(fragment=part, identity=identity, where=text, schema=schema) for _, part in fragments]
+        tasks = [
+            IdentifyTask(
+                fragment=part,
+                identity=identity,
+                where=new.job.where,
+                sample=new.job.sample,
+                schema=new.snapshot.schema,
+            )
+            for _, part in fragments
+        ]
         found = []
         for task, (rows, runs) in zip(tasks, self._map(identify_task, tasks), strict=True):
             save_records(self._recording, task.fragment, rows, runs)
@@ -384,7 +394,8 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, plan.selection.rows[groups])
+            kept, proven = plan.selection.rows[groups], plan.selection.proven
+            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proven)
 
 
 def _in_threads(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:

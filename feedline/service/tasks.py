@@ -31,6 +31,7 @@ from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.version import VERSION
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -40,7 +41,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
-    `record`: where the identities of its rows go, if anywhere.
+    With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
+    anywhere.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -48,6 +50,7 @@ class Job:
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    sample: Sample | None = None
     record: Recording | None = None
 
 
@@ -100,6 +103,7 @@ class Compiled:
     where: BoundExpression | None
     columns: tuple[str, ...]
     layout: SlotLayout
+    sample: BoundSample | None
 
 
 @functools.lru_cache(maxsize=8)
@@ -107,13 +111,16 @@ def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
-    columns = dict.fromkeys(features.columns)
-    if job.by is not None:
-        columns[job.by] = None
-    if job.record is not None:
-        columns.update(dict.fromkeys(job.record.identity.names))
+    columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)))
+    sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+
+
+def kept_columns(job: Job) -> tuple[str, ...]:
+    """What blocks read besides their features: the column that keeps runs together, and the row key."""
+    by = (job.by,) if job.by is not None else ()
+    return (*by, *(job.record.identity.key if job.record is not None else ()))
 
 
 def local_environment() -> tuple[tuple[str, str], ...]:
@@ -220,7 +227,14 @@ class _Clock:
 def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
     """The piece's rows, chunk by chunk."""
     position, missing = 0, piece.rows
-    chunks = read_fragment(piece.fragment, compiled.columns, compiled.where, compiled.schema, chunk_rows=CHUNK_ROWS)
+    chunks = read_fragment(
+        piece.fragment,
+        compiled.columns,
+        compiled.where,
+        compiled.schema,
+        sample=compiled.sample,
+        chunk_rows=CHUNK_ROWS,
+    )
     for chunk in chunks:
         height = chunk.frame.height
         start = min(max(piece.skip - position, 0), height)

@@ -84,15 +84,19 @@ def footer_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def opened(source: Any, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def opened(
+    source: Any, metadata: pq.FileMetaData | None = None, dictionaries: list[str] | None = None
+) -> pq.ParquetFile:
     """A Parquet file with the settings that every reader of Feedline must share.
 
     INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
-    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified.
+    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
+    paths of the Parquet columns of strings that are read as dictionaries.
     """
     return pq.ParquetFile(
         source,
         metadata=metadata,
+        read_dictionary=dictionaries,
         pre_buffer=True,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
@@ -175,7 +179,12 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, place, decoded(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
-    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema without what writers note beside it: pandas' notes alone can be larger than the rest."""
+    return pa.schema([field.remove_metadata() for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

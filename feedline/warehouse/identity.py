@@ -3,10 +3,9 @@
 Runs in every process that works on blocks, and where a rebase is planned. Pure. A row's identity is a 64-bit hash of
 some of its columns: those of `source.row_key`, or else up to eight that the pipeline reads, of all kinds. Each value
 becomes a 64-bit word, the words are added up, each times an odd constant made of its column's name, and the sum is
-mixed once per row. Of a list only length and first value count. Rows that are equal in all of these are
-interchangeable to a rebase: it counts how many there are of them. Why eight: see docs/decisions/0007.
-
-Texts are hashed by Polars, whose hash is the same for one version of Polars only: the version is part of the identity.
+mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in every version). Of a list only
+length and first value count. Rows that are equal in all of these are interchangeable to a rebase: it counts how many
+there are of them. Why eight: see docs/decisions/0007.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
+from feedline.hashing import Words, digest, mix
+
 _VERSION = 1
 _COLUMNS = 8  # all 46 columns of the benchmark's pipeline would cost 6 to 8 % of a block's time
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # splitmix64's finaliser
-
-Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +44,18 @@ class Identity:
     @cached_property
     def id(self) -> str:
         """32 hexadecimal digits that stand for all of it."""
-        texts = any(kind == "text" for _, kind in self.kinds)
-        parts = [_VERSION, sorted(self.columns), self.by, self.kept, pl.__version__ if texts else ""]
+        parts = [_VERSION, sorted(self.columns), self.by, self.kept]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @property
     def kinds(self) -> tuple[tuple[str, str], ...]:
         """Every column that is hashed, with its kind."""
         return tuple(dict((*self.columns, *([self.by] if self.by else ()))).items())
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of a row key, which no feature has to read; none without one."""
+        return tuple(name for name, _ in self.columns) if self.unique else ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,8 +82,8 @@ def identity_of(
 ) -> Identity | None:
     """The identity made of the columns of a row key, or of `columns` so far as they go; None where there is none.
 
-    `schema`: the columns that files store. A column of another name (a partition key: one value per file) is left out,
-    and so is one of a kind that cannot be hashed.
+    `schema`: the columns, and parts of columns, that files store. One of another name (a partition key: one value per
+    file) is left out, and so is one of a kind that cannot be hashed.
     """
     stored = set(schema.names)
     names = columns if key is None else key
@@ -134,7 +136,7 @@ def _hashed(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> Words:
     for name, kind in columns:
         series = frame.get_column(name)
         if kind == "text":
-            _add(total, word, series.hash().to_numpy(), name)
+            _add(total, word, digest(series), name, series.is_null().to_numpy() if series.null_count() else None)
             continue
         array = series.rechunk().to_arrow()
         if kind.startswith("list"):
@@ -142,28 +144,23 @@ def _hashed(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> Words:
         elif kind.startswith("decimal"):
             halves = _numbers(array, np.uint64, 2).reshape(-1, 2)
             for half in range(2):
-                _add(total, word, halves[:, half], f"{name}/{half}", array)
+                _add(total, word, halves[:, half], f"{name}/{half}", _nulls(array))
         else:
-            _add(total, word, _bits(array, word), name, array)
-    for shift, factor in ((30, _MIX[0]), (27, _MIX[1])):
-        np.right_shift(total, np.uint64(shift), out=word)
-        np.bitwise_xor(total, word, out=total)
-        np.multiply(total, factor, out=total)
-    np.right_shift(total, np.uint64(31), out=word)
-    np.bitwise_xor(total, word, out=total)
+            _add(total, word, _bits(array, word), name, _nulls(array))
+    mix(total, word)
     return total
 
 
-def _add(total: Words, word: Words, values: npt.NDArray[Any], name: str, array: pa.Array | None = None) -> None:
-    """total += values * (the name's constant), or a constant where the array is null; `word`: room to work in, which
-    may hold the values."""
+def _add(total: Words, word: Words, values: npt.NDArray[Any], name: str, nulls: npt.NDArray[np.bool_] | None) -> None:
+    """total += values * (the name's constant), or a constant for nulls; `word`: room to work in, that may hold the
+    values."""
     if values.dtype == np.uint64:
         np.multiply(values, _factor(name), out=word)
     else:
         word[:] = values  # twice as fast as to multiply into another type; integers keep their sign
         np.multiply(word, _factor(name), out=word)
-    if array is not None and array.null_count:
-        np.copyto(word, _factor(f"{name}/null"), where=_nulls(array))
+    if nulls is not None:
+        np.copyto(word, _factor(f"{name}/null"), where=nulls)
     np.add(total, word, out=total)
 
 
@@ -191,7 +188,9 @@ def _numbers(array: pa.Array, dtype: npt.DTypeLike, words: int = 1) -> npt.NDArr
     return np.frombuffer(buffer, dtype, count=len(array) * words, offset=array.offset * size)
 
 
-def _nulls(array: pa.Array) -> npt.NDArray[np.bool_]:
+def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
     bits = np.frombuffer(array.buffers()[0], np.uint8)
     valid = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :]
     nulls: npt.NDArray[np.bool_] = valid == 0
@@ -202,15 +201,16 @@ def _add_list(total: Words, word: Words, array: pa.Array, name: str, kind: str) 
     """Length and, where its type has one, the bits of the first value."""
     offsets = array.offsets.to_numpy()
     lengths = np.diff(offsets)
-    _add(total, word, lengths.view(np.uint64), name, array)
+    _add(total, word, lengths.view(np.uint64), name, _nulls(array))
     values = array.values
     if kind == "list" or not len(values):
         return
     first = _bits(values, word).take(offsets[:-1], mode="clip")
-    if values.null_count:
-        first[_nulls(values).take(offsets[:-1], mode="clip")] = 0
+    nulls = _nulls(values)
+    if nulls is not None:
+        first[nulls.take(offsets[:-1], mode="clip")] = 0
     first[lengths == 0] = 0
-    _add(total, word, first, f"{name}/first")
+    _add(total, word, first, f"{name}/first", None)
 
 
 @lru_cache(maxsize=4096)

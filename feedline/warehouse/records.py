@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +23,21 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import TableError
+from feedline.hashing import Words
+from feedline.spec import PipelineSpec
 from feedline.warehouse import store
-from feedline.warehouse.identity import Identity, Words
+from feedline.warehouse.identity import Identity, identity_of, kind_of
 from feedline.warehouse.locations import absolute, join, locate
 from feedline.warehouse.masks import ones, unpacked
-from feedline.warehouse.reading import Fragment, read_fragment
-from feedline.warehouse.selection import bound_again
+from feedline.warehouse.reading import Fragment, field_of, read_fragment
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, Sample
+from feedline.warehouse.selection import bound_again, sampled_again
+from feedline.warehouse.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
+# 8 bytes per selected row, in `work_dir`: more of them than this are recorded only for a `source.row_key`.
+RECORDED_ROWS = 100_000_000
 _FOLDER = "rows"
 
 
@@ -40,6 +47,30 @@ class Recording:
 
     identity: Identity
     work_dir: str
+
+
+def recording_of(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str], *, rows: int) -> Recording | None:
+    """Where and as what a plan's blocks record identities, made of the row key or of what they read; None for nowhere.
+
+    Raises SpecError for a `source.row_key` that is not in the files, or of a kind that cannot be told apart.
+    """
+    key = spec.source.row_key
+    if key is None and (rows > RECORDED_ROWS or not is_local(spec.work_dir)):
+        return None
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    schema = snapshot.schema
+    for name in key or ():
+        if name not in schema.names or kind_of(schema.field(name).type) is None:
+            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
+            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, texts or lists"
+            raise spec.error(("source", "row_key"), message)
+    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if spec.source.sample is not None else ""}
+    names = dict.fromkeys([*(columns if key is None else key), *([by] if by is not None else [])])
+    stored = pa.schema([field_of(schema, name) for name in names if name not in left_out])
+    sample = spec.source.sample
+    kept = json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
+    identity = identity_of(stored, columns, key=key, by=by, kept=kept)
+    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
 
 
 @dataclass(slots=True)
@@ -203,14 +234,16 @@ class IdentifyTask:
     fragment: Fragment
     identity: Identity
     where: str | None
+    sample: Sample | None
     schema: pa.Schema
 
 
 def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
     """Read a fragment: the identities of its kept rows, and the hashes of their `shuffle.by` where there is one."""
     where = None if task.where is None else bound_again(task.where, task.schema)
+    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
     rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
-    for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema):
+    for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema, sample=sample):
         rows.append(task.identity.rows(chunk.frame))
         if task.identity.by is not None:
             runs.append(task.identity.runs(chunk.frame))
