@@ -32,24 +32,14 @@ from feedline.loader.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.loader.schedule import Block, permuted_rows
 from feedline.plan import Map, Plan
 from feedline.service.tasks import PieceRequest, run_starts
-from feedline.warehouse.identity import kind_of
+from feedline.warehouse.changes import FileChanges, file_changes, row_groups
+from feedline.warehouse.identity import kind_of, matched
 from feedline.warehouse.masks import Bools, unpacked
 from feedline.warehouse.reading import Fragment, field_of, fragment_at, read_fragment
 from feedline.warehouse.rebases import Rebase, make_rebase
 from feedline.warehouse.records import IdentifyTask, Known, Records, identify_task, save_records
-from feedline.warehouse.snapshot import Snapshot
 
 _NAMED = 3  # files that an error lists by name
-
-
-@dataclass(slots=True)
-class _Files:
-    """How two snapshots' files differ: pairs of unchanged ones (old -> new), and per partition the others."""
-
-    unchanged: dict[int, int] = field(default_factory=dict)
-    old: dict[Any, list[int]] = field(default_factory=dict)
-    new: dict[Any, list[int]] = field(default_factory=dict)
-    rewritten: int = 0
 
 
 @dataclass(slots=True)
@@ -85,7 +75,7 @@ class _Rebasing:
         self._old, self._new = old, new
         self._epoch, self._step, self._rewritten = epoch, step, rewritten
         self._map = map
-        self._files = _compared(old.snapshot, new.snapshot)
+        self._files = file_changes(old.snapshot, new.snapshot)
         self._recording = old.job.record
         self._schedule = old.schedule(epoch)
         self._records = Records(old.spec.work_dir, self._recording.identity) if self._recording else None
@@ -103,14 +93,27 @@ class _Rebasing:
         for partition, lost in self._files.old.items():
             self._match(lost, self._files.new.get(partition, []), done)
         if self._doubt.rows and self._rewritten == "error":
-            raise self._doubtful()
+            raise _doubtful(self._doubt)
         return make_rebase(
             snapshot=self._new.snapshot.id,
             epoch=self._epoch,
             first_step=self._step,
             excluded=self._excluded,
-            changes=self._changes(sum(int(mask.sum()) for mask in done.values())),
+            changes=self._changes(done),
         )
+
+    def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:
+        """What was found, as plain numbers."""
+        counts = _counts(self._files, self._old, self._new)
+        rows = {
+            "delivered": sum(int(mask.sum()) for mask in done.values()),
+            "delivered_gone": self._gone,
+            **counts["rows"],
+            "doubtful": self._doubt.rows,
+            "alike": self._alike,
+        }
+        place = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
+        return {**place, "rewritten": self._rewritten, "files": counts["files"], "rows": rows}
 
     # -- what was delivered ---------------------------------------------------------------------------------------
 
@@ -195,7 +198,7 @@ class _Rebasing:
 
     def _keep(self, before: int, after: int, done: Mapping[int, Bools]) -> None:
         """An unchanged file: what was delivered of it stays delivered."""
-        were, are = _row_groups(self._old.snapshot, before), _row_groups(self._new.snapshot, after)
+        were, are = row_groups(self._old.snapshot, before), row_groups(self._new.snapshot, after)
         for was, now in zip(were.tolist(), are.tolist(), strict=True):
             if self._old.selection.rows[was] != self._new.selection.rows[now]:
                 path = self._old.snapshot.files["path"][before].as_py()
@@ -210,7 +213,7 @@ class _Rebasing:
     def _match(self, before: list[int], after: list[int], done: Mapping[int, Bools]) -> None:
         """A partition's files that changed: find the delivered rows of the old ones among those of the new."""
         old, new = self._old, self._new
-        groups = [group for file in before for group in _row_groups(old.snapshot, file).tolist() if group in done]
+        groups = [group for file in before for group in row_groups(old.snapshot, file).tolist() if group in done]
         fragments = [fragment for file in after for fragment in _fragments(new, file)]
         if not groups or not fragments:
             self._gone += sum(int(done[group].sum()) for group in groups)
@@ -294,97 +297,37 @@ class _Rebasing:
                 f"{fragment.uri}, expected none. Name columns that do"
             )
 
-    # -- what to say ----------------------------------------------------------------------------------------------
 
-    def _doubtful(self) -> StateError:
-        named = ", ".join(self._doubt.files[:_NAMED])
-        more = len(self._doubt.files) - _NAMED
-        return StateError(
-            f"rows of rewritten files cannot be told from those that were delivered: got no record of their identities "
-            f"for {self._doubt.rows:,} rows of {named}{f' and {more} more files' if more > 0 else ''}. Leave them out "
-            f"(--rewritten skip) or deliver them again (--rewritten repeat); with source.row_key in pipeline.yaml the "
-            f"next run records them, whatever its size"
+def _doubtful(doubt: _Doubt) -> StateError:
+    named = ", ".join(doubt.files[:_NAMED])
+    more = len(doubt.files) - _NAMED
+    return StateError(
+        f"rows of rewritten files cannot be told from those that were delivered: got no record of their identities for "
+        f"{doubt.rows:,} rows of {named}{f' and {more} more files' if more > 0 else ''}. Leave them out (--rewritten "
+        f"skip) or deliver them again (--rewritten repeat); with source.row_key in pipeline.yaml the next run records "
+        f"them, whatever its size"
+    )
+
+
+def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
+    """Files by what became of them, and kept rows that came and went, net per partition."""
+    deleted = added = 0
+    for partition in {**files.old, **files.new}:
+        was = sum(
+            int(old.selection.rows[row_groups(old.snapshot, file)].sum()) for file in files.old.get(partition, ())
         )
-
-    def _changes(self, done: int) -> dict[str, Any]:
-        """What was found, as plain numbers."""
-        files, old, new = self._files, self._old.selection.rows, self._new.selection.rows
-        deleted = added = 0
-        for partition in {**files.old, **files.new}:
-            was = sum(int(old[_row_groups(self._old.snapshot, file)].sum()) for file in files.old.get(partition, ()))
-            now = sum(int(new[_row_groups(self._new.snapshot, file)].sum()) for file in files.new.get(partition, ()))
-            deleted, added = deleted + max(was - now, 0), added + max(now - was, 0)
-        lost, gained = (sum(len(names) for names in each.values()) for each in (files.old, files.new))
-        return {
-            "from": self._old.snapshot.id,
-            "to": self._new.snapshot.id,
-            "epoch": self._epoch,
-            "step": self._step,
-            "rewritten": self._rewritten,
-            "files": {
-                "unchanged": len(files.unchanged),
-                "rewritten": files.rewritten,
-                "gone": lost - files.rewritten,
-                "new": gained - files.rewritten,
-            },
-            "rows": {
-                "delivered": done,
-                "delivered_gone": self._gone,
-                "deleted": deleted,
-                "added": added,
-                "doubtful": self._doubt.rows,
-                "alike": self._alike,
-            },
-        }
-
-
-def matched(delivered: Words, rows: Words) -> tuple[Bools, int]:
-    """Which of the rows were delivered, as often as each identity was, the first ones first; and how many of them
-    others are equal to."""
-    if not len(delivered) or not len(rows):
-        return np.zeros(len(rows), np.bool_), 0
-    names, counts = np.unique(delivered, return_counts=True)
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    place = np.minimum(np.searchsorted(names, ordered), len(names) - 1)
-    hit = names[place] == ordered
-    first = np.searchsorted(ordered, ordered, side="left")
-    again = np.zeros(len(rows), np.bool_)
-    again[order] = hit & (np.arange(len(rows)) - first < counts[place])
-    twins = np.searchsorted(ordered, ordered, side="right") - first > 1
-    return again, int((hit & twins).sum())
-
-
-def _compared(old: Snapshot, new: Snapshot) -> _Files:
-    found = _Files()
-    names = ("path", "bytes", "footer_digest")
-    now = {path: (place, rest) for place, (path, *rest) in enumerate(_rows(new, names))}
-    kept: set[int] = set()
-    for place, (path, *rest) in enumerate(_rows(old, names)):
-        after, facts = now.get(path, (-1, None))
-        if facts == rest:
-            found.unchanged[place] = after
-            kept.add(after)
-        else:
-            found.rewritten += after >= 0
-            found.old.setdefault(_partition(old, place), []).append(place)
-    for place in range(len(new.files)):
-        if place not in kept:
-            found.new.setdefault(_partition(new, place), []).append(place)
-    return found
-
-
-def _rows(snapshot: Snapshot, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(snapshot.files[name].to_pylist() for name in names), strict=True)
-
-
-def _partition(snapshot: Snapshot, file: int) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, str(value)) for name, value in snapshot.partition_of(file)))
-
-
-def _row_groups(snapshot: Snapshot, file: int) -> NDArray[np.int64]:
-    first, stop = np.searchsorted(snapshot.file_of_row_group, [file, file + 1])
-    return np.arange(first, stop)
+        now = sum(
+            int(new.selection.rows[row_groups(new.snapshot, file)].sum()) for file in files.new.get(partition, ())
+        )
+        deleted, added = deleted + max(was - now, 0), added + max(now - was, 0)
+    lost, gained = (sum(len(names) for names in each.values()) for each in (files.old, files.new))
+    by_fate = {
+        "unchanged": len(files.unchanged),
+        "rewritten": files.rewritten,
+        "gone": lost - files.rewritten,
+        "new": gained - files.rewritten,
+    }
+    return {"files": by_fate, "rows": {"deleted": deleted, "added": added}}
 
 
 def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:

@@ -194,16 +194,10 @@ class FeedlineDataset(IterableDataset[Batch]):
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
         self._open(resume, accept_features=features == "changed", rebase=rebase)
         if rebase is not None:
-            self._say_rebased(resume)
+            _say_rebased(self._ranks, self._facts, resume)
             resume = rebased_state(self._facts, resume)
         self._next_place = self._place = (resume["epoch"], resume["step"])
         self._current = None
-
-    def _say_rebased(self, state: Mapping[str, Any]) -> None:
-        if self._ranks.rank == 0:
-            same = self._facts["snapshot"] == state["snapshot"]
-            lines = "the table is as it was" if same else told(self._facts["rest"])
-            print("\n".join(f"feedline: rebase: {line}" for line in lines.splitlines()), file=sys.stderr)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -261,11 +255,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
     def _open(
-        self,
-        resume: Mapping[str, Any] | None = None,
-        *,
-        accept_features: bool = False,
-        rebase: Mapping[str, Any] | None = None,
+        self, resume: Mapping[str, Any] | None = None, *, accept_features: bool = False, rebase: Any = None
     ) -> None:
         """Exchange hello once, and for each state: which plan, and what are its facts. Changes nothing if it fails."""
         if self._facts and resume is None:
@@ -279,12 +269,11 @@ class FeedlineDataset(IterableDataset[Batch]):
             "lanes": None,
             "plan": None,
             "features": None,
+            "rebase": rebase,
         }
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
-        if rebase is not None:
-            hello["rebase"] = rebase
         self._facts = self._agree(hello)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 
@@ -301,10 +290,9 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise from_wire(leader["error"], leader["message"])
         mine = leader
         if self._ranks.rank != 0:
-            chosen_by_it = {key: leader[key] for key in ("snapshot", "lanes")}
-            if hello.pop("rebase", None) is not None:
-                chosen_by_it["plan"] = leader["plan"]  # rank 0 made it, for all
-            mine = self._attempt({**hello, **chosen_by_it})
+            plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
+            chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
+            mine = self._attempt({**hello, **chosen_there})
         everyone: list[Any] = [None] * self._ranks.world_size
         torch.distributed.all_gather_object(everyone, mine)
         for rank, facts in enumerate(everyone):
@@ -356,3 +344,9 @@ def _say_ranks(ranks: RankInfo) -> None:
     if ranks not in _said_ranks:
         _said_ranks.add(ranks)
         print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
+
+
+def _say_rebased(ranks: RankInfo, facts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    if ranks.rank == 0:
+        text = "the table is as it was" if facts["snapshot"] == state["snapshot"] else told(facts["rest"])
+        print("\n".join(f"feedline: rebase: {line}" for line in text.splitlines()), file=sys.stderr)

@@ -200,7 +200,7 @@ class Feed:
             except ChannelClosedError:
                 self._bury()
             else:
-                self._hello = asked
+                self._hello = {**asked, "rebase": None}  # the plan that was made is named by its facts
                 return self.facts
 
     def begin(self, epoch: int, step: int, *, last: bool = False) -> None:
@@ -371,8 +371,7 @@ class Feed:
         self._bury()
         assert self._place is not None
         place = self._place
-        known = {key: self.facts[key] for key in ("snapshot", "lanes", "plan", "features")}
-        self.open({**self._hello, **known, "rebase": None})
+        self.open({**self._hello, **{key: self.facts[key] for key in ("snapshot", "lanes", "plan", "features")}})
         self.begin(*place)
 
     def _bury(self) -> None:

@@ -98,6 +98,23 @@ def identity_of(
     )
 
 
+def matched(delivered: Words, rows: Words) -> tuple[npt.NDArray[np.bool_], int]:
+    """Which of the rows were delivered, as often as each identity was, the first ones first; and how many of them
+    others are equal to."""
+    if not len(delivered) or not len(rows):
+        return np.zeros(len(rows), np.bool_), 0
+    names, counts = np.unique(delivered, return_counts=True)
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    place = np.minimum(np.searchsorted(names, ordered), len(names) - 1)
+    hit = names[place] == ordered
+    first = np.searchsorted(ordered, ordered, side="left")
+    again = np.zeros(len(rows), np.bool_)
+    again[order] = hit & (np.arange(len(rows)) - first < counts[place])
+    twins = np.searchsorted(ordered, ordered, side="right") - first > 1
+    return again, int((hit & twins).sum())
+
+
 def _spread(kinds: Mapping[str, str]) -> list[str]:
     """A few columns of each kind in turn, far from each other: neighbours often repeat the same from row to row."""
     families: dict[str, list[str]] = {}
