@@ -26,7 +26,7 @@ from feedline.expression_nodes import (
     Node,
     NullTest,
 )
-from feedline.projection import Key, Part, flattened_column
+from feedline.projection import Key, Part, flattened_column, has_column
 
 
 def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
@@ -62,9 +62,9 @@ def _part(node: Column | Field, schema: pa.Schema) -> str | None:
     if not keys:
         return item.name
     part = Part(item.name, tuple(reversed(keys)))
-    if part.column not in schema.names and (flattened := flattened_column(schema, part)) is not None:
+    if not has_column(schema, part.column) and (flattened := flattened_column(schema, part)) is not None:
         return str(Part(flattened, part.keys[1:])) if part.keys[1:] else flattened
-    return None if str(part) in schema.names else str(part)
+    return None if has_column(schema, str(part)) else str(part)
 
 
 def _mapped(node: Node, change: Callable[[Node], Node]) -> Node:

@@ -57,7 +57,7 @@ from feedline.expression_types import (
     spoken,
 )
 from feedline.predicates import Comparison, IsNull, Not, Opaque, Predicate, conjunction, disjunction
-from feedline.projection import Part, PartError, flattened_column, part_field, part_of
+from feedline.projection import Part, PartError, flattened_column, has_column, part_field, part_of
 from feedline.row_preservation import is_row_preserving, offending_node
 
 __all__ = ["BoundExpression", "Expression", "bind", "bind_where", "is_row_preserving", "offending_node", "parse"]
@@ -145,8 +145,10 @@ def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
         operand = _Binder(schema).operand(expression.tree)
     except Fault as fault:
         raise ExpressionError(render(expression.text, fault)) from None
-    columns = operand.columns.union(expression.columns.intersection(schema.names))
-    used = pa.schema([field for field in schema if field.name in columns])
+    named = {name for name in expression.columns if has_column(schema, name)}
+    columns = operand.columns.union(named)
+    places = sorted(place for name in columns for place in schema.get_all_field_indices(name))
+    used = pa.schema([schema.field(place) for place in places])
     _check_polars(expression.text, operand, used)
     parts, narrow = _narrowed(expression, schema, operand)
     return BoundExpression(
@@ -181,9 +183,9 @@ def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
 def _narrowed(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
     """The parts of columns that it reads, and the expression over them, bound as if each were a column."""
     tree, parts = over_parts(expression.tree, schema)
-    if all(name in schema.names for name in parts):
+    if all(has_column(schema, name) for name in parts):
         return parts, whole.expr
-    fields = [schema.field(name) if name in schema.names else _part(schema, name) for name in sorted(parts)]
+    fields = [schema.field(name) if has_column(schema, name) else _part(schema, name) for name in sorted(parts)]
     narrow = _Binder(pa.schema(fields)).operand(tree)
     assert narrow.dtype == whole.dtype
     _check_polars(expression.text, narrow, pa.schema(fields))
@@ -310,7 +312,7 @@ class _Binder:
     def _field(self, node: Field) -> Operand:
         part = Part(node.item.name, (_key(node),)) if isinstance(node.item, Column) else None
         flattened = flattened_column(self._schema, part) if part is not None else None
-        if part is not None and flattened is not None and part.column not in self._schema.names:
+        if part is not None and flattened is not None and not has_column(self._schema, part.column):
             return self._column(Column(name=flattened, span=node.span))
         item, key = self.operand(node.item), node.key
         if item.kind == STRUCT and isinstance(key.value, str):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.types as pat
 
 from feedline.plan import Plan
-from feedline.projection import flattened_column, part_of
+from feedline.projection import flattened_column, has_column, part_of
 from feedline.warehouse.parts import part_bytes
 
 
@@ -23,10 +23,11 @@ def part_costs(plan: Plan) -> dict[str, Any]:
     fields wanted, and the struct's bytes, of which those of the fields are decoded: an upper bound.
     """
     snapshot = plan.snapshot
-    parts = [part for name in plan.parts if name not in snapshot.schema.names and (part := part_of(name)) is not None]
+    names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
+    parts = [part for name in names if (part := part_of(name)) is not None]
     kept = plan.selection.rows > 0
     costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
-    for column in dict.fromkeys(part.column for part in parts if part.column in snapshot.schema.names):
+    for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
         own = [part for part in parts if part.column == column]
         if not pat.is_map(snapshot.schema.field(column).type):
             nbytes = int(part_bytes(snapshot, [column])[kept].sum())

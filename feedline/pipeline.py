@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,20 +20,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
-from feedline.errors import DataError, StateError
+from feedline.bad_file_texts import warning_of
+from feedline.errors import DataError, FeedlineError, StateError
 from feedline.extraction import project
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
-from feedline.plan import Map, Plan, compile_spec, make_plan
+from feedline.plan import Map, Plan, compile_spec, make_plan, select
 from feedline.rebasing import rebase
 from feedline.service.tasks import batch_schema, run_block
+from feedline.skipping import good_snapshot
 from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import op_schema
+from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebases import Rebase, split_name
 from feedline.warehouse.snapshot import Snapshot
 
@@ -77,19 +81,29 @@ class Pipeline:
     # -- planning -------------------------------------------------------------------------------------------------
 
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
-        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process)."""
-        snapshot = snapshot_of_source(self.spec, map=map)
+        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process).
+
+        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them.
+        """
+        spec = self.spec
         try:
-            snapshot.save(self.spec.work_dir)
+            if spec.source.on_bad_file == "skip":
+                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), map=map)
+            else:
+                snapshot = snapshot_of_source(spec, map=map)
+                save_skipped(spec.work_dir, snapshot.id, ())
+            snapshot.save(spec.work_dir)
+        except FeedlineError:
+            raise
         except OSError as error:
-            raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
+            raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = self.spec.lanes or world_size
         rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
@@ -106,7 +120,7 @@ class Pipeline:
         if named is not None:
             plan = self._named(str(named), lanes=lanes, map=map)
         else:
-            plan = make_plan(self.spec, self._agreed(job, rank, world_size), lanes=lanes, map=map)
+            plan = make_plan(self.spec, self._agreed(job, rank, world_size, map), lanes=lanes, map=map)
         _refuse_others(plan, hello)
         return plan
 
@@ -132,7 +146,7 @@ class Pipeline:
         epoch, step = checked["epoch"], checked["step"]
         if step >= old.schedule(epoch).steps:
             epoch, step = epoch + 1, 0
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(map=map)
         if snapshot.id == old.snapshot.id:
             return old
         new = make_plan(self.spec, snapshot, lanes=old.lanes, map=map)
@@ -180,12 +194,12 @@ class Pipeline:
                     f"pipeline.yaml and overrides of the run that saved it"
                 )
 
-    def _agreed(self, job: str, rank: int, world_size: int) -> Snapshot:
+    def _agreed(self, job: str, rank: int, world_size: int, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
         taken: list[Snapshot] = []
 
         def take() -> str:
-            taken.append(self.snapshot())
+            taken.append(self.snapshot(map=map))
             return taken[0].id
 
         agreed = agree_on_snapshot(
@@ -239,6 +253,7 @@ class Pipeline:
         (`plan_for`) or of a rebase, not a new one.
         """
         plan = plan or self.plan(world_size=world_size, snapshot=snapshot)
+        _warn_of_bad_files(plan)
         return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
@@ -249,6 +264,7 @@ class Pipeline:
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self.plan(world_size=world_size)
+        _warn_of_bad_files(plan)
         schedule = plan.schedule(epoch)
         requests = [
             plan.request(block, epoch)
@@ -269,6 +285,11 @@ def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
         theirs = state.get(key)
         if theirs is not None and theirs != facts[key]:
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+
+
+def _warn_of_bad_files(plan: Plan) -> None:
+    if plan.skipped:
+        warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 
 
 def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0) -> Iterator[Batch]:

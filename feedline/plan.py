@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,9 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
+from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.locations import join, shown
+from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.rebases import Rebase
 from feedline.warehouse.records import Recording, recording_of
@@ -59,6 +62,7 @@ class Plan:
     layout: SlotLayout
     job: Job
     lanes: int
+    skipped: tuple[BadFile, ...] = ()
     rebase: Rebase | None = None
 
     @property
@@ -187,9 +191,14 @@ class Plan:
             "steps": schedule.steps,
             "rows": schedule.rows,
             "rows_dropped": schedule.rows_dropped,
+            "bad_files": self.bad_files(),
             "schema": self.layout.schema.to_json(),
             "rest": self._rest_facts(),
         }
+
+    def bad_files(self) -> list[dict[str, Any]]:
+        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
+        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
@@ -243,11 +252,10 @@ def make_plan(
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
-    selection = (
-        select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir)
-        if map is None
-        else select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
-    )
+    if spec.source.schema_rules.missing == "error":
+        virtual = {SAMPLE_WEIGHT} if sample is not None else set()
+        _require_columns(spec, snapshot, _needed(features, (where, sample), by) - virtual, where)
+    selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
@@ -273,8 +281,16 @@ def make_plan(
         layout=SlotLayout(batch_schema(features)),
         job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by, record),
         lanes=lanes,
+        skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
+
+
+def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
+    """The counting pass; its counts are kept in work_dir."""
+    where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
+    sample = _bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def compile_spec(
@@ -330,6 +346,26 @@ def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
         raise spec.error(("source", "sample", part), str(error)) from error
 
 
+def _require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )
+
+
+def _needed(
+    features: CompiledFeatures, conditions: Sequence[BoundExpression | BoundSample | None], by: str | None
+) -> set[str]:
+    columns = [condition.columns for condition in conditions if condition is not None]
+    return set(features.columns).union(*columns, [by] if by is not None else [])
+
+
 def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
@@ -339,9 +375,7 @@ def _job(
     by: str | None,
     record: Recording | None,
 ) -> Job:
-    conditions = [condition.columns for condition in (where, sample) if condition is not None]
-    key = record.identity.key if record is not None else ()
-    needed = frozenset(features.columns).union(*conditions, [by] if by is not None else [], key)
+    needed = _needed(features, (where, sample), by) | set(record.identity.key if record is not None else ())
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,

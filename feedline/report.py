@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
+from feedline.bad_file_texts import lines_of, summary_of
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
@@ -43,6 +45,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "features": plan.features.fingerprint[:32],
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
+        "bad_files": plan.bad_files(),
         "row_groups": _share(report.table),
         "pruned_by_partition": _share(report.by_partition),
         "pruned_by_statistics": _share(report.by_statistics),
@@ -103,6 +106,10 @@ def plan_table(facts: dict[str, Any]) -> Table:
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
+    if facts["bad_files"]:
+        table.add_row(
+            "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
+        )
     for name, key in (
         ("pruned by partition", "pruned_by_partition"),
         ("pruned by statistics", "pruned_by_statistics"),

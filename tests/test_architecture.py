@@ -26,7 +26,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing"),
+    *("errors", "version", "resources", "hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
     *("spec", "sections", "source_section", "column_types", "features"),
     *("positions", "overrides", "yaml_document", "schema"),
@@ -44,16 +44,17 @@ ALLOWED = {
     "agreement": {"foundation"},
     "plan": WORKERS,
     "sources": {"foundation", "warehouse"},
+    "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
-    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources"},
-    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "commands"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
+    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs"), "commands"),
-    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

@@ -23,7 +23,7 @@ from feedline.errors import DataError, ExpressionError, SpecError
 from feedline.expression_types import column_type, nearest
 from feedline.extraction import project
 from feedline.features import FeatureSpec, Group
-from feedline.projection import part_field, part_of
+from feedline.projection import has_column, part_field, part_of
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Value
@@ -183,7 +183,7 @@ class _Compiler:
         places = self.schema.get_all_field_indices(name)
         if not places:
             near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
-            if (part := part_of(name)) is not None and part.column in self.schema.names:
+            if (part := part_of(name)) is not None and has_column(self.schema, part.column):
                 near = f". Write {{expr: '{name}'}} for a part of a column"
             message = f"unknown column: got {name!r}, expected a column of the table{near}"
         elif len(places) > 1:
@@ -205,7 +205,7 @@ class _Compiler:
         except ExpressionError as error:
             raise OpError(place, f"{feature.name}: {error}") from None
         for name in bound.parts:
-            if name in self.schema.names:
+            if has_column(self.schema, name):
                 self._column_type(feature, name)
             elif (part := part_of(name)) is not None and name not in self.types:
                 self.fields[name] = part_field(self.schema, part)

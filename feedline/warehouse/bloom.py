@@ -244,7 +244,7 @@ def _floats(value: object, physical: str) -> list[bytes] | None:
     dtype: Any = "<f4" if physical == "FLOAT" else "<f8"
     with np.errstate(over="ignore"):
         stored = np.array([number], dtype)
-    if stored[0] != number:
+    if float(stored[0]) != number:
         return None
     both = [stored, -stored] if number == 0 else [stored]
     return [form.tobytes() for form in both]

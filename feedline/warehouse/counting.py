@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bloom import RowGroupFilters
-from feedline.warehouse.faults import explained
-from feedline.warehouse.reading import Fragment, OpenFile, batches
+from feedline.warehouse.opening import OpenFile
+from feedline.warehouse.reading import Fragment, batches
 from feedline.warehouse.sampling import BoundSample, sampled_rows
 from feedline.warehouse.sieve import Sieve
 
@@ -42,10 +42,7 @@ def count_fragment(
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
-        def read_at(size: int, start: int) -> bytes:
-            return _read_at(file, fragment, size, start)
-
-        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), read_at)
+        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at)
         for position, row_group in enumerate(fragment.row_groups):
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=False)
             if here.where is not None:
@@ -72,9 +69,3 @@ def _by_arithmetic(file: OpenFile, fragment: Fragment, row_group: int, sample: B
     first, stop = file.row_starts[row_group : row_group + 2]
     rows = stop - first
     return Count(rows if sample is None else sampled_rows(sample.sample, fragment.path, first, rows), rows)
-
-
-def _read_at(file: OpenFile, fragment: Fragment, size: int, start: int) -> bytes:
-    with explained(fragment.uri, listed=True):
-        content: bytes = file.source.read_at(size, start)
-    return content

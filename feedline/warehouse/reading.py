@@ -1,10 +1,10 @@
 """How the rows of one split become frames: the hot path.
 
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
-for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
-size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not taken
-whole; see `parts`), coalesced (`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, after a
+check that it is the snapshot's (`opening`), and each row group is read by pyarrow in chunks of about `chunk_rows`: only
+the columns and parts of columns asked for (and the filter's, where the row group is not taken whole; see `parts`), in
+few requests, without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
+from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
-from feedline.projection import PartError, part_field, part_of
+from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
-from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
 from feedline.warehouse.masks import unpacked
+from feedline.warehouse.opening import OpenFile, Seen, unchanged
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.schemas import children
@@ -79,6 +75,17 @@ class Fragment:
         """What statistics say of one of its row groups."""
         return self.proven[position] if self.proven else 0
 
+    @property
+    def seen(self) -> Seen:
+        """The file as the snapshot saw it."""
+        return Seen(
+            uri=self.uri,
+            bytes=self.bytes,
+            mtime_ns=self.mtime_ns,
+            footer_digest=self.footer_digest,
+            footer_bytes=self.footer_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -100,27 +107,6 @@ class Batch:
     data: pa.RecordBatch
     first_row: int
     sieve: Sieve
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A file of the snapshot, open: pyarrow's reader, the bytes below it, and the leaves of each of its columns."""
-
-    parquet: pq.ParquetFile
-    source: pa.NativeFile
-    stored: dict[str, range]
-
-    @property
-    def row_starts(self) -> list[int]:
-        """Index in the file of every row group's first row, and the file's rows at the end."""
-        metadata = self.parquet.metadata
-        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-        return list(accumulate(rows, initial=0))
-
-    def columns(self, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
-        """How these columns and parts are made of what the file holds."""
-        fields = [field_of(schema, name) for name in names]
-        return FileColumns(fields, schema, self.stored, self.parquet.schema_arrow, dict(fragment.partition))
 
 
 def fragment_of(
@@ -225,6 +211,12 @@ def read_arrow(
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
+def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    for _ in batches(fragment, columns, Sieve(), schema, counts=[0] * len(fragment.row_groups)):
+        pass
+
+
 def batches(
     fragment: Fragment,
     columns: Sequence[str],
@@ -241,7 +233,12 @@ def batches(
     fragment's row groups (their positions) need not be read.
     """
     _refuse_foreign(schema, sieve.parts)
-    with _unchanged(fragment, schema, [*columns, *sieve.parts]) as file:
+    location = locate(fragment.table)
+    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+        names = (*columns, *sieve.parts)
+        if not all(has_column(schema, name) for name in names):
+            whole = _columns_of(file, fragment, schema, names)
+            file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
         starts = file.row_starts
         needed: dict[tuple[str, ...], FileColumns] = {}
@@ -252,7 +249,7 @@ def batches(
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
-                needed[names] = file.columns(fragment, schema, names)
+                needed[names] = _columns_of(file, fragment, schema, names)
             first_row = starts[row_group]
             for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
@@ -299,15 +296,19 @@ def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: S
     return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
+def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+    """How these columns and parts are made of what the file holds."""
+    fields = [field_of(schema, name) for name in names]
+    return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+
+
 def _decoded(
     file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly the fields of `columns`."""
-    parquet = file.parquet
-    batches = parquet.reader.iter_batches(
-        chunk_rows, row_groups=[row_group], column_indices=columns.leaves, use_threads=False
-    )
-    rows = parquet.metadata.row_group(row_group).num_rows
+    group = file.metadata.row_group(row_group)
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
+    rows = group.num_rows
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
@@ -323,60 +324,6 @@ def _decoded(
             f"{place(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
             f"expected {rows}. Restore or rewrite the file"
         )
-
-
-@contextmanager
-def _unchanged(fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> Iterator[OpenFile]:
-    """The fragment's file, open to read these columns and parts, after a check that it is the one of the snapshot."""
-    location = locate(fragment.table)
-    path = join(location.path, fragment.path)
-    with explained(fragment.uri, listed=True):
-        info = location.filesystem.get_file_info(path)
-        if info.type != pafs.FileType.NotFound:
-            _compare(fragment, info)
-        source = location.filesystem.open_input_file(path)
-    with source:
-        with explained(fragment.uri, listed=True):
-            start = fragment.bytes - fragment.footer_bytes
-            tail = source.read_at(fragment.footer_bytes, start)
-            if footer_digest(tail) != fragment.footer_digest:
-                raise TableChangedError(
-                    f"{fragment.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-                    "same size and time. Take a new snapshot"
-                )
-            parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-            leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-            file = OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
-            if any(name not in schema.names for name in names):  # maps' keys may be read as dictionaries
-                columns = file.columns(fragment, schema, names)
-                if paths := columns.dictionaries(parquet.metadata, fragment.row_groups):
-                    parquet = opened(source, parquet.metadata, paths)
-                    file = replace(file, parquet=parquet)
-        try:
-            yield file
-        finally:
-            parquet.close(force=True)
-
-
-def _compare(fragment: Fragment, info: pafs.FileInfo) -> None:
-    mtime_ns = -1 if info.mtime_ns is None else info.mtime_ns
-    if info.size != fragment.bytes or not _same_time(mtime_ns, fragment.mtime_ns):
-        raise TableChangedError(
-            f"{fragment.uri} changed after the snapshot was taken: got {info.size} bytes of {_time(mtime_ns)}, "
-            f"expected {fragment.bytes} bytes of {_time(fragment.mtime_ns)}. Take a new snapshot"
-        )
-
-
-def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
-    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
-    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
-
-
-def _time(mtime_ns: int) -> str:
-    if mtime_ns < 0:
-        return "unknown time"
-    return str(np.datetime64(mtime_ns, "ns"))
 
 
 def _frame(data: pa.RecordBatch) -> pl.DataFrame:

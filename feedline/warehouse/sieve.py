@@ -47,11 +47,12 @@ class Sieve:
     def parts(self) -> frozenset[str]:
         """What has to be read to decide: columns, and parts of columns."""
         own = self.where.parts if self.where is not None else frozenset()
-        if self.sample is None:
+        sample = self.sample
+        if sample is None or not (self.decide or self.weigh):
             return own
         if self.decide:
-            return own | self.sample.parts
-        return own | (self.sample.where.parts if self.sample.where is not None else frozenset())
+            return own | sample.parts
+        return own | (sample.where.parts if sample.where is not None else frozenset())
 
     @property
     def idle(self) -> bool:
