@@ -263,16 +263,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         if self._facts and resume is None:
             return
         self._refuse_workers()
-        hello: dict[str, Any] = {
-            "feedline": VERSION,
-            "rank": self._ranks.rank,
-            "world_size": self._ranks.world_size,
-            "snapshot": None,
-            "lanes": None,
-            "plan": None,
-            "features": None,
-            "rebase": rebase,
-        }
+        hello = {"feedline": VERSION, "rank": self._ranks.rank, "world_size": self._ranks.world_size, "rebase": rebase}
+        hello.update(dict.fromkeys(("snapshot", "lanes", "plan", "features")))
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
