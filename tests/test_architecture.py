@@ -45,7 +45,8 @@ ALLOWED = {
     "plan": WORKERS,
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
-    "pipeline": WORKERS | {"agreement", "plan", "sources", "skipping"},
+    "rebasing": WORKERS | {"plan"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
@@ -53,7 +54,7 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
-    **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
+    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

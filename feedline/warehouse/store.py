@@ -95,13 +95,13 @@ class _File:
         return pa.py_buffer(read)
 
 
-def create(work_dir: str, name: str, tables: Iterable[pa.Table]) -> None:
+def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
     """Write an artifact named `name` (`folder/file`) below `work_dir`, whatever was there under that name.
 
     `tables` may be a generator: each table is written before the next is asked for.
     """
     location = locate(absolute(work_dir))
-    put(location, name, _content(tables))
+    put(location, name, _content(tables, compression))
 
 
 def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
@@ -139,12 +139,12 @@ def find(work_dir: str, name: str) -> Artifact:
     return Artifact(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
-def _content(tables: Iterable[pa.Table]) -> Iterator[bytes | pa.Buffer]:
+def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
     """An artifact, piece by piece; each table is asked for when the one before is written."""
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
-        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_table(table)
         body = stream.getvalue()
         yield body
