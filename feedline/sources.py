@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from feedline.column_types import type_named
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec
 from feedline.warehouse.discovery import Listing, discover
-from feedline.warehouse.snapshot import Map, OnBad, Snapshot, snapshot_of
+from feedline.warehouse.footer_tasks import Map
+from feedline.warehouse.schemas import SchemaRules
+from feedline.warehouse.snapshot import OnBad, Snapshot, snapshot_of
 
 
 def snapshot_of_source(
@@ -26,15 +29,31 @@ def snapshot_of_source(
     the listing before their footers are read.
     """
     listing = listing_of_source(spec)
-    return snapshot_of(sift(listing) if sift else listing, work_dir=spec.work_dir, map=map, on_bad=on_bad)
+    return snapshot_of(
+        sift(listing) if sift else listing,
+        rules=schema_rules(spec),
+        work_dir=spec.work_dir,
+        map=map,
+        on_bad=on_bad,
+    )
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:
     """The files that `source` names. Raises SpecError for a format that is not known here."""
     source = spec.source
     if source.format == "hive":
-        return discover(source.table if isinstance(source.table, str) else list(source.table))
+        return discover(source.table, partitions=source.partitions)
     raise _unsupported(spec)
+
+
+def schema_rules(spec: PipelineSpec) -> SchemaRules:
+    """What `source.schema` says about files that differ."""
+    rules = spec.source.schema_rules
+    return SchemaRules(
+        missing_error=rules.missing == "error",
+        extra_error=rules.extra == "error",
+        columns={name: type_named(kind) for name, kind in (rules.columns or {}).items()},
+    )
 
 
 def _unsupported(spec: PipelineSpec) -> SpecError:

@@ -28,7 +28,17 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation"),
-    *("spec", "sections", "source_section", "features", "positions", "overrides", "yaml_document", "schema"),
+    *(
+        "spec",
+        "sections",
+        "source_section",
+        "column_types",
+        "features",
+        "positions",
+        "overrides",
+        "yaml_document",
+        "schema",
+    ),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 

@@ -14,7 +14,7 @@ from damage import GROUP, ROWS, flip_a_page, truncate, write
 from pipelines import Place, furnished, image
 from processes import ended
 
-import feedline.warehouse.snapshot as snapshot_module
+import feedline.warehouse.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
@@ -118,13 +118,13 @@ def test_what_was_found_is_remembered_and_not_read_again(place: Place, tmp_path:
     work = str(tmp_path / "work")
     assert set(known_bad_files(work)) == {str(part(table, 1)), str(part(table, 2))}
     read: list[str] = []
-    original = snapshot_module.file_facts
+    original = footer_tasks.file_facts
 
     def spy(filesystem: Any, file: str, *rest: Any) -> Any:
         read.append(file)
         return original(filesystem, file, *rest)
 
-    monkeypatch.setattr(snapshot_module, "file_facts", spy)
+    monkeypatch.setattr(footer_tasks, "file_facts", spy)
     second = Pipeline.from_yaml(path).plan()
     assert not {str(part(table, 1)), str(part(table, 2))} & set(read)
     assert (second.snapshot.id, second.skipped) == (first.snapshot.id, first.skipped)
@@ -217,7 +217,7 @@ def test_failures_that_are_no_damage_are_errors(place: Place, tmp_path: Path, mo
     def denied(*_: Any) -> None:
         raise TableError("f.parquet may not be read: permission denied. Ask for access, or name another place")
 
-    monkeypatch.setattr(snapshot_module, "file_facts", denied)
+    monkeypatch.setattr(footer_tasks, "file_facts", denied)
     with pytest.raises(TableError, match="permission denied") as caught:
         Pipeline.from_yaml(path).plan()
     assert not isinstance(caught.value, CorruptFileError)

@@ -175,7 +175,12 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, place, decoded(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
-    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema without what writers note beside it: pandas' notes alone can be larger than the rest."""
+    return pa.schema([field.remove_metadata() for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:
