@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from feedline.column_types import type_named
-from feedline.errors import SpecError
 from feedline.spec import PipelineSpec
-from feedline.warehouse.discovery import Listing, discover
+from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footer_tasks import Map
+from feedline.warehouse.formats import list_table
 from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.snapshot import OnBad, Snapshot, snapshot_of
 
@@ -39,11 +39,16 @@ def snapshot_of_source(
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:
-    """The files that `source` names. Raises SpecError for a format that is not known here."""
+    """The files that `source` names."""
     source = spec.source
-    if source.format == "hive":
-        return discover(source.table, partitions=source.partitions)
-    raise _unsupported(spec)
+    return list_table(
+        source.table,
+        format=source.format,
+        version=source.version,
+        snapshot_id=source.snapshot_id,
+        as_of=source.as_of,
+        partitions=source.partitions,
+    )
 
 
 def schema_rules(spec: PipelineSpec) -> SchemaRules:
@@ -54,7 +59,3 @@ def schema_rules(spec: PipelineSpec) -> SchemaRules:
         extra_error=rules.extra == "error",
         columns={name: type_named(kind) for name, kind in (rules.columns or {}).items()},
     )
-
-
-def _unsupported(spec: PipelineSpec) -> SpecError:
-    return spec.error(("source", "format"), f"{spec.source.format} cannot be read: expected hive")
