@@ -25,6 +25,7 @@ from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
@@ -144,6 +145,17 @@ def check(
     print(json.dumps(report.facts()) if as_json else report.text())
     if not report.clean:
         raise typer.Exit(1)
+
+
+@app.command()
+def snapshot(
+    pipeline: PipelinePath,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to: a path or a URI.")],
+    overrides: Overrides = None,
+) -> None:
+    """Write the table as it is now to one file; `source.snapshot: FILE` reads that."""
+    taken = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
+    print(f"snapshot {taken.id}: {len(taken.files):,} files, {taken.rows:,} rows: {file}")
 
 
 @app.command()

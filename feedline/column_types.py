@@ -73,6 +73,6 @@ def _is_zone(name: str | None) -> bool:
         return True
     try:
         ZoneInfo(name)
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):  # ZoneInfo's own is a KeyError
         return False
     return True

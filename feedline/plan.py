@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,8 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
 from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.locations import join, shown
+from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
@@ -174,6 +176,8 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
+    if spec.source.schema_rules.missing == "error":
+        _require_columns(spec, snapshot, _needed(features, where, by), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -221,10 +225,27 @@ def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
         raise spec.error(("source", "where"), str(error)) from error
 
 
+def _require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )
+
+
+def _needed(features: CompiledFeatures, where: BoundExpression | None, by: str | None) -> set[str]:
+    return {*features.columns, *(where.columns if where is not None else ()), *([by] if by is not None else ())}
+
+
 def _job(
     spec: PipelineSpec, schema: pa.Schema, features: CompiledFeatures, where: BoundExpression | None, by: str | None
 ) -> Job:
-    needed = {*features.columns, *(where.columns if where is not None else ()), *([by] if by is not None else ())}
+    needed = _needed(features, where, by)
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,

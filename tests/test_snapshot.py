@@ -223,6 +223,19 @@ def test_a_key_that_is_also_in_the_files_wins_with_a_warning(tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="has k both as partition key and as a column in its files"):
         snapshot = take_snapshot(root)
     assert snapshot.schema == pa.schema({"x": pa.int64(), "k": pa.string()})
+    assert snapshot.partition_of(0) == (("k", "1"),)
+
+
+def test_a_key_takes_the_type_that_its_column_has(tmp_path: Path) -> None:
+    keyed = pa.table({"k": pa.array([7], pa.int16()), "x": [1]})
+    root = write(tmp_path, {"k=01/a.parquet": keyed, "k=2/b.parquet": keyed})
+    with pytest.warns(UserWarning, match="the partition key is used"):
+        snapshot = take_snapshot(root)
+    assert snapshot.schema.field("k").type == pa.int16()
+    assert [snapshot.partition_of(file) for file in (0, 1)] == [(("k", 1),), (("k", 2),)]
+    with pytest.warns(UserWarning, match="the partition key is used"):
+        declared = take_snapshot(root, partitions={"k": "string"})  # what a person says counts for more
+    assert declared.partition_of(0) == (("k", "01"),)
 
 
 def test_statistics_that_cannot_be_trusted_are_unknown(tmp_path: Path) -> None:

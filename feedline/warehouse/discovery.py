@@ -91,8 +91,8 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     ignored = sorted({path for entry in found for path in entry.ignored})
     if not infos:
         raise _nothing(shown(first.uri), ignored)
-    root = first.path if len(found) == 1 and found[0].whole_folder else _common_root([entry.anchor for entry in found])
-    uri = ancestor(first.uri, _depth(first.path) - _depth(root))
+    root = first.path if len(found) == 1 and found[0].whole_folder else common_root([entry.anchor for entry in found])
+    uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(uri, root, infos, partitions)
     return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
 
@@ -112,7 +112,7 @@ def _find(uri: str) -> _Found:
     if location is not None:
         info = location.filesystem.get_file_info(location.path)
         if info.type == pafs.FileType.File:
-            return _Found(location, _parent(location.path), (info,))
+            return _Found(location, parent(location.path), (info,))
         return _folder(location)
     base, pattern = _split_glob(uri)
     folder = _existing(base) if pattern else None
@@ -136,9 +136,14 @@ def _folder(location: Location) -> _Found:
         infos = location.filesystem.get_file_info(pafs.FileSelector(location.path, recursive=True))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
+    hidden: dict[str, bool] = {}
     for info in infos:
-        relative = _relative(info.path, location.path)
-        if info.type == pafs.FileType.Directory or any(_hidden(segment) for segment in relative.split("/")):
+        if info.type == pafs.FileType.Directory:
+            continue
+        folder = parent(info.path)
+        if folder not in hidden:
+            hidden[folder] = any(_hidden(segment) for segment in _relative(folder, location.path).split("/"))
+        if hidden[folder] or _hidden(info.base_name):
             continue
         if _is_parquet_name(info.base_name):
             files.append(info)
@@ -195,15 +200,18 @@ def _relative(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if root else path
 
 
-def _depth(path: str) -> int:
+def depth(path: str) -> int:
+    """How many folders and names a path is made of."""
     return len([segment for segment in path.split("/") if segment])
 
 
-def _parent(path: str) -> str:
+def parent(path: str) -> str:
+    """The folder that a path lies in."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
 
 
-def _common_root(folders: list[str]) -> str:
+def common_root(folders: list[str]) -> str:
+    """The deepest folder that holds all of these, less the `key=value` folders at its end."""
     split = [folder.split("/") for folder in folders]
     shared = split[0]
     for other in split[1:]:

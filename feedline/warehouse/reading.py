@@ -306,7 +306,7 @@ def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
             if footer_digest(tail) != fragment.footer_digest:
                 raise TableChangedError(
                     f"{fragment.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-                    "same size and time. Take a new snapshot"
+                    "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot"
                 )
             parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
         try:

@@ -5,8 +5,9 @@ the same `work_dir` does not know) and saved under `work_dir`; all other process
 and never list the table.
 
 The id is the sha256 of what decides the table's bytes: the schema, and for each file its path below the root, size,
-modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from the paths and the schema,
-statistics from the footers. The root itself is left out: the same files mounted elsewhere are the same snapshot.
+modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from
+the paths and the schema, statistics from the footers. The root itself is left out: the same files mounted elsewhere
+are the same snapshot.
 """
 
 from __future__ import annotations
@@ -412,9 +413,10 @@ def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Fact
 
 def _is_whole(work_dir: str, name: str) -> bool:
     try:
-        return len(store.find(work_dir, name).tables()) > 0
+        store.find(work_dir, name).prove()
     except (FileNotFoundError, CorruptFileError):
         return False
+    return True
 
 
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:

@@ -49,8 +49,14 @@ class Table:
             "as_of": as_of,
         }
 
+    @classmethod
+    def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
+        """The files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`."""
+        return cls(uri, format="manifest")
+
     def __repr__(self) -> str:
-        return f"Table({self.uri!r})"
+        state = "".join(f", {name}={value!r}" for name, value in self._state.items() if value not in (None, "hive"))
+        return f"Table({self.uri!r}{state})"
 
     def snapshot(self) -> Snapshot:
         """List the table and read its footers."""
