@@ -2,7 +2,8 @@
 
 The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
-Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`.
+Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
+row group; where that is more than a worker has room for, making the frame warns.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
+from feedline.warehouse.partition_sizes import warn_of_large_partitions
 from feedline.warehouse.reading import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
 from feedline.warehouse.selection import Selection, bound_again
 from feedline.warehouse.snapshot import Snapshot
@@ -66,6 +68,7 @@ def to_dask(
     meta = _pandas(pa.schema([schema.field(name) for name in names]).empty_table())
     reader = FrameReader(schema, names, where.text if where else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
+    warn_of_large_partitions(snapshot, selection, names, split_rows)
     with dask.config.set({"dataframe.convert-string": False}):
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)
