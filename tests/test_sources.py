@@ -80,7 +80,7 @@ def test_a_saved_snapshot_is_read_though_the_table_grew(tmp_path: Path, monkeypa
     assert values(small(tmp_path)) == [0, 1, 1, 2, 7]
     frozen = small(tmp_path, snapshot="frozen/snapshot")
     monkeypatch.setattr(footer_tasks, "file_facts", None)  # neither listed nor read
-    monkeypatch.setattr("feedline.sources.discover", None)
+    monkeypatch.setattr("feedline.warehouse.formats.discover", None)
     assert frozen.snapshot().id == taken.id
     assert frozen.plan().snapshot.files.equals(taken.files)
     assert values(frozen) == [0, 1, 1, 2]

@@ -46,7 +46,8 @@ class Listing:
     `files` has columns path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 where the store has
     none) and, where the store gives one, etag (string); `partition` one typed array per key, aligned with it.
     `ignored` counts the files left out because of their suffix. `inferred`: keys whose type only the paths' texts
-    decided. `asked`: what the person named, in one text.
+    decided. `asked`: what the person named, in one text. `schema`: the table's columns, where not its files but a log
+    says what they are (see `declared`).
     """
 
     uri: str
@@ -55,6 +56,7 @@ class Listing:
     ignored: int
     inferred: frozenset[str] = frozenset()
     asked: str = ""
+    schema: pa.Schema | None = None
 
     def picked(self, places: npt.NDArray[np.int64]) -> Listing:
         """Some of the files."""

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse import store
 from feedline.warehouse.assembly import Assembled, Source, assembled
+from feedline.warehouse.declared import declared_schema
 from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.facts import Facts, arranged
 from feedline.warehouse.footer_tasks import Map, read_footers
@@ -266,7 +267,11 @@ def snapshot_of(
 
 def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
     names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
-    whole = union(list(zip(names, parts.schemas, strict=True)), rules, keys=listing.partition)
+    schemas = list(zip(names, parts.schemas, strict=True))
+    if listing.schema is None:
+        whole = union(schemas, rules, keys=listing.partition)
+    else:
+        whole = declared_schema(listing.schema, schemas, keys=listing.partition, types=rules.columns)
     partition = dict(listing.partition)
     for name in listing.inferred.intersection(whole.names):
         paths = listing.files["path"].to_pylist()
