@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.transforms import OPS, hashing
+from feedline import hashing
+from feedline.transforms import OPS
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
