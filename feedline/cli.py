@@ -19,6 +19,7 @@ from rich.console import Console
 
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.layout_commands import optimize, usage
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
@@ -124,6 +125,9 @@ def schema() -> None:
     """Print the JSON Schema of pipeline.yaml."""
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
+
+app.command()(optimize)
+app.command()(usage)
 
 generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
 app.add_typer(generate, name="generate")

@@ -49,7 +49,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "layout_commands", "layout_report"), "commands"),
     **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
@@ -62,8 +62,11 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli",),
-    "rich": ("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "rich": (
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report"),
+    ),
     "pickle": (),
     "cloudpickle": (),
 }

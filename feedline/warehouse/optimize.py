@@ -41,6 +41,7 @@ from feedline.warehouse.writing import Limits
 
 _VERSION = 1
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits
+_LEAST_UNIT_BYTES = 64 << 20  # a partition is not cut into smaller units to keep more cores busy
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Say = Callable[[str], None]
 
@@ -140,7 +141,7 @@ def optimize(
     choices: list[Choice] = []
     if pending:
         unit_bytes = min(_UNIT_BYTES, (memory_bytes or available_memory_bytes() // 2) // (2 * threads))
-        recipe, sizes, choices = _measured(snapshot, pending, recipe, settings.goal, unit_bytes)
+        recipe, sizes, choices = _measured(snapshot, pending, recipe, settings.goal, unit_bytes, threads)
         tell(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         try:
             _write(snapshot, place, recipe, pending, sizes, settings, run, tell)
@@ -257,7 +258,7 @@ def _is_finished(partition: Partition, landed: dict[str, list[Landed]], recipe: 
 
 
 def _measured(
-    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, unit_bytes: int
+    snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, unit_bytes: int, threads: int
 ) -> tuple[Recipe, Sizes, list[Choice]]:
     """The recipe with encodings, and what rows take decoded, both from a sample of the largest partition."""
     largest = max(pending, key=lambda one: one.rows)
@@ -265,6 +266,9 @@ def _measured(
     choices = choose(sample, goal)
     facts = {name: getattr(recipe, name) for name in Recipe.__slots__}
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
+    if len(pending) < threads:  # else cores would have nothing to do
+        decoded = row_bytes * sum(one.rows for one in pending)
+        unit_bytes = min(unit_bytes, max(_LEAST_UNIT_BYTES, int(decoded / threads)))
     sizes = Sizes(unit_bytes=max(unit_bytes, 1), row_bytes=row_bytes, decoded_per_stored=ratio)
     return Recipe(**{**facts, "encodings": tuple(choice.encoding for choice in choices)}), sizes, choices
 

@@ -172,8 +172,8 @@ def _scattered(
         ScatterTask(recipe=recipe, fragments=run, buckets=buckets, path=f"{spill}/{number:05d}.arrow")
         for number, run in enumerate(runs)
     ]
-    totals = np.sum(list(map(scatter, tasks)), axis=0, dtype=np.int64)
-    joined = buckets_together([int(total) for total in totals], sizes.unit_bytes)
+    totals = np.array(list(map(scatter, tasks)), np.int64).sum(axis=0)
+    joined = buckets_together(totals.tolist(), sizes.unit_bytes)
     spills = tuple(task.path for task in tasks)
     return [
         Unit(number=number, units=len(joined), spills=spills, first=first, stop=stop)
