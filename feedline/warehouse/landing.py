@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from feedline.warehouse.writing import NOTE_KEY, SUFFIX, UNFINISHED
 
 HIDDEN = "_feedline"
 _THREADS = 16
+_WILDCARD = re.compile(r"/[^/]*[*?\[].*", re.DOTALL)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -187,8 +189,8 @@ def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
 
 
 def refuse_overlap(source: str, target: str) -> None:
-    """Raise TableError where one of two tables lies inside the other, or both are one."""
-    pairs = [_real(absolute(uri)) for uri in (source, target)]
+    """Raise TableError where one of two places lies inside the other, or both are one; of a glob its folder counts."""
+    pairs = [_real(absolute(uri)) for uri in (_WILDCARD.sub("", source), target)]
     if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pairs, pairs[::-1])):
         raise TableError(
             f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "

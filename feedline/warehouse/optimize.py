@@ -115,6 +115,7 @@ def optimize(
     target: str,
     settings: Settings,
     *,
+    source: Sequence[str] = (),
     projection: Sequence[str] = (),
     map: Map | None = None,
     threads: int | None = None,
@@ -123,6 +124,7 @@ def optimize(
 ) -> Report:
     """Write the snapshot's rows to `target`, a folder or URI; partition folders stay what they are.
 
+    `source`: the table's names as the user gave them (default: its root); the target must not overlap any of them.
     `projection`: columns whose reading the report tells. `map` runs the tasks, `threads` of them at a time, within
     `memory_bytes` (default: half of what is free here). Raises TableError (settings that do not fit the table, a target
     that is not ours, no space left), DataError, and what reading raises; whatever was finished by then stays.
@@ -131,7 +133,8 @@ def optimize(
     run = map or _in_threads(threads)
     tell = say or (lambda _: None)
     _check(snapshot, settings, projection)
-    refuse_overlap(snapshot.uri, target)
+    for name in source or [snapshot.uri]:
+        refuse_overlap(name, target)
     place = Target(target)
     landed = place.landed()
     place.clean()

@@ -114,6 +114,7 @@ class Table:
             snapshot,
             os.fspath(target),
             wanted,
+            source=_names(self.uri),
             projection=_names(projection),
             map=map,
             threads=threads,
