@@ -161,6 +161,7 @@ def test_the_report_counts_what_arrow_requests(tmp_path: Path) -> None:
             parquet.read_row_group(group, columns=list(popular), use_threads=False)
             reads += counted.reads
             parquet.close()
+            counted.file.close()
         assert side.projection.requests == len(reads)
         assert side.projection.requested_bytes == sum(size for _, size in reads)
         chunks = [metadata.row_group(g).column(metadata.schema.names.index(n)) for g in range(2) for n in popular]

@@ -119,8 +119,9 @@ def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: Meas
         for one in found[:_FINALISTS]:
             found += [trial(one.encoding, codec, _REPEATS) for codec in CODECS if codec != first]
         found.sort(key=lambda one: cost(one, goal))
-    again = [trial(one.encoding, one.codec, _REPEATS_LATER) for one in found[: _FINALISTS + 1]]
-    again.sort(key=lambda one: (_simplicity(one), one.codec))
+    near = [one for one in found[1:] if _MARGIN * cost(one, goal) <= cost(found[0], goal)]
+    again = [found[0], *sorted(near, key=_simplicity)[:_FINALISTS]]
+    again = sorted((trial(one.encoding, one.codec, _REPEATS_LATER) for one in again), key=_simplicity)
     best = again[0]
     for one in again[1:]:
         if cost(one, goal) < _MARGIN * cost(best, goal):
@@ -133,8 +134,10 @@ def cost(one: Measured, goal: Goal) -> float:
     return one.ns_per_value + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
 
 
-def _simplicity(one: Measured) -> int:
-    return (PLAIN, DICTIONARY).index(one.encoding) if one.encoding in (PLAIN, DICTIONARY) else 2
+def _simplicity(one: Measured) -> tuple[int, int]:
+    """What is preferred among equals: plain, then a dictionary, then the rest; fewer bytes."""
+    known = (PLAIN, DICTIONARY)
+    return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
 
 
 def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, Measured]:
