@@ -6,6 +6,7 @@ Runs in: the process of the command, as `cli` has it. `optimize` starts a Dask c
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from feedline.errors import SpecError
 from feedline.layout_report import describe_report, show_popularity, show_report
+from feedline.loader.launch import make_scratch
 from feedline.plan import compile_spec
 from feedline.resources import available_cores
 from feedline.sections import ClusterSpec, parse_bytes
@@ -105,7 +107,8 @@ def _optimized(
     table: Table, target: str, asked: dict[str, Any], console: Console, *, workers: int | None, threads: int
 ) -> Report:
     """Run it on a Dask cluster of this machine: worker processes, or threads of this one."""
-    cluster = Cluster(ClusterSpec(workers=workers), threads=1 if workers else threads)
+    scratch = make_scratch()
+    cluster = Cluster(ClusterSpec(workers=workers), threads=1 if workers else threads, scratch=scratch)
     interrupted = False
     try:
         cluster.check_workers()
@@ -123,6 +126,7 @@ def _optimized(
     finally:
         if not interrupted or workers:  # threads end with this process
             cluster.close()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _projected(text: str, table: Table) -> tuple[str, ...]:
