@@ -36,7 +36,9 @@ def show_report(report: Report, console: Console) -> None:
     console.print(_before_after(report))
     taken = f", {report.taken_away} taken away" if report.taken_away else ""
     console.print(
-        f"{report.written} partitions written, {report.finished} were finished{taken}; {len(report.non_null)} of "
+        f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "
+        f"{report.measuring_s:.1f} s; "
+        f"{report.finished} were finished{taken}; {len(report.non_null)} of "
         f"{len(report.columns)} columns hold no null, and are stored without the marks for it",
         highlight=False,
         soft_wrap=True,

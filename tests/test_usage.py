@@ -197,7 +197,12 @@ def test_usage_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -
 def test_optimize_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -> None:
     options = ["--cluster-by", "session", "--sort-by", "ts", "--projection", "word,ids", "--threads", 1]
     text = invoke("optimize", snapshot.uri, tmp_path / "out", *options).stdout
-    for words in ("3 of 3 partitions to write", "ids.list.element", "requests per row group", "3 partitions written"):
+    for words in (
+        "3 of 3 partitions to write",
+        "ids.list.element",
+        "requests per row group",
+        "3 partitions written in",
+    ):
         assert words in text
     again = invoke("optimize", snapshot.uri, tmp_path / "out", *options, "--json")
     facts = json.loads(again.stdout)
