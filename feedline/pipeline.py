@@ -25,8 +25,8 @@ from feedline.loader.slot import draft, write
 from feedline.plan import Map, Plan, compile_spec, make_plan
 from feedline.service.tasks import batch_schema, run_block
 from feedline.spec import PipelineSpec, json_schema, load_spec
+from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile import CompiledFeatures
-from feedline.transforms.registry import op_schema
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
 if TYPE_CHECKING:
