@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from feedline.features import OpCall
 from feedline.spec import json_schema
 from feedline.transforms import OPS, OpError, op_schema, resolve
-from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value
 from feedline.transforms.catalogue import SECTIONS, document
+from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value
 from feedline.transforms.registry import Op
 
 ROOT = Path(__file__).resolve().parent.parent

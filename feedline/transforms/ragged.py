@@ -129,17 +129,18 @@ def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | N
         return None
     size = int(kind.bit_width) // 8
     ends = array.offsets.to_numpy()
-    if int(ends[-1]) * size > _INT32_LIMIT:
+    longest = int(ends[-1]) * size
+    if longest > _INT32_LIMIT:
         return None
 
-    def in_bytes(place: int) -> int:
-        return max(min(place * size, _INT32_LIMIT), -_INT32_LIMIT)
+    def in_bytes(place: int) -> int:  # bounded: Arrow multiplies it by the number of rows
+        return max(min(place * size, longest), -longest)
 
     data = values.buffers()[1].slice(values.offset * size)
     valid = array.is_valid().buffers()[1] if array.null_count else None  # computed afresh: its bits begin at 0
     borders = pa.py_buffer((ends * size).astype(np.int32))
     strings = pa.Array.from_buffers(pa.binary(), len(array), [valid, borders, data])
-    cut = pc.binary_slice(strings, in_bytes(start), None if stop is None else in_bytes(stop))
+    cut = pc.binary_slice(strings, in_bytes(start), longest if stop is None else in_bytes(stop))
     _, cut_borders, cut_data = cut.buffers()
     offsets = np.frombuffer(cut_borders, np.int32, count=len(cut) + 1, offset=4 * cut.offset) // np.int64(size)
     kept = pa.Array.from_buffers(kind, int(offsets[-1]), [None, cut_data])
