@@ -165,7 +165,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         if share["row_groups"] or note or key in _ALWAYS:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
-        table.add_row("sample", _sample_text(facts))
+        table.add_row("sampled", _sample_text(facts))
     for name, text in rows[3:]:
         table.add_row(name, text)
     return table
