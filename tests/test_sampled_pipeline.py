@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished
 from processes import ended
+from test_docs import FENCE
 from test_sampling import key_hash, place_hash, stays
 
 from feedline import Pipeline
@@ -183,3 +186,25 @@ def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks:
     assert facts["counted"]["bytes"] == sum(
         chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in ("clicked", "session_id")
     )
+
+
+def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for bytes, which may change with a version of pyarrow or zstd."""
+    page = (Path(__file__).parent.parent / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    fences = [(match[1], match[2]) for match in FENCE.finditer(page)]
+    [document] = [text for language, text in fences if language == "yaml" and "feedline generate clicks" in text]
+    (tmp_path / "p.yaml").write_text(document)
+    monkeypatch.chdir(tmp_path)
+    command = re.search(r"# feedline (generate .*)", document)[1]
+    assert ended(*command.split()).returncode == 0
+    printed = ended("plan", "p.yaml", env={**os.environ, "COLUMNS": "200"}).stdout
+
+    def numbers(text: str) -> list[list[str]]:
+        lines = [line.strip("│ ").split("│") for line in text.splitlines() if "│" in line]
+        rows = [[cell.strip() for cell in line] for line in lines]
+        return [row[:4] if len(row) > 2 else [re.sub(r"[\d,]+ bytes.*", "", cell) for cell in row] for row in rows]
+
+    shown = [line for language, text in fences if not language and "│" in text for line in numbers(text)]
+    shown = [line for line in shown if line[0] != "bytes per epoch"]
+    assert len(shown) == 13
+    assert [line for line in shown if line not in numbers(printed)] == []
