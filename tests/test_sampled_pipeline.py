@@ -99,6 +99,14 @@ def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: 
         assert delivered(path, world_size, epoch=1, **overrides) == rows
 
 
+def test_a_dask_frame_of_the_sample(place: Place, clicks: Path) -> None:
+    frame = Pipeline.from_yaml(write(place, SAMPLE, source={"split_rows": 3000})).to_dask()
+    found = frame[["request_id", "sample_weight"]].compute(scheduler="synchronous")
+    rows = dict(zip(found["request_id"].tolist(), found["sample_weight"].tolist(), strict=True))
+    assert rows == expected(clicks, SAMPLE)
+    assert len(found) == len(rows)
+
+
 def test_resuming_goes_on_where_it_was(place: Place, clicks: Path) -> None:
     path = write(place, SAMPLE)
     steps = [batch.extra["request_id"].tolist() for batch in Pipeline.from_yaml(path).batches()]
@@ -171,6 +179,8 @@ def test_a_table_with_a_sample_weight_of_its_own(place: Place, tmp_path: Path) -
             Pipeline.from_yaml(path).plan()
     assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts()["rows"]
     path = place.write(source={**source, "sample": {"fraction": 0.5}}, features={"extra": ["request_id"]})
+    with pytest.raises(SpecError, match="sample_weight is what the sample weighs"):
+        Pipeline.from_yaml(path, {"shuffle.by": "sample_weight"}).plan()
     assert 9_000 < Pipeline.from_yaml(path).plan().facts()["rows"] < 11_000
 
 

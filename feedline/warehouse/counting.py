@@ -69,7 +69,7 @@ def count_fragment(
 
 
 def _by_arithmetic(file: OpenFile, fragment: Fragment, row_group: int, sample: BoundSample | None) -> Count:
-    first, stop = file.row_starts[row_group : row_group + 2]
+    first, stop = file.row_starts()[row_group : row_group + 2]
     rows = stop - first
     return Count(rows if sample is None else sampled_rows(sample.sample, fragment.path, first, rows), rows)
 

@@ -88,7 +88,8 @@ class Chunk:
 class Batch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file; `sieve`: what decides which of them stay.
+    `first_row`: index of the first of them in the file, where there is a sample (else 0); `sieve`: what decides which
+    of them stay.
     """
 
     position: int
@@ -105,7 +106,6 @@ class OpenFile:
     source: pa.NativeFile
     stored: dict[str, range]
 
-    @property
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row, and the file's rows at the end."""
         metadata = self.parquet.metadata
@@ -231,15 +231,15 @@ def batches(
     _refuse_foreign(schema, sieve.columns)
     with _unchanged(fragment) as file:
         skipped = skip(file)
-        starts = file.row_starts
+        starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
-            rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
+            rows, expected = file.parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
             names = [*columns, *sorted(here.columns.difference(columns))]
             fields = [field_of(schema, name) for name in names]
-            first_row = starts[row_group]
+            first_row = 0 if starts is None else starts[row_group]
             for data in _decoded(file, fragment, row_group, fields, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
                 first_row += data.num_rows
