@@ -26,6 +26,7 @@ from feedline.loader.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.launch import feeder_threads
 from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
+from feedline.plan import Plan
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster import Cluster
 from feedline.service.feeder import Feeder, FeederStats
@@ -114,7 +115,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     _say({"type": "trainer", "pid": channel.peer_pid()})
     error = None
     try:
-        _serve(channel, pipeline, cluster, request, stats)
+        _serve(channel, pipeline, cluster, request, stats, told=_say_plan)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
@@ -138,12 +139,30 @@ def _say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest, stats: FeederStats) -> None:
+def _say_plan(plan: Plan) -> None:
+    _say({"type": "plan", "plan": plan.fingerprint, "bad_files": plan.bad_files()})
+
+
+def _serve(
+    channel: Channel,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    request: FeedRequest,
+    stats: FeederStats,
+    *,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> None:
     job = job_fingerprint(pipeline.spec)
+
+    def resolve(hello: dict[str, Any]) -> Plan:
+        plan = pipeline.resolve(hello, job=job, map=cluster.map)
+        told(plan)
+        return plan
+
     feeder = Feeder(
         channel,
         cluster,
-        lambda hello: pipeline.resolve(hello, job=job, map=cluster.map),
+        resolve,
         rank=request.rank,
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),

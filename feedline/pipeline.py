@@ -7,6 +7,7 @@ Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster f
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
-from feedline.errors import DataError, StateError
+from feedline.bad_file_texts import warning_of
+from feedline.errors import DataError, FeedlineError, StateError
+from feedline.extraction import project
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
-from feedline.plan import Map, Plan, compile_spec, make_plan
+from feedline.plan import Map, Plan, compile_spec, make_plan, select
 from feedline.service.tasks import batch_schema, run_block
+from feedline.skipping import good_snapshot
+from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import op_schema
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.bad_files import save_skipped
+from feedline.warehouse.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -69,21 +75,30 @@ class Pipeline:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is now, saved in work_dir."""
-        table = self.spec.source.table
-        snapshot = take_snapshot(table if isinstance(table, str) else list(table))
+    def snapshot(self, *, map: Map | None = None) -> Snapshot:
+        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process).
+
+        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them.
+        """
+        spec = self.spec
         try:
-            snapshot.save(self.spec.work_dir)
+            if spec.source.on_bad_file == "skip":
+                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), map=map)
+            else:
+                snapshot = snapshot_of_source(spec, map=map)
+                save_skipped(spec.work_dir, snapshot.id, ())
+            snapshot.save(spec.work_dir)
+        except FeedlineError:
+            raise
         except OSError as error:
-            raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
+            raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = self.spec.lanes or world_size
         rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
@@ -100,7 +115,7 @@ class Pipeline:
                 )
         lanes = self.spec.lanes or hello.get("lanes") or world_size
         rank_lanes(lanes, rank, world_size)
-        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size)
+        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size, map)
         plan = make_plan(self.spec, snapshot, lanes=lanes, map=map)
         facts = plan.facts()
         for key, remedy in (
@@ -116,13 +131,13 @@ class Pipeline:
     def _seed(self) -> int:
         return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
 
-    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int) -> Snapshot:
+    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int, map: Map | None) -> Snapshot:
         if named is not None:
             return Snapshot.load(self.spec.work_dir, named)
         taken: list[Snapshot] = []
 
         def take() -> str:
-            taken.append(self.snapshot())
+            taken.append(self.snapshot(map=map))
             return taken[0].id
 
         agreed = agree_on_snapshot(
@@ -139,12 +154,10 @@ class Pipeline:
         """
         if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
-        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
-        assert isinstance(frame, pl.DataFrame)
-        schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
+        schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
         features = self._served(schema)
         columns = batch_schema(features)
-        encoded = encode(features.apply(frame.select(features.columns)), columns)
+        encoded = encode(features.apply(project(data, features.parts)), columns)
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
@@ -176,6 +189,7 @@ class Pipeline:
         The oracle of tests, the way to debug with pdb, and the way on a machine without Linux.
         """
         plan = self.plan(world_size=world_size, snapshot=snapshot)
+        _warn_of_bad_files(plan)
         return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
@@ -186,6 +200,7 @@ class Pipeline:
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self.plan(world_size=world_size)
+        _warn_of_bad_files(plan)
         schedule = plan.schedule(epoch)
         requests = [
             plan.request(block, epoch)
@@ -194,6 +209,11 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _warn_of_bad_files(plan: Plan) -> None:
+    if plan.skipped:
+        warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 
 
 def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0) -> Iterator[Batch]:

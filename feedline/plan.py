@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,10 @@ from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
-from feedline.warehouse.accounting import deciding_columns
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
+from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.locations import join, shown
+from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import Selection, select_rows
@@ -53,6 +56,7 @@ class Plan:
     layout: SlotLayout
     job: Job
     lanes: int
+    skipped: tuple[BadFile, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,19 +79,28 @@ class Plan:
         return tuple(names)
 
     @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        by = (self.job.by,) if self.job.by is not None else ()
+        names = dict.fromkeys([*self.features.parts, *by])
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
+        return tuple(names)
+
+    @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group: the filter's only where it has to decide."""
-        read = compiled_columns(self.features.columns, self.job)
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        by = (self.job.by,) if self.job.by is not None else ()
+        read = frozenset([*self.features.parts, *by])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
-        selection = self.selection
-        whole = selection.rows == self.snapshot.rows_per_row_group
-        deciding = dict(deciding_columns(selection.proven, self.where, self.sample, whole=whole, weigh=weigh))
-        total = np.zeros(len(whole), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                nbytes = self.snapshot.column_facts(name).field("bytes").to_numpy()
-                total += nbytes if name in read else np.where(deciding[name], nbytes, 0)
-        return total
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -148,8 +161,13 @@ class Plan:
             "steps": schedule.steps,
             "rows": schedule.rows,
             "rows_dropped": schedule.rows_dropped,
+            "bad_files": self.bad_files(),
             "schema": self.layout.schema.to_json(),
         }
+
+    def bad_files(self) -> list[dict[str, Any]]:
+        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
+        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
 
     def _piece(self, piece: Piece) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
@@ -185,11 +203,10 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
-    selection = (
-        select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir)
-        if map is None
-        else select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
-    )
+    if spec.source.schema_rules.missing == "error":
+        virtual = {SAMPLE_WEIGHT} if sample is not None else set()
+        _require_columns(spec, snapshot, _needed(features, (where, sample), by) - virtual, where)
+    selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
@@ -214,7 +231,15 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
         layout=SlotLayout(batch_schema(features)),
         job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by),
         lanes=lanes,
+        skipped=skipped_of(spec.work_dir, snapshot.id),
     )
+
+
+def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
+    """The counting pass; its counts are kept in work_dir."""
+    where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
+    sample = _bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def compile_spec(
@@ -270,6 +295,26 @@ def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
         raise spec.error(("source", "sample", part), str(error)) from error
 
 
+def _require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )
+
+
+def _needed(
+    features: CompiledFeatures, conditions: Sequence[BoundExpression | BoundSample | None], by: str | None
+) -> set[str]:
+    columns = [condition.columns for condition in conditions if condition is not None]
+    return set(features.columns).union(*columns, [by] if by is not None else [])
+
+
 def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
@@ -278,8 +323,7 @@ def _job(
     sample: BoundSample | None,
     by: str | None,
 ) -> Job:
-    conditions = [condition.columns for condition in (where, sample) if condition is not None]
-    needed = frozenset(features.columns).union(*conditions, [by] if by is not None else [])
+    needed = _needed(features, (where, sample), by)
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,

@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
+from feedline.bad_file_texts import lines_of, summary_of
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
+from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
-from feedline.warehouse.accounting import Share, stages_of
+from feedline.warehouse.accounting import SelectionReport, Share, stages_of
+from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import bytes_of
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
@@ -36,7 +40,6 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     blocks = cluster.window or 2 * threads + lanes_per_rank
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
-    report = selection.report
     read = int(plan.row_group_bytes[kept].sum()) + _read_twice(plan, schedule)
     return {
         "table": plan.spec.source.table,
@@ -45,16 +48,9 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "features": plan.features.fingerprint[:32],
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
+        "bad_files": plan.bad_files(),
         "stages": stages(plan),
-        "row_groups": _share(report.table),
-        "pruned_by_partition": _share(report.by_partition),
-        "pruned_by_statistics": _share(report.by_statistics),
-        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
-        "taken_whole": _share(report.whole),
-        "sampled_by_place": _share(report.by_place),
-        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
-        "matched": _share(report.matched),
-        "kept": _share(report.kept),
+        **_decided(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
         "columns": {
             "read": len(plan.columns),
@@ -67,6 +63,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "table": table_bytes,
             "share": read / table_bytes if table_bytes else 0.0,
         },
+        **part_costs(plan),
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
         "steps": schedule.steps,
@@ -86,16 +83,28 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     }
 
 
+def _decided(report: SelectionReport) -> dict[str, Any]:
+    """Who decided on how many row groups, and the bytes that were read for it."""
+    return {
+        "row_groups": _share(report.table),
+        "pruned_by_partition": _share(report.by_partition),
+        "pruned_by_statistics": _share(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share(report.whole),
+        "sampled_by_place": _share(report.by_place),
+        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share(report.matched),
+        "kept": _share(report.kept),
+    }
+
+
 def stages(plan: Plan) -> list[dict[str, Any]]:
     """What is left of the table after each step: files, row groups, rows, and bytes of the columns that are read.
 
     `table` has the bytes of all columns; `columns` is the projection, those of filter and sample included.
     """
     snapshot, selection = plan.snapshot, plan.selection
-    projection = np.zeros(len(selection.rows), np.int64)
-    for name in plan.columns:
-        if name not in snapshot.partition_columns:
-            projection += snapshot.column_facts(name).field("bytes").to_numpy()
+    projection = part_bytes(snapshot, plan.parts)
     found: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
         left = {
@@ -150,6 +159,10 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
+    if facts["bad_files"]:
+        table.add_row(
+            "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
+        )
     for name, key in (
         ("pruned by partition", "pruned_by_partition"),
         ("pruned by statistics", "pruned_by_statistics"),
@@ -166,7 +179,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
         table.add_row("sampled", _sample_text(facts))
-    for name, text in rows[3:]:
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
         table.add_row(name, text)
     return table
 

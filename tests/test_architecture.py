@@ -26,9 +26,10 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing"),
-    *("predicates", "expressions", "expression_", "row_preservation"),
-    *("spec", "sections", "source_section", "features", "positions", "overrides", "yaml_document", "schema"),
+    *("errors", "version", "resources", "hashing", "bad_file_texts"),
+    *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
+    *("spec", "sections", "source_section", "column_types", "features"),
+    *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -42,15 +43,17 @@ ALLOWED = {
     "service": WORKERS - {"service"},
     "agreement": {"foundation"},
     "plan": WORKERS,
-    "pipeline": WORKERS | {"agreement", "plan"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline"},
-    "cli": WORKERS | {"agreement", "plan", "pipeline", "commands"},
+    "sources": {"foundation", "warehouse"},
+    "skipping": {"foundation", "warehouse", "sources"},
+    "pipeline": WORKERS | {"agreement", "plan", "sources", "skipping"},
+    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report"), "commands"),
-    **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, PlanError, StateError, from_wire
 from feedline.loader.batch import Batch
 from feedline.loader.feed import Feed
@@ -250,7 +252,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
+        before = self._facts.get("bad_files")
         self._facts = self._agree(hello)
+        bad_files = self._facts.get("bad_files")
+        if bad_files and bad_files != before:
+            warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 
     def _agree(self, hello: dict[str, Any]) -> dict[str, Any]:

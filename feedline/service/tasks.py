@@ -108,7 +108,7 @@ def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
-    columns = dict.fromkeys(features.columns)
+    columns = dict.fromkeys(features.parts)
     if job.by is not None:
         columns[job.by] = None
     where = bind_where(job.where, schema) if job.where is not None else None

@@ -6,14 +6,17 @@ Pure; runs where a plan is made. Every row group has one fate; the shares of a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.expressions import BoundExpression
-from feedline.warehouse.sampling import BoundSample
+from feedline.warehouse.parts import part_bytes
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.sieve import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.snapshot import Snapshot
 
@@ -23,6 +26,7 @@ PARTITION, STATISTICS, BLOOM, WHOLE, SAMPLED_BY_PLACE, COUNTED = np.arange(6, dt
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Need: TypeAlias = tuple[frozenset[str], Bools]  # columns and parts of columns, and the row groups where they are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,11 +98,7 @@ def report_of(
         return Share(row_groups=int(chosen.sum()), rows=int(weights[chosen].sum()))
 
     counted = fate == COUNTED
-    counted_bytes = sum(
-        int(snapshot.column_facts(name).field("bytes").to_numpy()[counted & needed].sum())
-        for name, needed in deciding_columns(verdicts.proven, where, sample)
-        if name not in snapshot.partition_columns
-    )
+    counted_bytes = int(needed_bytes(snapshot, deciding_parts(verdicts.proven, where, sample))[counted].sum())
     return SelectionReport(
         table=share(np.ones(len(stored), np.bool_)),
         by_partition=share(fate == PARTITION),
@@ -129,15 +129,15 @@ def stages_of(snapshot: Snapshot, verdicts: Verdicts, *, rows: Int64s, matched: 
         yield Stage(name=name, left=kept > 0, rows=int(kept[kept > 0].sum()))
 
 
-def deciding_columns(
+def deciding_parts(
     proven: npt.NDArray[np.uint8],
     where: BoundExpression | None,
     sample: BoundSample | None,
     *,
     whole: Bools | None = None,
     weigh: bool = False,
-) -> Iterator[tuple[str, Bools]]:
-    """The columns of filter and sample, each with the row groups where it has to be read: as `Sieve.columns` has it.
+) -> list[Need]:
+    """What filter and sample read, each with the row groups where it has to be read: as `Sieve.parts` has it.
 
     `whole`: row groups known to stay whole; `weigh`: rows are weighed besides.
     """
@@ -145,10 +145,23 @@ def deciding_columns(
     filtering = ((proven & WHERE_TRUE) == 0) & part
     sampling = (proven & UNSAMPLED) == 0
     telling = sampling & ((proven & SAMPLED) == 0) & (part | weigh)
-    parts = [
-        (where.columns if where else frozenset(), filtering),
-        (sample.where.columns if sample and sample.where else frozenset(), telling),
+    return [
+        (where.parts if where else frozenset(), filtering),
+        (sample.where.parts if sample and sample.where else frozenset(), telling),
         (frozenset(sample.sample.key) if sample else frozenset(), sampling & part),
     ]
-    for name in sorted(frozenset().union(*(names for names, _ in parts))):
-        yield name, np.logical_or.reduce([needed for names, needed in parts if name in names])
+
+
+def needed_bytes(snapshot: Snapshot, needs: Sequence[Need]) -> Int64s:
+    """Compressed bytes per row group of what is needed there; what several need counts once."""
+    total = np.zeros(len(snapshot.rows_per_row_group), np.int64)
+    wanted = [
+        (names - {SAMPLE_WEIGHT} if SAMPLE_WEIGHT not in snapshot.schema.names else names, at) for names, at in needs
+    ]
+    wanted = [(names, at) for names, at in wanted if names]
+    for present in product((False, True), repeat=len(wanted)):
+        here = np.logical_and.reduce([at == flag for (_, at), flag in zip(wanted, present, strict=True)], axis=0)
+        names = frozenset[str]().union(*(names for (names, _), flag in zip(wanted, present, strict=True) if flag))
+        if names and here.any():
+            total[here] = part_bytes(snapshot, names)[here]
+    return total

@@ -1,7 +1,7 @@
 """How many rows of a fragment's row groups stay, reading as little as tells?
 
 Runs in counting tasks, wherever `map` takes them. Row groups whose rows cannot be told from each other without reading
-(`Sieve.columns` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
+(`Sieve.parts` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
 read; else the columns of the filter and of the sample are.
 """
 
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bloom import RowGroupFilters
-from feedline.warehouse.faults import explained
-from feedline.warehouse.reading import Fragment, OpenFile, batches
+from feedline.warehouse.opening import OpenFile
+from feedline.warehouse.reading import Fragment, batches
 from feedline.warehouse.sampling import BoundSample, sampled_rows
 from feedline.warehouse.sieve import Sieve
 
@@ -42,17 +42,14 @@ def count_fragment(
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
-        def read_at(size: int, start: int) -> bytes:
-            return _read_at(file, fragment, size, start)
-
-        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), read_at)
+        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at)
         for position, row_group in enumerate(fragment.row_groups):
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=False)
             if here.where is not None:
                 excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group)
                 if excluded:
                     known[position] = Count(0, 0, True, bloom_bytes[position])
-            elif not here.columns:
+            elif not here.parts:
                 known[position] = _by_arithmetic(file, fragment, row_group, here.sample)
         return known
 
@@ -72,9 +69,3 @@ def _by_arithmetic(file: OpenFile, fragment: Fragment, row_group: int, sample: B
     first, stop = file.row_starts()[row_group : row_group + 2]
     rows = stop - first
     return Count(rows if sample is None else sampled_rows(sample.sample, fragment.path, first, rows), rows)
-
-
-def _read_at(file: OpenFile, fragment: Fragment, size: int, start: int) -> bytes:
-    with explained(fragment.uri, listed=True):
-        content: bytes = file.source.read_at(size, start)
-    return content

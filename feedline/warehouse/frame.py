@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
+from feedline.projection import source_columns
 from feedline.warehouse.reading import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
 from feedline.warehouse.sampling import BoundSample, Sample, with_weight
 from feedline.warehouse.selection import Selection, bound_again, sampled_again
@@ -31,8 +32,8 @@ SPLIT_ROWS = 65_536
 class FrameReader:
     """Reads one fragment as a pandas frame of Arrow dtypes: small, stateless and picklable.
 
-    `schema` holds the table's columns that this frame, its filter and its sample need, `columns` those it has, `where`
-    the filter's text.
+    `schema` holds the table's columns that this frame, its filter and its sample need, `columns` what it has, parts
+    too, `where` the filter's text.
     """
 
     schema: pa.Schema
@@ -61,14 +62,16 @@ def to_dask(
 ) -> Any:
     """The kept rows as a `dask.dataframe.DataFrame`.
 
-    `columns`: which, in order (None: all, partition keys last). `selection` must belong to `where` and `sample`; row
-    groups that nobody counted are read and filtered, their splits planned by the rows they store.
+    `columns`: which columns and parts of columns, in order (None: all columns, partition keys last). `selection` must
+    belong to `where` and `sample`; row groups that nobody counted are read and filtered, their splits planned by the
+    rows they store.
     """
     whole = snapshot.schema if sample is None else with_weight(snapshot.schema, columns)
     names = tuple(snapshot.schema.names if columns is None else columns)
-    needed = dict.fromkeys([*names, *sorted(where.columns if where else ()), *sorted(sample.columns if sample else ())])
+    meta = _pandas(pa.schema([field_of(whole, name) for name in names]).empty_table())
+    conditions = [*(where.columns if where else ()), *(sample.columns if sample else ())]
+    needed = source_columns(whole, [*names, *sorted(conditions)])
     schema = pa.schema([field_of(whole, name) for name in needed])
-    meta = _pandas(pa.schema([schema.field(name) for name in names]).empty_table())
     reader = FrameReader(schema, names, where.text if where else None, sample.sample if sample else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
     with dask.config.set({"dataframe.convert-string": False}):

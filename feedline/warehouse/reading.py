@@ -1,10 +1,10 @@
 """How the rows of one split become frames: the hot path.
 
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
-for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
-size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns asked for (and the filter's, where the row group is not taken whole), coalesced
-(`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, after a
+check that it is the snapshot's (`opening`), and each row group is read by pyarrow in chunks of about `chunk_rows`: only
+the columns and parts of columns asked for (and the filter's, where the row group is not taken whole; see `parts`), in
+few requests, without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
+from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
+from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
-from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.opening import OpenFile, Seen, unchanged
+from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.schemas import children, conformed, is_unchecked
+from feedline.warehouse.schemas import children
 from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
@@ -74,6 +72,17 @@ class Fragment:
         """What statistics say of one of its row groups."""
         return self.proven[position] if self.proven else 0
 
+    @property
+    def seen(self) -> Seen:
+        """The file as the snapshot saw it."""
+        return Seen(
+            uri=self.uri,
+            bytes=self.bytes,
+            mtime_ns=self.mtime_ns,
+            footer_digest=self.footer_digest,
+            footer_bytes=self.footer_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -96,21 +105,6 @@ class Batch:
     data: pa.RecordBatch
     first_row: int
     sieve: Sieve
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A file of the snapshot, open: pyarrow's reader, the bytes below it, and the leaves of each of its columns."""
-
-    parquet: pq.ParquetFile
-    source: pa.NativeFile
-    stored: dict[str, range]
-
-    def row_starts(self) -> list[int]:
-        """Index in the file of every row group's first row, and the file's rows at the end."""
-        metadata = self.parquet.metadata
-        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-        return list(accumulate(rows, initial=0))
 
 
 def fragment_of(
@@ -172,9 +166,8 @@ def read_fragment(
     """
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
-    for batch in batches(
-        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
-    ):
+    sieve = _sieve(where, sample, columns)
+    for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
         frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
         counts[position] += frame.height
@@ -213,6 +206,12 @@ def read_arrow(
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
+def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    for _ in batches(fragment, columns, Sieve(), schema, counts=[0] * len(fragment.row_groups)):
+        pass
+
+
 def batches(
     fragment: Fragment,
     columns: Sequence[str],
@@ -228,19 +227,26 @@ def batches(
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
     fragment's row groups (their positions) need not be read.
     """
-    _refuse_foreign(schema, sieve.columns)
-    with _unchanged(fragment) as file:
+    _refuse_foreign(schema, sieve.parts)
+    location = locate(fragment.table)
+    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+        names = (*columns, *sieve.parts)
+        if not all(has_column(schema, name) for name in names):
+            whole = _columns_of(file, fragment, schema, names)
+            file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
         starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
+        needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
-            rows, expected = file.parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
+            rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
-            names = [*columns, *sorted(here.columns.difference(columns))]
-            fields = [field_of(schema, name) for name in names]
+            names = (*columns, *sorted(here.parts.difference(columns)))
+            if names not in needed:
+                needed[names] = _columns_of(file, fragment, schema, names)
             first_row = 0 if starts is None else starts[row_group]
-            for data in _decoded(file, fragment, row_group, fields, chunk_rows):
+            for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
                 first_row += data.num_rows
                 del data
@@ -253,24 +259,27 @@ def batches(
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
-    """Compressed bytes of these columns' chunks in these row groups (indices in the table; None for all).
+    """Compressed bytes of these columns' and parts' chunks in these row groups (indices in the table; None for all).
 
-    Partition columns cost nothing. Raises TableError for a column that the table has not.
+    Partition columns cost nothing; see `part_bytes`. Raises TableError for a column that the table has not.
     """
-    total = 0
     for name in columns:
         field_of(snapshot.schema, name)
-        if name not in snapshot.partition_columns:
-            sizes = snapshot.column_facts(name).field("bytes").to_numpy()
-            total += int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
-    return total
+    sizes = part_bytes(snapshot, columns)
+    return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column; raises TableError, naming the nearest one, where there is none of that name."""
+    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
     index = schema.get_field_index(name)
     if index >= 0:
         return schema.field(index)
+    part = part_of(name)
+    if part is not None:
+        try:
+            return part_field(schema, part).with_name(name)
+        except PartError as error:
+            raise TableError(f"{error}. Name a column, or one with a key that it has") from None
     near = difflib.get_close_matches(name, schema.names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
     raise TableError(f"column {name!r} is not in the table. {hint}")
@@ -282,16 +291,19 @@ def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: S
     return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
+def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+    """How these columns and parts are made of what the file holds."""
+    fields = [field_of(schema, name) for name in names]
+    return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+
+
 def _decoded(
-    file: OpenFile, fragment: Fragment, row_group: int, fields: Sequence[pa.Field], chunk_rows: int
+    file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    parquet, stored, keys = file.parquet, file.stored, dict(fragment.partition)
-    wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
-    indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
-    batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
-    rows = parquet.metadata.row_group(row_group).num_rows
-    schema = pa.schema(fields)
+    """One row group in chunks, each with exactly the fields of `columns`."""
+    group = file.metadata.row_group(row_group)
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
+    rows = group.num_rows
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
@@ -299,89 +311,14 @@ def _decoded(
         if batch is None:
             break
         left -= batch.num_rows
-        arrays = []
-        for field in fields:
-            if field.name in keys:
-                arrays.append(pa.repeat(pa.scalar(keys[field.name], field.type), batch.num_rows))
-            elif field.name in wanted:
-                arrays.append(_conformed(batch.column(field.name), field, fragment, row_group))
-            else:
-                arrays.append(pa.nulls(batch.num_rows, field.type))
-        held = [pa.RecordBatch.from_arrays(arrays, schema=schema)]
-        del batch, arrays
+        held = [columns.batch(batch, fragment.uri, row_group)]
+        del batch
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
             f"{place(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
             f"expected {rows}. Restore or rewrite the file"
         )
-
-
-def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: int) -> pa.Array:
-    """A stored column in the table's type, after the checks that pyarrow's reader leaves out."""
-    where = place(fragment.uri, row_group)
-    if is_unchecked(array.type):
-        try:
-            array.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-            raise CorruptFileError(
-                f"column {field.name!r} of {where} is not valid Parquet: {error}. Restore or rewrite the file"
-            ) from error
-    try:
-        return conformed(array, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"column {field.name!r} of {where} does not fit the table's type: "
-            f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
-        ) from error
-
-
-@contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[OpenFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot."""
-    location = locate(fragment.table)
-    path = join(location.path, fragment.path)
-    with explained(fragment.uri, listed=True):
-        info = location.filesystem.get_file_info(path)
-        if info.type != pafs.FileType.NotFound:
-            _compare(fragment, info)
-        source = location.filesystem.open_input_file(path)
-    with source:
-        with explained(fragment.uri, listed=True):
-            start = fragment.bytes - fragment.footer_bytes
-            tail = source.read_at(fragment.footer_bytes, start)
-            if footer_digest(tail) != fragment.footer_digest:
-                raise TableChangedError(
-                    f"{fragment.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-                    "same size and time. Take a new snapshot"
-                )
-            parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-        try:
-            leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-            yield OpenFile(parquet, source, dict(zip(parquet.schema_arrow.names, leaves, strict=True)))
-        finally:
-            parquet.close(force=True)
-
-
-def _compare(fragment: Fragment, info: pafs.FileInfo) -> None:
-    mtime_ns = -1 if info.mtime_ns is None else info.mtime_ns
-    if info.size != fragment.bytes or not _same_time(mtime_ns, fragment.mtime_ns):
-        raise TableChangedError(
-            f"{fragment.uri} changed after the snapshot was taken: got {info.size} bytes of {_time(mtime_ns)}, "
-            f"expected {fragment.bytes} bytes of {_time(fragment.mtime_ns)}. Take a new snapshot"
-        )
-
-
-def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
-    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
-    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
-
-
-def _time(mtime_ns: int) -> str:
-    if mtime_ns < 0:
-        return "unknown time"
-    return str(np.datetime64(mtime_ns, "ns"))
 
 
 def _frame(data: pa.RecordBatch) -> pl.DataFrame:
@@ -395,7 +332,7 @@ def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame
     if sieve.idle:
         return frame
     if sieve.sample is None and not sieve.weigh and sieve.where is not None:
-        return frame.lazy().filter(sieve.where.polars).select(columns).collect(engine="in-memory")
+        return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
     sifted = sieve.sift(batch.data, path, batch.first_row)
     if sieve.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))

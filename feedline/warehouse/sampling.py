@@ -93,6 +93,11 @@ class BoundSample:
         """What has to be read to decide: the columns of its `where` and its key."""
         return (self.where.columns if self.where is not None else frozenset()) | frozenset(self.sample.key)
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """The same, by their parts where only parts of them are used."""
+        return (self.where.parts if self.where is not None else frozenset()) | frozenset(self.sample.key)
+
     def chosen(self, data: pa.RecordBatch, path: str, first_row: int) -> Bools:
         """bool [rows]: which rows the hash keeps, whatever `where` says of them.
 

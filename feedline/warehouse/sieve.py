@@ -44,15 +44,15 @@ class Sieve:
     decide: bool = True
 
     @property
-    def columns(self) -> frozenset[str]:
-        """What has to be read to decide."""
-        own = self.where.columns if self.where is not None else frozenset()
+    def parts(self) -> frozenset[str]:
+        """What has to be read to decide: columns, and parts of columns."""
+        own = self.where.parts if self.where is not None else frozenset()
         sample = self.sample
         if sample is None or not (self.decide or self.weigh):
             return own
         if self.decide:
-            return own | sample.columns
-        return own | (sample.where.columns if sample.where is not None else frozenset())
+            return own | sample.parts
+        return own | (sample.where.parts if sample.where is not None else frozenset())
 
     @property
     def idle(self) -> bool:
@@ -89,7 +89,7 @@ class Sieve:
 
 def mask(data: pa.RecordBatch, where: BoundExpression) -> Bools:
     """bool [rows]: where a condition is true; where it is null, it is not."""
-    frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.columns]))
+    frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.parts]))
     assert isinstance(frame, pl.DataFrame)
-    kept: Bools = frame.select(where.polars).to_series().fill_null(False).to_numpy()
+    kept: Bools = frame.select(where.narrow).to_series().fill_null(False).to_numpy()
     return kept

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
+from feedline.warehouse.manifests import discover_manifest
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot import Snapshot, snapshot_of, take_snapshot
 
 
 class Table:
@@ -31,12 +32,22 @@ class Table:
     def __init__(self, uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         names = os.fspath(uri) if isinstance(uri, str | os.PathLike) else tuple(os.fspath(part) for part in uri)
         self.uri: str | tuple[str, ...] = names
+        self._is_manifest = False
+
+    @classmethod
+    def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
+        """The files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`."""
+        table = cls(uri)
+        table._is_manifest = True
+        return table
 
     def __repr__(self) -> str:
-        return f"Table({self.uri!r})"
+        return f"Table.from_manifest({self.uri!r})" if self._is_manifest else f"Table({self.uri!r})"
 
     def snapshot(self) -> Snapshot:
         """List the table and read its footers."""
+        if self._is_manifest:
+            return snapshot_of(discover_manifest(str(self.uri)))
         return take_snapshot(self.uri)
 
     def to_dask(
