@@ -41,11 +41,12 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "service": WORKERS - {"service"},
-    "agreement": {"foundation"},
+    "agreement": {"foundation", "warehouse"},
     "plan": WORKERS,
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
-    "pipeline": WORKERS | {"agreement", "plan", "sources", "skipping"},
+    "rebasing": WORKERS | {"plan"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
@@ -53,20 +54,32 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
-    **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
+    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
-# The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes.
-INSIDE_FUNCTIONS = {("feedline.pipeline", "feedline.loader.batch"), ("feedline.pipeline", "feedline.service.frame")}
+# The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
+# packages of table formats are extras.
+INSIDE_FUNCTIONS = {
+    ("feedline.pipeline", "feedline.loader.batch"),
+    ("feedline.pipeline", "feedline.service.frame"),
+    ("feedline.warehouse.delta", "deltalake"),
+    ("feedline.warehouse.iceberg", "pyiceberg.exceptions"),
+    ("feedline.warehouse.iceberg", "pyiceberg.io.pyarrow"),
+    ("feedline.warehouse.iceberg", "pyiceberg.table"),
+}
 
 # Libraries that only some modules may import; an entry that ends in a dot is a whole part.
 ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli",),
-    "rich": ("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "rich": (
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report"),
+    ),
     "pickle": (),
     "cloudpickle": (),
 }

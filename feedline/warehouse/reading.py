@@ -28,6 +28,7 @@ from feedline.expressions import BoundExpression
 from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.masks import unpacked
 from feedline.warehouse.opening import OpenFile, Seen, unchanged
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
@@ -49,7 +50,8 @@ class Fragment:
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
     as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
     `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
-    and typed values.
+    and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (`masks`), or None
+    for none of them; empty where none of any.
     """
 
     table: str
@@ -62,6 +64,7 @@ class Fragment:
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
     proven: tuple[int, ...] = ()
+    excluded: tuple[_Digest | None, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -77,7 +80,7 @@ class Fragment:
         """The file as the snapshot saw it."""
         return Seen(
             uri=self.uri,
-            bytes=self.bytes,
+            size_bytes=self.bytes,
             mtime_ns=self.mtime_ns,
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,
@@ -170,7 +173,10 @@ def read_fragment(
     for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
         frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
+        first = counts[position]
         counts[position] += frame.height
+        if fragment.excluded and fragment.excluded[position] is not None:
+            frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
             held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
             del frame
