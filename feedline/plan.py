@@ -248,6 +248,9 @@ def make_plan(
         where = _bound_where(spec, snapshot.schema)
     sample = _bound_sample(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
+    if by == SAMPLE_WEIGHT and sample is not None:
+        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
+        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"

@@ -65,7 +65,6 @@ class OpenFile:
         self._source = source
         self._uri = uri
 
-    @property
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row, and the file's rows at the end."""
         rows = (self.metadata.row_group(index).num_rows for index in range(self.metadata.num_row_groups))
