@@ -254,7 +254,8 @@ def make_plan(
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
         virtual = {SAMPLE_WEIGHT} if sample is not None else set()
-        _require_columns(spec, snapshot, _needed(features, (where, sample), by) - virtual, where)
+        parts = set(features.parts).union(*(each.parts for each in (where, sample) if each is not None))
+        _require_columns(spec, snapshot, parts.union([by] if by is not None else []) - virtual, where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:

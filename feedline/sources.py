@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 
 from feedline.column_types import type_named
-from feedline.errors import FeedlineError, SpecError, TableError
+from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
 from feedline.warehouse import store
-from feedline.warehouse.discovery import Listing, discover
+from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footer_tasks import Map
+from feedline.warehouse.formats import list_table
 from feedline.warehouse.locations import absolute, ancestor, shown
-from feedline.warehouse.manifests import discover_manifest
 from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.snapshot import OnBad, Snapshot, snapshot_of
 
@@ -31,7 +31,7 @@ def snapshot_of_source(
     """The table that `source` names: as its `snapshot` file says, else as it is now.
 
     `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
-    the listing before their footers are read.
+    the listing before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
         return _saved(spec, spec.source.snapshot)
@@ -52,13 +52,16 @@ def fresh_snapshot(
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:
-    """The files that `source` names. Raises SpecError for a format that is not known here."""
+    """The files that `source` names."""
     source = spec.source
-    if source.format == "hive":
-        return discover(source.table, partitions=source.partitions)
-    if source.format == "manifest":
-        return discover_manifest(str(source.table), partitions=source.partitions)
-    raise _unsupported(spec)
+    return list_table(
+        source.table,
+        format=source.format,
+        version=source.version,
+        snapshot_id=source.snapshot_id,
+        as_of=source.as_of,
+        partitions=source.partitions,
+    )
 
 
 def schema_rules(spec: PipelineSpec) -> SchemaRules:
@@ -133,7 +136,3 @@ def _place(file: str) -> tuple[str, str]:
     """A file's folder and name."""
     uri = absolute(file)
     return ancestor(uri, 1), uri.partition("?")[0].rpartition("/")[2]
-
-
-def _unsupported(spec: PipelineSpec) -> SpecError:
-    return spec.error(("source", "format"), f"{spec.source.format} cannot be read: expected hive or manifest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -337,3 +338,9 @@ def test_a_corrupt_footer_may_be_handed_over_and_its_file_left_out(tmp_path: Pat
         (tmp_path / name).write_bytes(b"no Parquet at all")
     with pytest.raises(TableError, match="has no good file: got a corrupt footer in each of 2"):
         snapshot_of(discover(root), on_bad=lambda path, error: bad.append((path, error)))
+
+
+def test_a_listing_without_files_is_refused(tmp_path: Path) -> None:
+    listing = discover(write(tmp_path, {"a.parquet": sample(3)}))
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one file"):
+        snapshot_of(dataclasses.replace(listing, files=listing.files.slice(0, 0)))

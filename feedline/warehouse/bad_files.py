@@ -11,7 +11,7 @@ Only damage makes a finding (`CorruptFileError`, see `faults`): never a permissi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -106,9 +106,7 @@ def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listi
     found = {index: bad for index, bad in found.items() if bad.mtime_ns >= 0}
     if not found:
         return listing, []
-    keep = pa.array(np.setdiff1d(np.arange(len(listing.files)), list(found)))
-    partition = {name: column.take(keep) for name, column in listing.partition.items()}
-    return replace(listing, files=listing.files.take(keep), partition=partition), list(found.values())
+    return listing.picked(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
 
 
 def known_within(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:

@@ -35,6 +35,7 @@ _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
+_FIELD_ID = b"PARQUET:field_id"
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
@@ -205,8 +206,14 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:
-    """The schema without what writers note beside it: pandas' notes alone can be larger than the rest."""
-    return pa.schema([field.remove_metadata() for field in schema])
+    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
+    numbers of fields."""
+
+    def number(field: pa.Field) -> dict[bytes, bytes] | None:
+        found = (field.metadata or {}).get(_FIELD_ID)
+        return None if found is None else {_FIELD_ID: found}
+
+    return pa.schema([field.with_metadata(number(field)) for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

@@ -25,7 +25,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, TableChangedError
-from feedline.warehouse.faults import Outlook, ShortBodyError, explained, outlook
+from feedline.warehouse.faults import Outlook, explained, outlook
 from feedline.warehouse.fetching import Fetched, chunk_ranges, coalesced, read_range
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.retrying import is_local, retried
@@ -38,7 +38,7 @@ class Seen:
     """A file as the snapshot saw it; `uri` as messages name it."""
 
     uri: str
-    bytes: int
+    size_bytes: int
     mtime_ns: int
     footer_digest: bytes
     footer_bytes: int
@@ -48,7 +48,7 @@ class Seen:
 class _Stamp:
     """A file as the store describes it now; `tag` is empty where the store names none."""
 
-    bytes: int
+    size_bytes: int
     mtime_ns: int
     tag: bytes = b""
 
@@ -113,7 +113,7 @@ class _RemoteFile(OpenFile):
         if not leaves:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
-        size = self._seen.bytes
+        size = self._seen.size_bytes
         fetched = Fetched(size)
         fetched.want(coalesced(chunk_ranges(self.metadata, row_group, leaves, size)))
 
@@ -121,8 +121,8 @@ class _RemoteFile(OpenFile):
             try:
                 fetched.fetch(self._source)
             except Exception as error:
-                if isinstance(error, ShortBodyError) or outlook(error) is Outlook.FINAL:
-                    self._compare_again()
+                if outlook(error) is not Outlook.THROTTLED:
+                    self._look_again()
                 raise
 
         retried(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
@@ -144,13 +144,22 @@ class _RemoteFile(OpenFile):
             _compare(seen, stamp)
             metadata = _checked.metadata(seen, stamp)
             if metadata is None:
-                tail = read_range(source, seen.bytes - seen.footer_bytes, seen.footer_bytes)
+                tail = read_range(source, seen.size_bytes - seen.footer_bytes, seen.footer_bytes)
                 metadata = _metadata(seen, tail)
                 _checked.add(seen, stamp)
         except BaseException:
             source.close()
             raise
         return source, stamp, metadata
+
+    def _look_again(self) -> None:
+        """Raise TableChangedError where that is why the store failed; not knowing is no answer."""
+        try:
+            self._compare_again()
+        except TableChangedError:
+            raise
+        except Exception:
+            return
 
     def _compare_again(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
@@ -192,7 +201,7 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenF
         source = filesystem.open_input_file(path)
     with source:
         with explained(seen.uri, listed=True):
-            tail = source.read_at(seen.footer_bytes, seen.bytes - seen.footer_bytes)
+            tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
             file = OpenFile(opened(source, _metadata(seen, tail)), source, seen.uri)
         try:
             yield file
@@ -246,10 +255,10 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
 def _stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> _Stamp:
     """What the opening told (S3), or else what the store says when asked."""
     facts = source.metadata() if filesystem.type_name == "s3" else {}
-    if b"ETag" in facts and b"Last-Modified" in facts:
+    if "ETag" in facts and "Last-Modified" in facts:
         with suppress(ValueError):
-            time = np.datetime64(facts[b"Last-Modified"].decode().rstrip("Z"), "ns")
-            return _Stamp(source.size(), int(time.astype(np.int64)), facts[b"ETag"])
+            time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
+            return _Stamp(source.size(), int(time.astype(np.int64)), facts["ETag"])
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError(path)
@@ -261,10 +270,10 @@ def _stamp(info: pafs.FileInfo) -> _Stamp:
 
 
 def _compare(seen: Seen, stamp: _Stamp) -> None:
-    if stamp.bytes != seen.bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
+    if stamp.size_bytes != seen.size_bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
         raise TableChangedError(
-            f"{seen.uri} changed after the snapshot was taken: got {stamp.bytes} bytes of {_time(stamp.mtime_ns)}, "
-            f"expected {seen.bytes} bytes of {_time(seen.mtime_ns)}. Take a new snapshot"
+            f"{seen.uri} changed after the snapshot was taken: got {stamp.size_bytes} bytes of "
+            f"{_time(stamp.mtime_ns)}, expected {seen.size_bytes} bytes of {_time(seen.mtime_ns)}. Take a new snapshot"
         )
 
 

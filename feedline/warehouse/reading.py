@@ -80,7 +80,7 @@ class Fragment:
         """The file as the snapshot saw it."""
         return Seen(
             uri=self.uri,
-            bytes=self.bytes,
+            size_bytes=self.bytes,
             mtime_ns=self.mtime_ns,
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,

@@ -8,47 +8,60 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression, bind_where
+from feedline.warehouse.formats import list_table
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
-from feedline.warehouse.manifests import discover_manifest
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
-from feedline.warehouse.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.snapshot import Snapshot, snapshot_of
 
 
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
+    With `format="delta"` or `"iceberg"` a table of that format, as it is now, or at a `version` (delta), a
+    `snapshot_id` (iceberg) or an ISO time `as_of` (both).
+
     Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each
     other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
     """
 
-    def __init__(self, uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self,
+        uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: str = "hive",
+        version: int | None = None,
+        snapshot_id: int | None = None,
+        as_of: str | None = None,
+    ) -> None:
         names = os.fspath(uri) if isinstance(uri, str | os.PathLike) else tuple(os.fspath(part) for part in uri)
         self.uri: str | tuple[str, ...] = names
-        self._is_manifest = False
+        self._state: dict[str, Any] = {
+            "format": format,
+            "version": version,
+            "snapshot_id": snapshot_id,
+            "as_of": as_of,
+        }
 
     @classmethod
     def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
         """The files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`."""
-        table = cls(uri)
-        table._is_manifest = True
-        return table
+        return cls(uri, format="manifest")
 
     def __repr__(self) -> str:
-        return f"Table.from_manifest({self.uri!r})" if self._is_manifest else f"Table({self.uri!r})"
+        state = "".join(f", {name}={value!r}" for name, value in self._state.items() if value not in (None, "hive"))
+        return f"Table({self.uri!r}{state})"
 
     def snapshot(self) -> Snapshot:
         """List the table and read its footers."""
-        if self._is_manifest:
-            return snapshot_of(discover_manifest(str(self.uri)))
-        return take_snapshot(self.uri)
+        return snapshot_of(list_table(self.uri, **self._state))
 
     def to_dask(
         self,
@@ -89,12 +102,8 @@ class Table:
             return read_arrow(fragment, names, bound, whole, sample=sampled)
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-            try:
-                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
 
 
 def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
