@@ -374,6 +374,14 @@ def test_partition_keys_that_changed_are_refused(place: Rewritten):
         pipeline.rebase(state_at(plan, 0, step))
 
 
+def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
+    with pytest.raises(SpecError, match=r"row_key.*names partition keys alone: got ds"):
+        place.pipeline(source={"row_key": ["ds"]}).plan()
+    plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
+    assert plan.job.record is not None
+    assert plan.job.record.identity.key == ("id",)
+
+
 @pytest.mark.parametrize(("key", "got"), [("nothing", "no column of that name"), ("user_facts", "struct")])
 def test_a_row_key_has_to_be_a_column(tmp_path: Path, key: str, got: str):
     place = Rewritten(tmp_path)
