@@ -100,6 +100,16 @@ def test_only_what_changed_is_read(tmp_path: Path, parsed: list[str]) -> None:
     same(changed, take_snapshot(str(root)))
 
 
+def test_a_copy_of_the_table_is_found_where_it_lies(tmp_path: Path) -> None:
+    """One id, two places: whoever loads the snapshot reads the files of the run that took it last."""
+    work_dir = str(tmp_path / "w")
+    put(tmp_path / "one" / "a.parquet", sample(20, 1))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for name in ("one", "two", "one", "one"):
+        taken = take_snapshot(str(tmp_path / name), work_dir=work_dir)
+        assert taken.uri == Snapshot.load(work_dir, taken.id).uri == str(tmp_path / name)
+
+
 def test_files_younger_than_the_clocks_grain_are_read_again(tmp_path: Path, parsed: list[str]) -> None:
     root, work_dir = tmp_path / "t", str(tmp_path / "w")
     put(root / "old.parquet", sample(20, 1))

@@ -326,6 +326,7 @@ def test_files_left_out_leave_the_rest_as_it_was(tmp_path: Path) -> None:
     assert left.id == fresh.id != whole.id
     assert left.files.equals(fresh.files)
     assert left.row_groups.equals(fresh.row_groups)
+    assert all(left.column_facts(name).equals(fresh.column_facts(name)) for name in fresh.file_columns)
     with pytest.raises(TableError, match="has no file left: got 2 to leave out of 2"):
         left.without({"k=1/a.parquet", "k=2/c.parquet", "other"})
 

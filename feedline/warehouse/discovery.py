@@ -96,6 +96,8 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     root = first.path if len(found) == 1 and found[0].whole_folder else common_root([entry.anchor for entry in found])
     uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(uri, root, infos, partitions)
+    if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
+        listing = _tagged(listing, first)
     return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
 
 
@@ -243,9 +245,6 @@ def listing_of(
         "bytes": pa.array([info.size for info in ordered], pa.int64()),
         "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in ordered], pa.int64()),
     }
-    tags = _etags(locate(uri), [info.path for info in ordered])
-    if tags is not None:
-        columns["etag"] = tags
     return Listing(
         uri=uri,
         files=pa.table(columns),
@@ -269,16 +268,19 @@ def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.i
     return np.lexsort((ranks[0], *reversed(ranks[1:])))
 
 
-def _etags(location: Location, paths: list[str]) -> pa.Array | None:
-    """What an fsspec store says beside size and time; pyarrow's own filesystems do not show it."""
-    handler = getattr(location.filesystem, "handler", None)
+def _tagged(listing: Listing, folder: Location) -> Listing:
+    """With what an fsspec store says beside size and time; pyarrow's own filesystems do not show it."""
+    handler = getattr(folder.filesystem, "handler", None)
     find = getattr(getattr(handler, "fs", None), "find", None)
     if find is None:
-        return None
-    with explained(shown(location.uri)):
-        details = find(location.path, detail=True)  # the listing again, mostly out of fsspec's own cache
+        return listing
+    with explained(shown(folder.uri)):
+        details = find(folder.path, detail=True)  # mostly out of fsspec's own cache
+    paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
     tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]
-    return pa.array(tags, pa.string()) if any(tag is not None for tag in tags) else None
+    if all(tag is None for tag in tags):
+        return listing
+    return replace(listing, files=listing.files.append_column("etag", pa.array(tags, pa.string())))
 
 
 def _etag(detail: Mapping[str, Any]) -> str | None:

@@ -136,7 +136,7 @@ class Snapshot:
 
         A whole one that lies there already is left alone.
         """
-        if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id)):
+        if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
             self.write(work_dir, _name(self.id))
         return self.id
 
@@ -256,13 +256,13 @@ def snapshot_of(
     snapshot = _frozen(listing, assembled(sources), rules or SchemaRules())
     if work_dir is None:
         return snapshot
-    changed = last is None or last[0].id != snapshot.id
+    changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
     if changed:
         snapshot.save(work_dir)
     if changed or len(unread):
         _remember(work_dir, listing, snapshot.id, now_ns)
     found = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
-    return dataclasses.replace(found, uri=listing.uri, ignored=listing.ignored)
+    return dataclasses.replace(found, ignored=listing.ignored)
 
 
 def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
@@ -378,12 +378,14 @@ def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Fact
     return Facts(fetch)
 
 
-def _is_whole(work_dir: str, name: str) -> bool:
+def _is_whole(work_dir: str, name: str, uri: str) -> bool:
+    """Whether a snapshot of that name lies there undamaged, and says the same place for its files."""
     try:
-        store.find(work_dir, name).prove()
+        artifact = store.find(work_dir, name)
+        artifact.prove()
+        return bool(artifact.table(0).schema.metadata[b"uri"] == uri.encode())
     except (FileNotFoundError, CorruptFileError):
         return False
-    return True
 
 
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:

@@ -88,7 +88,7 @@ def _packed(arrays: dict[str, pa.Array]) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    return pa.py_buffer(sink.getvalue().to_pybytes())  # the stream's own buffer has room to grow
 
 
 def _unpacked(packed: pa.Buffer) -> dict[str, pa.Array]:
