@@ -22,7 +22,7 @@ from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.layout_commands import optimize, usage
-from feedline.loader.state import read_state, told
+from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
@@ -140,6 +140,8 @@ def rebase(
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
+    if rewritten not in REWRITTEN:
+        raise SpecError(f"--rewritten is unknown: got {rewritten!r}, expected {', '.join(REWRITTEN)}")
     plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(
         before := read_state(state), rewritten=rewritten
     )

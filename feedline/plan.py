@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import ExpressionError, PlanError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
-from feedline.features import FeatureSpec
+from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
@@ -323,10 +323,11 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     if spec.source.sample is None:
         return schema
     for feature in spec.features:
-        used = set(feature.inputs) | ({feature.column} if feature.column else set())
-        if feature.expr is not None:
+        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+        used = {source.column for source in sources if source.column is not None}
+        for expr in [source.expr for source in sources if source.expr is not None]:
             with contextlib.suppress(ValueError):  # compiling says what is wrong with it
-                used |= parse(feature.expr).columns
+                used |= parse(expr).columns
         try:
             with_weight(schema, used)
         except SpecError as error:

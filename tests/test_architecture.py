@@ -80,6 +80,7 @@ ONLY_IN = {
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report"),
     ),
+    "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
 }

@@ -108,6 +108,90 @@ def test_unchanged_files_need_no_identities(place: Rewritten):
     assert set(place.files["ds=9/0.parquet"]) <= set(after), "new partitions join the epoch"
 
 
+def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
+    """With `shuffle.by` the order of such a block follows from its values: of unchanged files they are read again."""
+    pipeline = place.pipeline(shuffle=SHUFFLES["by"])
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.forget()
+    place.write("ds=9/0.parquet", place.new_ids(50))
+    new = pipeline.rebase(state)
+    check_rest(place, pipeline, new, state, before)
+    for path in place.table.rglob("*.parquet"):
+        if not path.match("ds=9/*"):
+            rows = pq.read_table(path)
+            path.unlink()
+            pq.write_table(rows, path.with_suffix(".again.parquet"))
+    with pytest.raises(StateError, match="got no record of their identities"):
+        pipeline.rebase(state)
+    skipped = steps(pipeline, pipeline.rebase(state, rewritten="skip"), 0, step)
+    assert set(skipped) == set(place.files["ds=9/0.parquet"]), "no row twice"
+    repeated = steps(pipeline, pipeline.rebase(state, rewritten="repeat"), 0, step)
+    assert sorted(repeated) == place.ids, "every row"
+
+
+def test_samples(place: Rewritten):
+    """Rows that a sample by key keeps, and its weights beside them."""
+    sample = {"fraction": 0.5, "key": "id", "seed": 3}
+    features = {"extra": {"id": [], "sample_weight": []}}
+    pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    for name in ("ds=0/0.parquet", "ds=1/0.parquet", "ds=2/0.parquet"):
+        place.delete(name)
+    new = pipeline.rebase(state)
+    after = steps(pipeline, new, 0, step)
+    sampled = set(steps(pipeline, pipeline.plan(), 0, 0))
+    assert 0 < len(sampled) < len(place.ids) * 0.7
+    assert Counter(after) == Counter(sampled - set(before))
+
+
+def test_a_pipeline_that_reads_parts_of_columns(tmp_path: Path):
+    """Parts of structs and maps tell rows apart like columns do."""
+    place = Rewritten(tmp_path)
+
+    def write(ids: list[int]) -> None:
+        path = place.table / "a.parquet"
+        path.parent.mkdir(exist_ok=True)
+        user = pa.array([{"id": row, "name": "x"} for row in ids])
+        facts = pa.array([[("a", row)] for row in ids], pa.map_(pa.string(), pa.int64()))
+        pq.write_table(pa.table({"user": user, "facts": facts}), path, row_group_size=40)
+
+    write(list(range(200)))
+    features = {"extra": {"id": {"expr": 'user["id"]'}}, "categorical": {"a": {"expr": 'facts["a"]'}}}
+    pipeline = place.pipeline(features=features)
+    plan, step, before = run_to(pipeline, 0.5)
+    assert plan.job.record is not None
+    assert set(plan.job.record.identity.names) == {'user["id"]', 'facts["a"]'}
+    state = state_at(plan, 0, step)
+    write([row for row in reversed(range(200)) if row % 3])
+    new = pipeline.rebase(state)
+    after = steps(pipeline, new, 0, step)
+    assert Counter(after) == Counter({row for row in range(200) if row % 3} - set(before))
+
+
+def test_columns_that_changed_their_kind(place: Rewritten):
+    pipeline = place.pipeline(features={"extra": ["id"]})
+    plan, step, _ = run_to(pipeline, 0.5)
+    path = place.table / "ds=0/0.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), path)
+    for name in place.files:
+        rows = pq.read_table(place.table / name)
+        if rows.schema.field("id").type != pa.string():
+            pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), place.table / name)
+    with pytest.raises(StateError, match="'id', by which rows are told apart, is not what it was: got text, expected"):
+        pipeline.rebase(state_at(plan, 0, step))
+
+
+def test_more_rows_than_are_recorded(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("feedline.warehouse.records.RECORDED_ROWS", 10)
+    assert place.pipeline().plan().job.record is None
+    plan = place.pipeline(source={"row_key": "id"}).plan()
+    assert plan.job.record is not None
+    assert plan.job.record.identity.key == ("id",)
+
+
 def test_rewritten_files_of_which_nothing_was_delivered_need_no_identities(place: Rewritten):
     pipeline = place.pipeline(shuffle="off", lanes=1)
     plan, step, before = run_to(pipeline, 0.3)
@@ -288,6 +372,14 @@ def test_partition_keys_that_changed_are_refused(place: Rewritten):
         place.write(f"year=2026/{name}", rows)
     with pytest.raises(StateError, match="partition keys changed"):
         pipeline.rebase(state_at(plan, 0, step))
+
+
+def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
+    with pytest.raises(SpecError, match=r"row_key.*names partition keys alone: got ds"):
+        place.pipeline(source={"row_key": ["ds"]}).plan()
+    plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
+    assert plan.job.record is not None
+    assert plan.job.record.identity.key == ("id",)
 
 
 @pytest.mark.parametrize(("key", "got"), [("nothing", "no column of that name"), ("user_facts", "struct")])

@@ -151,6 +151,13 @@ def test_a_saved_snapshot_comes_back_without_the_table(tmp_path: Path) -> None:
     assert Snapshot.load(f"file://{work_dir}", snapshot.id).files.equals(snapshot.files)
 
 
+def test_a_snapshot_of_a_map_column_comes_back(tmp_path: Path) -> None:
+    """Parquet names the inside of a map after its column; an Arrow stream forgets that name."""
+    facts = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
+    snapshot = take_snapshot(write(tmp_path / "table", {"a.parquet": pa.table({"facts": facts})}))
+    assert Snapshot.load(str(tmp_path), snapshot.save(str(tmp_path))).schema == snapshot.schema
+
+
 def test_concurrent_savers_leave_one_whole_file(tmp_path: Path) -> None:
     snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": sample(25, 1)}))
     work_dir = str(tmp_path / "work")

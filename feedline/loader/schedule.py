@@ -181,6 +181,8 @@ class Schedule:
 
     def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
+        if not self.rows:
+            return  # of a rebased epoch nothing is left
         start, stop = self.lane_bounds(lane)
         borders = self.block_starts(lane)
         last = len(borders) - 2

@@ -70,6 +70,10 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str],
     sample = spec.source.sample
     kept = json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
     identity = identity_of(stored, columns, key=key, by=by, kept=kept)
+    if identity is None and key is not None:
+        raise spec.error(
+            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
+        )
     return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
 
 

@@ -387,6 +387,7 @@ def _is_whole(work_dir: str, name: str) -> bool:
 
 
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
+    schema = pa.ipc.read_schema(schema.serialize())  # as it is loaded: the names inside a map's type do not survive
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     digest = hashlib.sha256(json.dumps([_VERSION, columns, files["path"].to_pylist()]).encode())
     for table, name in ((files, "bytes"), (files, "mtime_ns"), (files, "row_groups"), (row_groups, "rows")):
