@@ -420,6 +420,9 @@ def test_sampled_frames_of_dask(shops: Snapshot) -> None:
         assert str(found[SAMPLE_WEIGHT].dtype) == "float[pyarrow]"
         assert found[SAMPLE_WEIGHT].tolist() == [np.float32(row[SAMPLE_WEIGHT]) for row in rows]
         assert len(table.to_dask(sample=sample, where="x > 5")) == len(rows)
+    read = table.read(["id", SAMPLE_WEIGHT], "x > 5", sample=sample)  # in threads
+    assert read["id"].to_pylist() == [row["id"] for row in rows]
+    assert read[SAMPLE_WEIGHT].to_pylist() == [np.float32(row[SAMPLE_WEIGHT]) for row in rows]
     assert table.read(where="x > 5", sample=Sample(**sample)).column_names == ["x", "y", "z", "u", "id", "c"]
 
 

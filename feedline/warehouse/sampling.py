@@ -43,7 +43,7 @@ SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled 
 
 _NULL = 0x6C6C756E
 _NAN = np.uint64(0x7FF8000000000000)
-_BLOCK_ROWS = 65_536  # hashes at once when nothing is read: half a megabyte of temporaries
+_BLOCK_ROWS = 32_768  # hashes at once when nothing is read: 1.7 ns each, where twice as many take 7.5 (mapped anew)
 _PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}  # Polars' units
 
 Bools = npt.NDArray[np.bool_]

@@ -76,7 +76,8 @@ class Sieve:
         matched = data.num_rows if stays is None else int(np.count_nonzero(stays))
         sample = self.sample
         if sample is None:
-            return Sifted(stays=stays, matched=matched, weights=np.ones(data.num_rows, np.float32))
+            same = np.ones(data.num_rows, np.float32) if self.weigh else None
+            return Sifted(stays=stays, matched=matched, weights=same)
         sampled = None if sample.where is None else mask(data, sample.where)
         if self.decide:
             chosen = sample.chosen(data, path, first_row)
