@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pipelines import Place, furnished, image
-from processes import ended
+from pipelines import Place, eventually, furnished, image
+from processes import ended, feedline, finished
 from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 
 from feedline import Pipeline, Table
@@ -23,6 +27,7 @@ from feedline.agreement import agree_on_snapshot
 from feedline.errors import CorruptFileError, StoreError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.warehouse import locations, opening, retrying, store
+from feedline.warehouse.discovery import discover
 from feedline.warehouse.frame import plan_fragments
 from feedline.warehouse.locations import locate
 from feedline.warehouse.reading import read_arrow, read_fragment
@@ -104,6 +109,37 @@ def test_every_request_fails_once(s3: Store, clicks: Path) -> None:
     assert remote(s3).read(columns).equals(Table(str(clicks)).read(columns))
 
 
+def test_a_listing_that_never_ends_well_is_taken_apart(s3: Store, clicks: Path) -> None:
+    """The whole table cannot be listed at once, its folders can."""
+    whole = s3.fault("server_error", r"\?list-type.*prefix=clicks%2F$", times=ALWAYS)
+    folder = s3.fault("truncated", r"\?list-type.*2026-01-02", times=ALWAYS)
+    listing = discover(s3.uri("warehouse/clicks"))
+    assert listing.files.drop_columns("mtime_ns").equals(discover(str(clicks)).files.drop_columns("mtime_ns"))
+    assert whole.met == 1
+    assert folder.met == 1
+
+
+READS = """
+import sys
+from feedline import Table
+for uri in sys.argv[1:]:
+    print(Table(uri).read(["request_id", "hist_0"]).num_rows)
+import fsspec
+from feedline.warehouse import store
+import pyarrow as pa
+store.create("memory://w", "x/y", [pa.table({"a": [1]})])
+print(store.load("memory://w", "x/y", 1)[0].num_rows)
+"""
+
+
+def test_a_process_that_read_from_stores_ends_well(s3: Store) -> None:
+    """pyarrow aborts at exit where its threads still hold a Python file, or S3 was shut down under a client."""
+    with ThreadPoolExecutor(2) as two:
+        both = list(two.map(lambda _: finished(sys.executable, "-c", READS, s3.uri("warehouse/clicks")), range(2)))
+    for done in both:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "20000\n1\n", "")
+
+
 @pytest.fixture
 def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
     with furnished(tmp_path, clicks) as place:
@@ -129,6 +165,18 @@ def test_a_run_and_its_batches(s3: Store, place: Place) -> None:
     assert summary["batches"] == len(expected)
     assert all(fault.met > fault.after for fault in s3.faults)
     assert SECRET not in done.stderr + done.stdout + path.read_text()
+
+
+@pytest.mark.parametrize("spot", [DATA, {"method": "PUT"}], ids=["read", "written"])
+def test_a_signal_while_a_run_waits_for_the_store(s3: Store, place: Place, spot: dict[str, object]) -> None:
+    path = place.write(source={"table": s3.uri("warehouse/clicks")}, work_dir=s3.uri("work/signal"))
+    fault = s3.fault("slow_down", times=ALWAYS, **spot)
+    with feedline("run", path, "--sink", "null", env={**os.environ, **KEYS}) as program:
+        assert eventually(lambda: fault.met > 3)
+        sent_s = time.monotonic()
+        program.send(signal.SIGINT)
+        assert program.wait() == 130
+        assert time.monotonic() - sent_s < 12
 
 
 def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> None:

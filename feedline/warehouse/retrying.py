@@ -245,6 +245,7 @@ def interruptible(threads: int, name: str) -> Iterator[Pool]:
         except BaseException as error:
             stop.set()
             executor.shutdown(wait=False, cancel_futures=True)
-            if pool.failure is not None and isinstance(error, StoreError):
-                raise pool.failure from None
+            failure = pool.failure
+            if failure is not None and failure is not error and isinstance(error, StoreError):
+                raise failure from failure.__cause__  # the others only say that their waiting was ended
             raise
