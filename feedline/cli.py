@@ -21,6 +21,7 @@ from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
@@ -196,6 +197,9 @@ def schema() -> None:
     """Print the JSON Schema of pipeline.yaml."""
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
+
+app.command()(optimize)
+app.command()(usage)
 
 generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
 app.add_typer(generate, name="generate")

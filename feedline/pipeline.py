@@ -34,8 +34,8 @@ from feedline.service.tasks import batch_schema, run_block
 from feedline.skipping import good_snapshot
 from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
+from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile import CompiledFeatures
-from feedline.transforms.registry import op_schema
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebases import Rebase, split_name
 from feedline.warehouse.snapshot import Snapshot
@@ -51,13 +51,15 @@ class Encoded:
     """What `Pipeline.transform` makes of N rows.
 
     dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
-    `names` lists the features of each group in their order.
+    weights[name]: float32 [V] beside the values, of the weighted features only. `names` lists the features of each
+    group in their order.
     """
 
     rows: int
     dense: NDArray[np.float32]
     categorical: NDArray[np.int64]
     sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+    weights: dict[str, NDArray[np.float32]]
     names: dict[str, tuple[str, ...]]
 
 
@@ -227,6 +229,11 @@ class Pipeline:
             sparse={
                 column.name: (values, offsets)
                 for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
+            },
+            weights={
+                column.name: weights
+                for column, weights in zip(columns.sparse, encoded.weights, strict=True)
+                if weights is not None
             },
             names={group: tuple(column.name for column in columns.group(group)) for group in _SERVED},
         )

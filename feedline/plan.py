@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from feedline.errors import ExpressionError, PlanError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
-from feedline.features import FeatureSpec
+from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
@@ -248,6 +248,9 @@ def make_plan(
         where = _bound_where(spec, snapshot.schema)
     sample = _bound_sample(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
+    if by == SAMPLE_WEIGHT and sample is not None:
+        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
+        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
@@ -320,10 +323,11 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     if spec.source.sample is None:
         return schema
     for feature in spec.features:
-        used = set(feature.inputs) | ({feature.column} if feature.column else set())
-        if feature.expr is not None:
+        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+        used = {source.column for source in sources if source.column is not None}
+        for expr in [source.expr for source in sources if source.expr is not None]:
             with contextlib.suppress(ValueError):  # compiling says what is wrong with it
-                used |= parse(feature.expr).columns
+                used |= parse(expr).columns
         try:
             with_weight(schema, used)
         except SpecError as error:

@@ -54,6 +54,7 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
@@ -74,8 +75,12 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli",),
-    "rich": ("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "rich": (
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report"),
+    ),
+    "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
 }

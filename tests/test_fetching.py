@@ -184,6 +184,8 @@ def test_the_interoperability_files_from_memory() -> None:
     """Fetched and decoded from memory, they give what they give from a disk; errors included."""
     memory = fsspec.filesystem("memory")
     for path in collection("data"):
+        if path.name.startswith("large_string_map"):
+            continue  # two gigabytes of text
         memory.pipe(f"/c/{path.name}", path.read_bytes())
         results = []
         for table in (Table(str(path)), Table(f"memory://c/{path.name}")):

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -218,19 +217,27 @@ def test_leaving_a_block_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 WAITING = """
-import sys
-from feedline.warehouse import retrying
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from feedline import Table
+from feedline.warehouse import retrying
+waits = threading.Event()
 retrying.PATIENCE = retrying.Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6)
-print("ready", flush=True)
-retrying.logger.log = lambda *_: print("waits", flush=True)
-Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()
+retrying.logger.log = lambda *_: (print("waits", flush=True), waits.set())
+def read():
+    Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()
+if sys.argv[1] == "main":
+    read()
+waiting = ThreadPoolExecutor(1).submit(read)
+waits.wait()
 """
 
 
-def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
-    with running(sys.executable, "-c", WAITING, env={**os.environ, **KEYS}) as program:
+@pytest.mark.parametrize("where", ["main", "pool"])
+def test_ctrl_c_and_the_end_of_the_process_end_the_waiting(where: str) -> None:
+    with running(sys.executable, "-c", WAITING, where, env={**os.environ, **KEYS}) as program:
         program.line("waits")
-        program.send(signal.SIGINT)
-        assert program.wait(20) != 0
-        assert "KeyboardInterrupt" in program.text
+        if where == "main":
+            program.send(signal.SIGINT)
+        assert program.wait(30) == (-signal.SIGINT if where == "main" else 0)
+        assert ("KeyboardInterrupt" in program.text) == (where == "main")

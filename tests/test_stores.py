@@ -261,7 +261,7 @@ def test_a_file_replaced_between_two_row_groups(changing: tuple[Store, Path], se
     assert next(chunks).frame["a"].to_list() == list(range(2000))
     put(server, "changing/t/f.parquet", other.read_bytes())
     with pytest.raises(TableChangedError, match=r"f\.parquet (was replaced while it was read|changed after)"):
-        list(chunks)
+        next(chunks)  # before any of its rows
     with pytest.raises(TableChangedError, match=r"f\.parquet (was replaced|changed) after the snapshot was taken"):
         read_arrow(fragment, ["a"], None, snapshot.schema)
 
@@ -274,9 +274,7 @@ def test_a_file_replaced_by_a_shorter_one_is_never_read_as_rubbish(changing: tup
     next(chunks)
     put(server, "changing/t/f.parquet", (folder / "f.parquet").read_bytes()[:20_000])
     with pytest.raises(TableChangedError, match=r"f\.parquet changed after the snapshot was taken: got 20000 bytes"):
-        list(chunks)
-    with s3.lock:
-        s3.requests.clear()
+        next(chunks)
 
 
 # -- waiting can be interrupted -----------------------------------------------------------------------------------
@@ -309,8 +307,8 @@ def test_requests_of_a_snapshot_and_a_split(s3: Store) -> None:
     first = fragments[0]
     for again in (0, 1):
         read_arrow(first, ["request_id", "hist_0"], None, snapshot.schema)
-        # HEAD before and after; the footer once; one range for each row group
-        assert s3.counts() == {"HEAD": 2, "range": len(first.row_groups) + 1 - again}
+        # a HEAD and, once, the footer for the file; one range and a HEAD after it for each row group
+        assert s3.counts() == {"HEAD": 1 + len(first.row_groups), "range": len(first.row_groups) + 1 - again}
         s3.forget()
     Snapshot.load(s3.uri("work/count"), snapshot.save(s3.uri("work/count")))
     assert s3.counts() == {"PUT": 1, "HEAD": 1, "range": 1}

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -308,8 +307,20 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
         dtype, unit = _fixed_dtype(output.group, output.dtype)
         arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
         offset = widths.get(output.group, 0)
-        columns.append(Column(name=output.name, group=output.group, dtype=dtype, arrow=arrow, offset=offset, unit=unit))
-        widths[output.group] = offset + 1
+        width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
+        columns.append(
+            Column(
+                name=output.name,
+                group=output.group,
+                dtype=dtype,
+                arrow=arrow,
+                offset=offset,
+                width=width,
+                unit=unit,
+                weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+            )
+        )
+        widths[output.group] = offset + width
     return BatchSchema(tuple(columns))
 
 
@@ -320,8 +331,7 @@ def _fixed_dtype(group: str, dtype: pl.DataType) -> tuple[str, str | None]:
     if group == "categorical":
         return "int64", None
     if group == "sparse":
-        inner: Any = dtype.inner  # type: ignore[attr-defined]
-        return ("float32" if inner == pl.Float32 else "int64"), None
+        return ("float32" if dtype == pl.List(pl.Float32()) else "int64"), None
     if isinstance(dtype, pl.Datetime | pl.Duration):
         return "int64", dtype.time_unit
     if dtype == pl.Date:

@@ -5,9 +5,9 @@ anything is read. A local file stays open and Arrow reads its column chunks from
 
 - the opening is one request (HEAD; it tells size, time and, on S3, the entity tag), the footer one more, which is
   saved where this process has checked the same entity's footer before;
-- a row group's column chunks are fetched in few requests (`fetching`), repeated by `retrying` as a whole, and decoded
-  once they are all there;
-- a last HEAD proves that all came from the same object: a file replaced in the middle would mix two contents.
+- a row group's column chunks are fetched in few requests (`fetching`), repeated by `retrying` until all are there;
+- another HEAD proves that they are of the object that was opened (a file replaced in between would mix two contents),
+  and only then are they decoded and rows handed out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.errors import CorruptFileError, TableChangedError
+from feedline.errors import TableChangedError
 from feedline.warehouse.faults import Outlook, explained, outlook
 from feedline.warehouse.fetching import Fetched, chunk_ranges, coalesced, read_range
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
@@ -65,7 +65,6 @@ class OpenFile:
         self._source = source
         self._uri = uri
 
-    @property
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row, and the file's rows at the end."""
         rows = (self.metadata.row_group(index).num_rows for index in range(self.metadata.num_row_groups))
@@ -109,7 +108,7 @@ class _RemoteFile(OpenFile):
         return retried(read, self._filesystem, self._seen.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """As `OpenFile.batches`, after all bytes of the columns have come."""
+        """As `OpenFile.batches`, after all bytes of the columns have come and are known to be of this file."""
         if not leaves:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
@@ -119,19 +118,16 @@ class _RemoteFile(OpenFile):
 
         def fetch() -> None:
             try:
-                fetched.fetch(self._source)
+                fetched.fetch(self._source)  # what has come is not asked for again
             except Exception as error:
                 if outlook(error) is not Outlook.THROTTLED:
                     self._look_again()
                 raise
+            self._compare_again()
 
         retried(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
         with opened(fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from _decoded(parquet, row_group, leaves, chunk_rows)
-
-    def prove(self) -> None:
-        """Raise TableChangedError where the file is not the one that was opened."""
-        retried(self._compare_again, self._filesystem, self._seen.uri, listed=True)
 
     def close(self) -> None:
         self._source.close()
@@ -171,7 +167,7 @@ class _RemoteFile(OpenFile):
 
 @contextmanager
 def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenFile]:
-    """The file, open, after a check that it is the one of the snapshot, and for a remote one before the end another.
+    """The file, open, after a check that it is the one of the snapshot.
 
     Raises TableChangedError where it is not, StoreError where the store kept failing.
     """
@@ -181,13 +177,7 @@ def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[Op
         return
     remote = _RemoteFile(filesystem, path, seen)
     try:
-        try:
-            yield remote
-        except CorruptFileError:
-            with suppress(OSError):
-                remote.prove()  # what looks like damage may be the bytes of another file
-            raise
-        remote.prove()
+        yield remote
     finally:
         remote.close()
 

@@ -100,7 +100,8 @@ class Chunk:
 class Batch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file; `sieve`: what decides which of them stay.
+    `first_row`: index of the first of them in the file, where there is a sample (else 0); `sieve`: what decides which
+    of them stay.
     """
 
     position: int
@@ -240,17 +241,17 @@ def batches(
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        starts = file.row_starts
+        starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
         needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
-            rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
+            rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
                 needed[names] = _columns_of(file, fragment, schema, names)
-            first_row = starts[row_group]
+            first_row = 0 if starts is None else starts[row_group]
             for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
                 first_row += data.num_rows

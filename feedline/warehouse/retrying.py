@@ -16,6 +16,7 @@ changes in the life of a process, and layers would multiply (see `locations`).
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -89,8 +90,11 @@ class Budget:
 
 
 budget = Budget()
-_never = threading.Event()
+_exiting = threading.Event()
 _thread = threading.local()
+# At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions, so it has to be told
+# earlier; only this says when.
+getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 def is_local(filesystem: pafs.FileSystem) -> bool:
@@ -199,8 +203,8 @@ def _failure(state: RetryCallState) -> BaseException:
 
 
 def _stopping() -> threading.Event:
-    """Set when the `interruptible` block that this thread works for has been left."""
-    event: threading.Event = getattr(_thread, "stop", _never)
+    """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
+    event: threading.Event = getattr(_thread, "stop", _exiting)
     return event
 
 
