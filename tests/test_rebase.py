@@ -131,9 +131,10 @@ def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
     assert sorted(repeated) == place.ids, "every row"
 
 
-def test_samples(place: Rewritten):
-    """Rows that a sample by key keeps, and its weights beside them."""
-    sample = {"fraction": 0.5, "key": "id", "seed": 3}
+@pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
+def test_samples(place: Rewritten, key: dict[str, str]):
+    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    sample = {"fraction": 0.5, **key, "seed": 3}
     features = {"extra": {"id": [], "sample_weight": []}}
     pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
     plan, step, before = run_to(pipeline, 0.5)
