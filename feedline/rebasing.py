@@ -175,11 +175,11 @@ class _Rebasing:
         now = self._unchanged_paths.get(fragment.path)
         if now is None:
             return None
-        plan, by = self._old, self._old.job.by
+        plan, by, table = self._old, self._old.job.by, self._new.snapshot
         assert by is not None
-        there = replace(fragment, mtime_ns=self._new.snapshot.files["mtime_ns"][now].as_py())
-        schema = plan.snapshot.schema
-        frames = [chunk.frame for chunk in read_fragment(there, [by], plan.where, schema, sample=plan.sample)]
+        groups = row_groups(table, now)[list(fragment.row_groups)]
+        there = replace(fragment_at(table, now, groups, np.array(fragment.expected)), excluded=fragment.excluded)
+        frames = [chunk.frame for chunk in read_fragment(there, [by], plan.where, table.schema, sample=plan.sample)]
         return pl.concat(frames).get_column(by).slice(piece.skip, piece.rows)
 
     @cached_property

@@ -5,6 +5,7 @@ The oracle is the table itself: every row has an id of its own, and the test kno
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,10 @@ def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
     assert sorted(repeated) == place.ids, "every row"
 
 
-def test_samples(place: Rewritten):
-    """Rows that a sample by key keeps, and its weights beside them."""
-    sample = {"fraction": 0.5, "key": "id", "seed": 3}
+@pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
+def test_samples(place: Rewritten, key: dict[str, str]):
+    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    sample = {"fraction": 0.5, **key, "seed": 3}
     features = {"extra": {"id": [], "sample_weight": []}}
     pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
     plan, step, before = run_to(pipeline, 0.5)
@@ -190,6 +192,20 @@ def test_more_rows_than_are_recorded(place: Rewritten, monkeypatch: pytest.Monke
     plan = place.pipeline(source={"row_key": "id"}).plan()
     assert plan.job.record is not None
     assert plan.job.record.identity.key == ("id",)
+
+
+@pytest.mark.parametrize("shuffle", ["on", "by"])
+def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle: str):
+    pipeline = place.pipeline(shuffle=SHUFFLES[shuffle])
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.forget()
+    for path in place.table.rglob("*.parquet"):
+        os.utime(path, (1, 1))
+    new = pipeline.rebase(state)
+    assert new.snapshot.id != plan.snapshot.id
+    assert new.facts()["rest"]["changes"]["files"]["unchanged"] == len(place.files)
+    check_rest(place, pipeline, new, state, before)
 
 
 def test_rewritten_files_of_which_nothing_was_delivered_need_no_identities(place: Rewritten):
