@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from feedline.transforms import OPS
 from feedline.warehouse.synthetic import generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -342,3 +343,13 @@ def test_ratios_are_taken_from_medians() -> None:
     assert found["feedline / feedline-off"] == pytest.approx(90 / 99)
     assert floor.spread([1.0, None]) is None
     assert "feedline-off / dataloader" not in floor.ratios({"feedline-off": values(1)})["rows_per_s"]
+
+
+def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "transforms.py"), "--tiny", "--json", str(tmp_path / "t.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    measured = {row["op"].split(",")[0].removesuffix(" of strings") for row in rows}
+    assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
+    assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)
