@@ -71,7 +71,7 @@ def feedline_side(case: Case) -> Callable[[], pl.Series]:
         columns += [series.alias(new) for series, new in zip(case.frame, names, strict=True)]
         inputs = tuple(FeatureInput(column=column) for column in names)
         several = {"op": call, "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": (call,)}
-        features.append(FeatureSpec(name=f"made{copy}", group="extra", **several))
+        features.append(FeatureSpec(name=f"made{copy}", group="sparse" if name == "weighted" else "extra", **several))
     frame = pl.DataFrame(columns)
     compiled = compile_features(features, frame.to_arrow().schema)
     return lambda: compiled.apply(frame).to_series()

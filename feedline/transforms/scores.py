@@ -195,8 +195,9 @@ _SCORED: list[tuple[pl.DataType, list[Any]]] = [_A, _A_SCORES, _B, _B_SCORES]
 def get_cosine_similarity(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """The cosine of two lists as vectors over all ids, where an id's coordinate is the sum of its scores.
 
-    A list whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). Elements whose id or score is null
-    count for nothing; a null list gives a null.
+    Scores are a list of floats behind the ids, or the weights of weighted ids; so, too, in the ops that follow. A list
+    whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). Elements whose id or score is null count
+    for nothing; a null list gives a null.
     """
     return _over_scored(inputs, (True, True), _cosine)
 
