@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Data:
-    """What all cases are made of: `size` numbers, and about as many in lists."""
+    """What all cases are made of: `rows` numbers, ids, words and lists."""
 
     floats: Array
     ids: Array
@@ -49,20 +49,20 @@ class Data:
     weights: Array
 
 
-def make_data(size: int) -> Data:
+def make_data(rows: int) -> Data:
     """The same for every call of that size."""
     random = np.random.default_rng(0)
 
     def lists() -> tuple[Array, Array]:
-        lengths = random.integers(0, 2 * MEAN_LENGTH + 1, max(size // MEAN_LENGTH, 2))
+        lengths = random.integers(0, 2 * MEAN_LENGTH + 1, rows)
         return random.integers(0, 100_000, int(lengths.sum())), np.concatenate(([0], np.cumsum(lengths)))
 
     values, offsets = lists()
     others, other_offsets = lists()
-    words = pl.Series([f"{number:x}" for number in random.integers(0, 2**40, size)])
+    words = pl.Series([f"{number:x}" for number in random.integers(0, 2**40, rows)])
     return Data(
-        floats=random.gamma(2, 1, size).astype(np.float32),
-        ids=random.integers(0, 2**40, size),
+        floats=random.gamma(2, 1, rows).astype(np.float32),
+        ids=random.integers(0, 2**40, rows),
         words=words,
         values=values,
         offsets=offsets,
@@ -126,9 +126,9 @@ def list_series(values: Array, offsets: Array) -> pl.Series:
     return pl.Series(pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)))
 
 
-def cases(size: int) -> list[Case]:
-    """All cases at about `size` values."""
-    data = make_data(size)
+def cases(rows: int) -> list[Case]:
+    """All cases at so many rows."""
+    data = make_data(rows)
     return [*dense_cases(data), *vector_cases(data), *id_cases(data), *list_cases(data), *pair_cases(data)]
 
 
@@ -208,10 +208,11 @@ def dense_cases(data: Data) -> list[Case]:
 
 def vector_cases(data: Data) -> list[Case]:
     """Vectors; what is charged are rows for onehot, elements for the others."""
-    rows = max(len(data.ids) // 16, 1)
+    rows = len(data.ids)
     places = data.ids[:rows] % 16
     lists = list_series(data.values, data.offsets)
     matrix = np.resize(data.floats, (rows, 16)).astype(np.float32)
+    other = np.roll(matrix, 1)
     lengths = np.diff(data.offsets)
 
     def onehot() -> Array:
@@ -228,9 +229,9 @@ def vector_cases(data: Data) -> list[Case]:
         return out
 
     def cosine() -> Array:
-        wide = matrix.astype(np.float64)
-        norm = np.einsum("ij,ij->i", wide, wide)
-        return (np.einsum("ij,ij->i", wide, wide) / np.sqrt(norm * norm)).astype(np.float32)
+        a, b = matrix.astype(np.float64), other.astype(np.float64)
+        norm = np.sqrt(np.einsum("ij,ij->i", a, a)) * np.sqrt(np.einsum("ij,ij->i", b, b))
+        return (np.einsum("ij,ij->i", a, b) / norm).astype(np.float32)
 
     vectors = pl.Series(matrix)
     return [
@@ -240,7 +241,7 @@ def vector_cases(data: Data) -> list[Case]:
         Case(
             "column_similarity",
             (("column_similarity", {}),),
-            pl.DataFrame({"x": vectors, "y": vectors}),
+            pl.DataFrame({"x": vectors, "y": pl.Series(other)}),
             matrix.size,
             {"numpy": cosine},
         ),

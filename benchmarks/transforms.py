@@ -1,15 +1,16 @@
 """How fast is each op, beside the best bare numpy or Polars that computes the same?
 
-    python benchmarks/transforms.py                    500 k values per op, 9 rounds, on one core
+    python benchmarks/transforms.py                    chunks of 32,768 rows, 15 rounds, on one core
     python benchmarks/transforms.py --ops ngram,clip   some ops only
-    python benchmarks/transforms.py --tiny             a few thousand values, one round: does it all still agree?
+    python benchmarks/transforms.py --tiny             a few hundred rows, one round: does it all still agree?
 
 One process, pinned to one core, Polars with one thread, the allocators set as in a feeder. Each round runs every
 formulation of every op, so that a slow moment hits all alike. A rate is input values (a list's elements; of onehot,
 rows) per second of CPU in the fastest round, which is what other processes on the machine disturb least; the ratio is
 the op's time over that of the fastest bare formulation. Feedline's side is one pass that computes several features by
 the op, from a Polars frame to a Polars frame, as in a run; the bare side computes as many, from arrays or series to
-whatever it makes. Where both compute the same numbers, they are compared; exit code 1 where they differ.
+whatever it makes. The pass itself costs a feature some microseconds, printed below the table, which is most of what the
+cheapest ops take for a chunk. Where both compute the same numbers, they are compared; exit code 1 where they differ.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ TARGETS = {  # million values per second, of the issue that asked for them
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--values", type=int, default=500_000)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rows", type=int, default=32_768, help="per chunk; lists have 20 elements on average")
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ops", default="", help="some of the ops, all by default")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
-    parser.add_argument("--tiny", action="store_true", help="few values, one round: a test, not a measurement")
+    parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
     options = parser.parse_args(arguments)
     if options.tiny:
-        options.values, options.rounds = min(options.values, 4000), 1
-    if min(options.values, options.rounds) < 1:
-        parser.error("values and rounds are at least 1")
+        options.rows, options.rounds = min(options.rows, 300), 1
+    if min(options.rows, options.rounds) < 1:
+        parser.error("rows and rounds are at least 1")
     return options
 
 
@@ -70,7 +71,7 @@ def feedline_side(case: Case) -> Callable[[], pl.Series]:
         columns += [series.alias(new) for series, new in zip(case.frame, names, strict=True)]
         inputs = tuple(FeatureInput(column=column) for column in names)
         several = {"op": call, "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": (call,)}
-        features.append(FeatureSpec(name=f"made{copy}", group="extra", **several))
+        features.append(FeatureSpec(name=f"made{copy}", group="sparse" if name == "weighted" else "extra", **several))
     frame = pl.DataFrame(columns)
     compiled = compile_features(features, frame.to_arrow().schema)
     return lambda: compiled.apply(frame).to_series()
@@ -106,6 +107,7 @@ def measure(chosen: Sequence[Case], rounds: int) -> tuple[dict[str, dict[str, fl
     for _ in range(rounds):
         for name, ways in runs.items():
             for way, run in ways.items():
+                run()  # so that all find their memory and code in the caches
                 start = time.process_time()
                 for _ in range(1 if way == "feedline" else FEATURES):
                     run()
@@ -153,12 +155,15 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     wanted = {name for name in options.ops.split(",") if name}
-    chosen = [case for case in cases(options.values) if not wanted or case.op in wanted or case.name in wanted]
+    chosen = [case for case in cases(options.rows) if not wanted or case.op in wanted or case.name in wanted]
     if not chosen:
         console.print(f"no such op: expected some of {', '.join(OPS)}", style="red", markup=False)
         return 1
     fastest, wrong = measure(chosen, options.rounds)
     rows = show(chosen, fastest, console)
+    (alone,) = cases(1)[:1]
+    cost_s = min(measure([alone], options.rounds)[0][alone.name]["feedline"] for _ in range(3))
+    console.print(f"a pass costs {cost_s * 1e6:.0f} us per feature, whatever the op ({alone.name} of one row)")
     if options.json:
         Path(options.json).write_text(
             json.dumps({"options": vars(options), "rows": rows, "seconds": fastest}, indent=1)

@@ -48,6 +48,7 @@ _WORD_BYTES = 8
 _INLINE_BYTES = 12
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
+_MIXED_WORDS = 32768  # that are mixed at once
 BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped anew at every step, which doubles the time
 _GATHER_BYTES = 256  # one numpy round per word up to here; beyond, few strings would pay for a round each
 
@@ -95,19 +96,26 @@ def outputs(start: int, first: int, count: int) -> Words:
 def scattered(values: npt.NDArray[np.int64] | Words) -> Words:
     """mix(v + GOLDEN) of each 64-bit integer: what `cross` is made of."""
     words = np.add(values.view(np.uint64), _GOLDEN)
-    for start in range(0, len(words), BLOCK_ROWS):
-        block = words[start : start + BLOCK_ROWS]
-        mix(block, np.empty_like(block))
+    scratch = np.empty(min(len(words), _MIXED_WORDS), dtype=np.uint64)
+    for start in range(0, len(words), _MIXED_WORDS):
+        block = words[start : start + _MIXED_WORDS]
+        mix(block, scratch[: len(block)])
     return words
 
 
-def crossed(parts: Sequence[Words]) -> Words:
-    """The cross of several values, from the `scattered` words of each, of equal length."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        np.multiply(total, _GOLDEN, out=total)
+def bucket_crosses(parts: Sequence[Words], out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
+    """Writes the bucket of the cross of several values into `out`, from the `scattered` words of each."""
+    total = out.view(np.uint64)
+    if len(parts) == 1:
+        np.copyto(total, parts[0])
+    else:
+        np.multiply(parts[0], _GOLDEN, out=total)
+    for part in parts[1:-1]:
         np.add(total, part, out=total)
-    return total
+        np.multiply(total, _GOLDEN, out=total)
+    if len(parts) > 1:
+        np.add(total, parts[-1], out=total)
+    bucket_integers(out, out, seed, buckets)
 
 
 def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], salt: int, limit: int) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feedline import Pipeline
+from feedline.transforms import OPS
 from feedline.warehouse.synthetic import generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -367,3 +368,13 @@ def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
     made = snapshots._MadeTable(tmp_path, 250).listing()
     assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
     assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
+
+
+def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "transforms.py"), "--tiny", "--json", str(tmp_path / "t.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    measured = {row["op"].split(",")[0].removesuffix(" of strings") for row in rows}
+    assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
+    assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)

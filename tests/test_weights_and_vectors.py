@@ -171,6 +171,19 @@ def test_transform_is_what_training_delivers(path: Path):
         assert np.array_equal(served.sparse[name][0], batch.sparse[name].values.numpy())
 
 
+def test_parts_give_what_the_whole_gives(path: Path):
+    pipeline, table = Pipeline.from_yaml(path), rows_of(0)
+    whole = pipeline.transform(table)
+    cuts = [0, 1, 7, 64, 1000, ROWS]
+    parts = [pipeline.transform(table[start:stop]) for start, stop in pairwise(cuts)]
+    assert np.array_equal(np.concatenate([part.dense for part in parts]), whole.dense)
+    assert np.array_equal(np.concatenate([part.categorical for part in parts]), whole.categorical)
+    for name, (values, _) in whole.sparse.items():
+        assert np.array_equal(np.concatenate([part.sparse[name][0] for part in parts]), values)
+        if name in whole.weights:
+            assert np.array_equal(np.concatenate([part.weights[name] for part in parts]), whole.weights[name])
+
+
 def test_to_dask_shows_pairs_and_vectors(path: Path, stored: dict[str, list[Any]]):
     with dask.config.set(scheduler="synchronous"):
         frame = Pipeline.from_yaml(path).to_dask().compute()

@@ -72,6 +72,12 @@ def document() -> str:
             "list stays null, and becomes an empty list in the batch. The version of an op is part of the fingerprint "
             "of a pipeline's features."
         ),
+        (
+            "An op over several columns is what a feature is made by: `NAME: {op: cartesian, inputs: [a, b], ops: "
+            "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "
+            "[{first_x: 10}]}`. A *weighted* list has a float32 weight beside each id; a *vector* is a list that is "
+            "equally long in every row ([pipeline.md](pipeline.md#features)). Ops over elements keep both."
+        ),
     ]
     for placement, title in SECTIONS.items():
         parts.append(f"## {title}")
@@ -86,9 +92,8 @@ def _section(found: Op) -> Iterable[str]:
     yield found.text
     yield f"Takes {found.taken}; gives {found.gives}. Version {found.version}."
     if found.inputs:
-        names = [given.name for given in found.inputs if not given.optional] + (["…"] if found.repeats else [])
-        form = f"`NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`"
-        yield f"Written {form}; an input is a column, or a column with ops: `{{column: a, ops: [{{first_x: 10}}]}}`."
+        names = [given.name for given in found.inputs] + (["…"] if found.repeats else [])
+        yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."
     if found.fields:
         lines = ["| parameter | type | default | |", "|---|---|---|---|"]
         for name, value in found.parameters.model_json_schema()["properties"].items():

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from feedline.errors import SpecError
 from feedline.expression_types import BINARY, INTEGER, STRING, describe
-from feedline.hashing import BLOCK_ROWS, Words, bucket_integers, crossed, digest, scattered
+from feedline.hashing import Words, bucket_crosses, digest, scattered
+from feedline.transforms.arrays import BLOCK_VALUES
 from feedline.transforms.dense import widened
 from feedline.transforms.kinds import Value
 from feedline.transforms.matching import members
@@ -69,9 +70,9 @@ def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
         rows = len(held[0])
         out = np.empty(rows, dtype=np.int64)
         words = [_words(series) for series in held]
-        for start in range(0, rows, BLOCK_ROWS):
-            block = [scattered(column[start : start + BLOCK_ROWS]) for column in words]
-            bucket_integers(crossed(block), out[start : start + BLOCK_ROWS], parameters.seed, parameters.buckets)
+        for start in range(0, rows, BLOCK_VALUES):
+            block = [scattered(column[start : start + BLOCK_VALUES]) for column in words]
+            bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
         missing = either([series.is_null().to_numpy() for series in held if series.null_count()])
         return pl.Series(pa.array(out, mask=missing))
 
@@ -82,7 +83,8 @@ def _words(series: pl.Series) -> Words:
     """Each value as the 64 bits that are hashed; whatever stands under a null means nothing."""
     if not series.dtype.is_integer():
         return digest(series.rechunk())
-    words: Words = series.rechunk().fill_null(0).to_numpy().view(np.uint64)
+    filled = series.fill_null(0) if series.null_count() else series
+    words: Words = filled.rechunk().to_numpy().view(np.uint64)
     return words
 
 
@@ -118,9 +120,9 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
         places = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
         words = [np.repeat(scattered(mine.values), each), scattered(other.values)[places]]
         out = np.empty(total, dtype=np.int64)
-        for start in range(0, total, BLOCK_ROWS):
-            block = crossed([word[start : start + BLOCK_ROWS] for word in words])
-            bucket_integers(block, out[start : start + BLOCK_ROWS], parameters.seed, parameters.buckets)
+        for start in range(0, total, BLOCK_VALUES):
+            block = [word[start : start + BLOCK_VALUES] for word in words]
+            bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
         holes = either(
             [
                 None if mine.holes is None else np.repeat(mine.holes, each),

@@ -279,8 +279,8 @@ def logit(x: Value, parameters: Logit) -> Value:
         )
 
     def kernel(values: Values, out: Values) -> None:
-        odds = np.clip(values, least, most) if parameters.eps else values
-        np.divide(odds, 1 - odds, out=out)
+        odds = np.clip(values, least, most, out=out) if parameters.eps else values
+        np.divide(odds, np.subtract(number(1), odds), out=out)
         np.log(out, out=out)
 
     return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
@@ -342,10 +342,15 @@ def standardize(x: Value, parameters: Standardize) -> Value:
 
     Nulls stay null, NaN and infinities follow IEEE 754.
     """
-    result = widened(x, floats=True).dtype
-    wide = x.expr if x.dtype == pl.Float64() else x.expr.cast(pl.Float64())
-    expr = (wide - pl.lit(parameters.mean, dtype=pl.Float64())) / pl.lit(parameters.std, dtype=pl.Float64())
-    return Value(expr=expr if result == pl.Float64() else expr.cast(result), dtype=result)
+    x = widened(x, floats=True)
+    mean, std = np.float64(parameters.mean), np.float64(parameters.std)
+
+    def kernel(values: Values, out: Values) -> None:
+        wide = np.subtract(values, mean, dtype=np.float64)
+        np.divide(wide, std, out=wide)
+        np.copyto(out, wide, casting="same_kind")
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
 
 
 class Cast(Parameters):

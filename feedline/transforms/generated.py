@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
 from feedline.expressions import BoundExpression, bind, offending_node, parse
-from feedline.hashing import bucket_integers, crossed, scattered
+from feedline.hashing import bucket_crosses, scattered
 from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped, over_values
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
@@ -133,10 +133,16 @@ def enumerate_(x: Value, parameters: Enumerate) -> Value:
 
     def run(series: pl.Series) -> pl.Series:
         array = series.rechunk().to_arrow()
-        lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        places = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - parameters.start, lengths)
-        absent = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+        offsets, absent = array.offsets.to_numpy(), None
+        lengths = np.diff(offsets)
+        if array.null_count:
+            absent = array.is_null().to_numpy(zero_copy_only=False)
+            lengths[absent] = 0
+            offsets = np.concatenate(([0], np.cumsum(lengths)))
+        elif offsets[0]:
+            offsets = offsets - offsets[0]
+        places = np.arange(int(offsets[-1]))
+        np.subtract(places, np.repeat(offsets[:-1] - parameters.start, lengths), out=places)
         return lists_of(places, offsets, absent=absent)
 
     dtype = pl.List(pl.Int64())
@@ -187,12 +193,11 @@ def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
     out = np.frombuffer(buffer, np.int64)
     for start in range(0, count, BLOCK_VALUES):
         words = scattered(held.values[start : start + BLOCK_VALUES + n - 1])
-        size = min(BLOCK_VALUES, count - start)
-        part = out[start : start + size]
-        behind = np.concatenate((words, np.zeros(size + n - 1 - len(words), dtype=np.uint64)))
-        bucket_integers(
-            crossed([behind[place : place + size] for place in range(n)]), part, parameters.seed, parameters.buckets
-        )
+        part = out[start : start + BLOCK_VALUES]
+        if len(words) < len(part) + n - 1:  # the last block: what is behind it does not matter
+            words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))
+        runs = [words[place : place + len(part)] for place in range(n)]
+        bucket_crosses(runs, part, parameters.seed, parameters.buckets)
     flat = pa.Array.from_buffers(pa.int64(), count, [None, buffer])
     if held.holes is not None:
         holes = held.holes.copy()

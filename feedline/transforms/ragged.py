@@ -40,9 +40,16 @@ class Ragged:
         """Elements per row, null ones counted."""
         return np.diff(self.offsets)
 
-    def rows(self) -> Offsets:
-        """The row of each value."""
-        return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
+    def part(self, start: int, stop: int) -> Ragged:
+        """Rows [start, stop)."""
+        offsets = self.offsets[start : stop + 1]
+        values = slice(int(offsets[0]), int(offsets[-1]))
+        return Ragged(
+            values=self.values[values],
+            offsets=offsets - offsets[0],
+            holes=None if self.holes is None else self.holes[values],
+            absent=None if self.absent is None else self.absent[start:stop],
+        )
 
     def where(self, kept: Mask) -> Ragged:
         """The lists with some of their elements only."""

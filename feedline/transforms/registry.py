@@ -87,7 +87,7 @@ class Input:
     @property
     def taken(self) -> str:
         """What it takes, in words."""
-        return _taken(self.takes, self.lists)
+        return _taken(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

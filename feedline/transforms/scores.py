@@ -15,14 +15,15 @@ import pyarrow as pa
 from pydantic import Field
 
 from feedline.errors import DataError, SpecError
-from feedline.expression_types import INTEGER, NUMBERS
-from feedline.transforms.arrays import Values
+from feedline.expression_types import INTEGER, NUMBERS, spoken
+from feedline.transforms.arrays import NUMPY_TYPES, Values
 from feedline.transforms.crossings import same_type
-from feedline.transforms.kinds import WEIGHTS, Value
-from feedline.transforms.matching import Numbers, row_keys, rows_of, scored, shared_counts, shared_scores
+from feedline.transforms.kinds import WEIGHTS, Value, element_type
+from feedline.transforms.matching import Numbers, in_blocks, shared_counts, summed
 from feedline.transforms.ragged import Mask, Ragged, aligned, either, over_columns, ragged, widened_list
 from feedline.transforms.registry import Input, Parameters, example_of_several, op
 
+_VECTORS = 2048  # that are compared at once
 _IDS = frozenset({INTEGER})
 _FLOATS = NUMBERS - {INTEGER}
 PAIR = (
@@ -48,7 +49,9 @@ def _over_pairs(inputs: Sequence[Value], count: Callable[[Ragged, Ragged], Value
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
         mine, other = ragged(first), ragged(second)
-        found = count(mine.filled(), other.filled())
+        found = np.empty(len(first), dtype=np.float64)
+        for rows, (left, right) in in_blocks(mine.filled(), other.filled()):
+            found[rows] = count(left, right)
         return _scores(found, either([mine.absent, other.absent]))
 
     return Value(expr=over_columns([left.expr, right.expr], run, pl.Float32()), dtype=pl.Float32())
@@ -143,7 +146,13 @@ def _over_scored(inputs: Sequence[Value | None], needed: tuple[bool, bool], redu
 
     def run(first: pl.Series, scores: pl.Series, second: pl.Series, matching: pl.Series) -> pl.Series:
         (mine, own), (other, theirs) = _held(first, scores), _held(second, matching)
-        return _scores(reduce(mine, own, other, theirs), either([mine.absent, other.absent]))
+        found = np.empty(len(first), dtype=np.float64)
+        for rows, (one, two) in in_blocks(mine, other):
+            stop = rows.stop
+            ours = own[mine.offsets[rows.start] : mine.offsets[stop]]
+            others = theirs[other.offsets[rows.start] : other.offsets[stop]]
+            found[rows] = reduce(one, ours, two, others)
+        return _scores(found, either([mine.absent, other.absent]))
 
     ones = [
         x.weights if x.weights is not None else x.expr.list.eval(pl.lit(1.0, dtype=pl.Float32())) for x in (left, right)
@@ -186,28 +195,25 @@ _SCORED: list[tuple[pl.DataType, list[Any]]] = [_A, _A_SCORES, _B, _B_SCORES]
 def get_cosine_similarity(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """The cosine of two lists as vectors over all ids, where an id's coordinate is the sum of its scores.
 
-    A list whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). Elements whose id or score is null
-    count for nothing; a null list gives a null.
+    Scores are a list of floats behind the ids, or the weights of weighted ids; so, too, in the ops that follow. A list
+    whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). Elements whose id or score is null count
+    for nothing; a null list gives a null.
     """
     return _over_scored(inputs, (True, True), _cosine)
 
 
 def _cosine(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
-    (mine, other), bits = row_keys(left, right)
-    ours, others = scored(mine, own), scored(other, theirs)
-    count = len(left.lengths)
-    rows, a, b = shared_scores(ours, others, bits)
-    norms = [np.sqrt(_per_row(rows_of(side.keys, bits), side.scores * side.scores, count)) for side in (ours, others)]
-    norm = norms[0] * norms[1]
-    inner = _per_row(rows, a * b, count)
+    sums, count = summed(left, own, right, theirs), len(left.lengths)
+    inner = _per_row(sums.rows, sums.left * sums.right, count)
+    squares = [_per_row(sums.rows, side * side, count) for side in (sums.left, sums.right)]
+    norm = np.sqrt(squares[0]) * np.sqrt(squares[1])
     cosine: Values = np.divide(inner, norm, out=np.zeros_like(inner), where=norm != 0)
     return cosine
 
 
 def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
-    (mine, other), bits = row_keys(left, right)
-    rows, a, b = shared_scores(scored(mine, own), scored(other, theirs), bits)
-    return _per_row(rows, a * b, len(left.lengths))
+    sums = summed(left, own, right, theirs)
+    return _per_row(sums.rows, sums.left * sums.right, len(left.lengths))
 
 
 @op(
@@ -223,21 +229,20 @@ def get_score_sum(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """
 
     def total(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:
-        (mine, other), bits = row_keys(left, right)
-        rows, _, b = shared_scores(scored(mine, None), scored(other, theirs), bits)
-        return _per_row(rows, b, len(left.lengths))
+        sums = summed(left, None, right, theirs)
+        return _per_row(sums.rows[sums.shared], sums.right[sums.shared], len(left.lengths))
 
     return _over_scored(inputs, (False, True), total)
 
 
 def _extreme(inputs: Sequence[Value | None], combine: np.ufunc) -> Value:
     def extreme(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:
-        (mine, other), bits = row_keys(left, right)
-        rows, _, b = shared_scores(scored(mine, None), scored(other, theirs, combine), bits)
+        sums = summed(left, None, right, theirs, combine)
+        rows, scores = sums.rows[sums.shared], sums.right[sums.shared]
         found = np.zeros(len(left.lengths))
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         if len(starts):
-            found[rows[starts]] = combine.reduceat(b, starts)
+            found[rows[starts]] = combine.reduceat(scores, starts)
         return found
 
     return _over_scored(inputs, (False, True), extreme)
@@ -323,26 +328,45 @@ def _of_vectors(inputs: Sequence[Value], metric: str) -> Value:
     left, right = (x.width for x in inputs)
     if left != right:
         raise SpecError(f"vectors must have one width to be compared: got {left} and {right}")
-    dtype = pl.Array(pl.Float64(), left)
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
-        a, b = (series.to_numpy() for series in (first, second))
-        inner = np.einsum("ij,ij->i", a, b)
-        if metric == "cosine":
-            norm = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
-            inner = np.divide(inner, norm, out=np.zeros_like(inner), where=norm != 0)
-        return _scores(inner, either([_incomplete(series) for series in (first, second)]))
+        found = np.empty(len(first), dtype=np.float64)
+        (a, gone), (b, lost) = _matrix(first), _matrix(second)
+        for start in range(0, len(first), _VECTORS):
+            block = slice(start, start + _VECTORS)
+            found[block] = _similarity(a[block].astype(np.float64), b[block].astype(np.float64), metric)
+        return _scores(found, either([gone, lost]))
 
-    return Value(expr=over_columns([x.expr.cast(dtype) for x in inputs], run, pl.Float32()), dtype=pl.Float32())
+    numbers = [x if element_type(spoken(x.dtype)) in NUMPY_TYPES else _in_floats(x) for x in inputs]
+    return Value(expr=over_columns([x.expr for x in numbers], run, pl.Float32()), dtype=pl.Float32())
 
 
-def _incomplete(vectors: pl.Series) -> Mask | None:
-    """Which vectors are null or hold a null; None where none does."""
+def _in_floats(x: Value) -> Value:
+    dtype = pl.Array(pl.Float64(), x.width or 0)
+    return Value(expr=x.expr.cast(dtype), dtype=dtype)
+
+
+def _similarity(a: Numbers, b: Numbers, metric: str) -> Numbers:
+    inner: Numbers = np.einsum("ij,ij->i", a, b)
+    if metric == "inner":
+        return inner
+    norm = np.sqrt(np.einsum("ij,ij->i", a, a)) * np.sqrt(np.einsum("ij,ij->i", b, b))
+    cosine: Numbers = np.divide(inner, norm, out=np.zeros_like(inner), where=norm != 0)
+    return cosine
+
+
+def _matrix(vectors: pl.Series) -> tuple[Values, Mask | None]:
+    """The vectors as a matrix, and which of them are null or hold a null (None where none does)."""
     array = vectors.rechunk().to_arrow()
     width = array.type.list_size
     flat = array.values.slice(array.offset * width, len(array) * width)
+    dtype = flat.type.to_pandas_dtype()
+    start = flat.offset * np.dtype(dtype).itemsize
+    data = flat.buffers()[1]
+    matrix = np.frombuffer(data, dtype, count=len(flat), offset=start) if len(flat) else np.empty(0, dtype)
+    matrix = matrix.reshape(len(array), width)
     if not array.null_count and not flat.null_count:
-        return None
+        return matrix, None
     mask: Mask = flat.is_null().to_numpy(zero_copy_only=False).reshape(-1, width).any(axis=1)
     np.logical_or(mask, array.is_null().to_numpy(zero_copy_only=False), out=mask)
-    return mask
+    return np.where(mask[:, None], 0, matrix), mask

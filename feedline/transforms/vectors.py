@@ -52,10 +52,12 @@ def onehot(x: Value, parameters: Onehot) -> Value:
 
     def run(series: pl.Series) -> pl.Series:
         absent = series.is_null().to_numpy() if series.null_count() else None
-        places = series.cast(pl.Int64(), strict=False).fill_null(-1).to_numpy()
+        series = series if series.dtype == pl.Int64 else series.cast(pl.Int64(), strict=False)
+        places = (series.fill_null(-1) if series.null_count() else series).to_numpy()
         matrix = np.zeros((len(places), size), dtype=np.float32)
-        rows = np.flatnonzero((places >= 0) & (places < size))
-        matrix[rows, places[rows]] = 1
+        inside = places.view(np.uint64) < size  # a negative number is a huge one
+        cells = np.arange(0, matrix.size, size) + places
+        matrix.ravel()[cells if inside.all() else cells[inside]] = 1
         return vectors_of(matrix, absent)
 
     dtype = pl.Array(pl.Float32(), size)
