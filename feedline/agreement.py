@@ -102,4 +102,4 @@ class _Entry:
             return None
 
     def write(self, content: dict[str, Any]) -> None:
-        store.put(self._place, self._name, json.dumps(content).encode())
+        store.put(self._place, self._name, [json.dumps(content).encode()])

@@ -26,10 +26,12 @@ from feedline.loader.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.launch import feeder_threads
 from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
+from feedline.plan import Plan
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster import Cluster
 from feedline.service.feeder import Feeder, FeederStats
 from feedline.spec import PipelineSpec, load_spec
+from feedline.warehouse.usage import record_usage
 
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
@@ -114,7 +116,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     _say({"type": "trainer", "pid": channel.peer_pid()})
     error = None
     try:
-        _serve(channel, pipeline, cluster, request, stats)
+        _serve(channel, pipeline, cluster, request, stats, told=_say_plan)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
@@ -138,12 +140,28 @@ def _say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest, stats: FeederStats) -> None:
-    job = job_fingerprint(pipeline.spec)
+def _say_plan(plan: Plan) -> None:
+    _say({"type": "plan", "plan": plan.fingerprint, "bad_files": plan.bad_files()})
+
+
+def _serve(
+    channel: Channel,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    request: FeedRequest,
+    stats: FeederStats,
+    *,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> None:
+    def resolve(hello: dict[str, Any]) -> Plan:
+        plan = _resolved(pipeline, cluster, request, hello)
+        told(plan)
+        return plan
+
     feeder = Feeder(
         channel,
         cluster,
-        lambda hello: pipeline.resolve(hello, job=job, map=cluster.map),
+        resolve,
         rank=request.rank,
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
@@ -151,6 +169,15 @@ def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: Feed
         about={"imports_s": seconds_to_get_ready()},
     )
     feeder.serve()
+
+
+def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:
+    """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
+    plan = pipeline.resolve(hello, job=job_fingerprint(pipeline.spec), map=cluster.map)
+    if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
+        spec = pipeline.spec
+        record_usage(spec.work_dir, plan.snapshot, plan.columns, plan.selection.rows, job=spec.name)
+    return plan
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
+_FIELD_ID = b"PARQUET:field_id"
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
@@ -86,15 +87,23 @@ def footer_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def opened(source: Any, metadata: pq.FileMetaData | None = None, *, pre_buffer: bool = True) -> pq.ParquetFile:
+def opened(
+    source: Any,
+    metadata: pq.FileMetaData | None = None,
+    *,
+    pre_buffer: bool = True,
+    dictionaries: Sequence[str] = (),
+) -> pq.ParquetFile:
     """A Parquet file with the settings that every reader of Feedline must share; `pre_buffer` where reading costs.
 
     INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
-    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified.
+    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
+    paths of the Parquet columns of strings that are read as dictionaries.
     """
     return pq.ParquetFile(
         source,
         metadata=metadata,
+        read_dictionary=list(dictionaries) or None,
         pre_buffer=pre_buffer,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
@@ -193,7 +202,18 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, place, decoded(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
-    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
+    numbers of fields."""
+
+    def number(field: pa.Field) -> dict[bytes, bytes] | None:
+        found = (field.metadata or {}).get(_FIELD_ID)
+        return None if found is None else {_FIELD_ID: found}
+
+    return pa.schema([field.with_metadata(number(field)) for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 from feedline.errors import TableChangedError
 from feedline.warehouse.faults import Outlook, explained, outlook
 from feedline.warehouse.fetching import Fetched, chunk_ranges, coalesced, read_range
-from feedline.warehouse.footers import footer_digest, opened, parsed_footers
+from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.retrying import is_local, retried
 
 _KEPT_TAGS = 4096  # files whose footer a process remembers to have checked: some 100 bytes each
@@ -55,14 +56,34 @@ class _Stamp:
 class OpenFile:
     """A Parquet file that is known to be the snapshot's."""
 
-    def __init__(self, parquet: pq.ParquetFile) -> None:
-        self._parquet = parquet
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, uri: str) -> None:
+        self.parquet = parquet
         self.schema: pa.Schema = parquet.schema_arrow
         self.metadata: pq.FileMetaData = parquet.metadata
+        leaves = column_leaves(self.schema, self.metadata.num_columns, uri)
+        self.stored: dict[str, range] = dict(zip(self.schema.names, leaves, strict=True))
+        self._source = source
+        self._uri = uri
+
+    def row_starts(self) -> list[int]:
+        """Index in the file of every row group's first row, and the file's rows at the end."""
+        rows = (self.metadata.row_group(index).num_rows for index in range(self.metadata.num_row_groups))
+        return list(accumulate(rows, initial=0))
+
+    def read_dictionaries(self, paths: Sequence[str]) -> None:
+        """Decode these Parquet columns of strings as dictionaries from now on."""
+        if paths:
+            self.parquet = opened(self._source, self.metadata, dictionaries=paths)
+
+    def read_at(self, size: int, start: int) -> bytes:
+        """Some bytes of the file."""
+        with explained(self._uri, listed=True):
+            content: bytes = self._source.read_at(size, start)
+        return content
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """One row group's Parquet columns, decoded on the calling thread in chunks of about `chunk_rows`."""
-        return _decoded(self._parquet, row_group, leaves, chunk_rows)
+        return _decoded(self.parquet, row_group, leaves, chunk_rows)
 
 
 class _RemoteFile(OpenFile):
@@ -71,7 +92,20 @@ class _RemoteFile(OpenFile):
     def __init__(self, filesystem: pafs.FileSystem, path: str, seen: Seen) -> None:
         self._filesystem, self._path, self._seen = filesystem, path, seen
         self._source, self._stamp, metadata = retried(self._open, filesystem, seen.uri, listed=True)
-        super().__init__(opened(pa.BufferReader(b""), metadata))
+        self._dictionaries: Sequence[str] = ()
+        super().__init__(opened(pa.BufferReader(b""), metadata), self._source, seen.uri)
+
+    def read_dictionaries(self, paths: Sequence[str]) -> None:
+        """As `OpenFile.read_dictionaries`."""
+        self._dictionaries = paths
+
+    def read_at(self, size: int, start: int) -> bytes:
+        """As `OpenFile.read_at`, repeated where the store fails for a moment."""
+
+        def read() -> bytes:
+            return read_range(self._source, start, size)
+
+        return retried(read, self._filesystem, self._seen.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`, after all bytes of the columns have come and are known to be of this file."""
@@ -92,7 +126,7 @@ class _RemoteFile(OpenFile):
             self._compare_again()
 
         retried(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
-        with opened(fetched.reader(), self.metadata, pre_buffer=False) as parquet:
+        with opened(fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from _decoded(parquet, row_group, leaves, chunk_rows)
 
     def close(self) -> None:
@@ -158,11 +192,11 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenF
     with source:
         with explained(seen.uri, listed=True):
             tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
-            parquet = opened(source, _metadata(seen, tail))
+            file = OpenFile(opened(source, _metadata(seen, tail)), source, seen.uri)
         try:
-            yield OpenFile(parquet)
+            yield file
         finally:
-            parquet.close(force=True)
+            file.parquet.close(force=True)
 
 
 class _CheckedFooters:
@@ -203,7 +237,7 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
     if footer_digest(tail) != seen.footer_digest:
         raise TableChangedError(
             f"{seen.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-            "same size and time. Take a new snapshot"
+            "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot"
         )
     return parsed_footers.get(seen.footer_digest, tail)
 
