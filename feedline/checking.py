@@ -18,8 +18,7 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
-from feedline.expressions import bind_where
-from feedline.plan import compile_spec
+from feedline.plan import columns_read
 from feedline.resources import available_cores
 from feedline.service.cluster import Cluster
 from feedline.sources import listing_of_source
@@ -137,20 +136,12 @@ class ProgressLine:
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
-    """The stored columns to decode: all, or those that the pipeline's features, filter and runs need."""
+    """The stored columns to decode: all, or those that the pipeline reads."""
     if all_columns:
         return tuple(findings.schema.names)
     keys = [pa.field(name, column.type) for name, column in findings.listing.partition.items()]
     schema = pa.schema([*(field for field in findings.schema if field.name not in findings.listing.partition), *keys])
-    names = dict.fromkeys(compile_spec(spec, schema).columns)
-    source = spec.source
-    for text in (source.where, source.sample.where if source.sample is not None else None):
-        if text is not None:
-            names.update(dict.fromkeys(sorted(bind_where(text, schema).columns)))
-    names.update(dict.fromkeys((source.sample.key or ()) if source.sample is not None else ()))
-    if spec.shuffle is not None and spec.shuffle.by is not None:
-        names[spec.shuffle.by] = None
-    return tuple(name for name in names if name not in findings.listing.partition)
+    return tuple(name for name in columns_read(spec, schema) if name not in findings.listing.partition)
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feedline.agreement import agree_on_snapshot
 from feedline.bad_file_texts import warning_of
 from feedline.errors import DataError, FeedlineError, StateError
+from feedline.extraction import project
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
@@ -153,12 +154,10 @@ class Pipeline:
         """
         if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
-        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
-        assert isinstance(frame, pl.DataFrame)
-        schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
+        schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
         features = self._served(schema)
         columns = batch_schema(features)
-        encoded = encode(features.apply(frame.select(features.columns)), columns)
+        encoded = encode(features.apply(project(data, features.parts)), columns)
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,

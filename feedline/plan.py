@@ -7,11 +7,12 @@ becomes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,19 +20,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import PlanError
-from feedline.expressions import BoundExpression, bind_where
+from feedline.errors import ExpressionError, PlanError, SpecError
+from feedline.expressions import BoundExpression, bind_where, parse
 from feedline.features import FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
+from feedline.projection import source_columns
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.locations import join, shown
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
@@ -46,6 +50,7 @@ class Plan:
     spec: PipelineSpec
     snapshot: Snapshot
     where: BoundExpression | None
+    sample: BoundSample | None
     selection: Selection
     splits: Splits
     features: CompiledFeatures
@@ -66,21 +71,37 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The source columns that blocks read, the filter's included."""
-        names = dict.fromkeys(self.features.columns)
-        names.update(dict.fromkeys(sorted(self.where.columns) if self.where is not None else ()))
-        if self.job.by is not None:
-            names[self.job.by] = None
+        """The table's columns that blocks read, those of filter and sample included."""
+        names = dict.fromkeys(compiled_columns(self.features.columns, self.job))
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.columns) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
+        return tuple(names)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        by = (self.job.by,) if self.job.by is not None else ()
+        names = dict.fromkeys([*self.features.parts, *by])
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
         return tuple(names)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group."""
-        total = np.zeros(len(self.selection.rows), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                total += self.snapshot.column_facts(name).field("bytes").to_numpy()
-        return total
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        by = (self.job.by,) if self.job.by is not None else ()
+        read = frozenset([*self.features.parts, *by])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        weigh = self.sample is not None and SAMPLE_WEIGHT in read
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -95,6 +116,8 @@ class Plan:
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
         }
+        if self.sample is not None:
+            facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -155,7 +178,8 @@ class Plan:
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         groups = np.arange(first + low, first + high)
-        fragment = fragment_at(self.snapshot, int(self.splits.file[piece.split]), groups, kept[low:high])
+        file, proven = int(self.splits.file[piece.split]), self.selection.proven
+        fragment = fragment_at(self.snapshot, file, groups, kept[low:high], proven)
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         used = groups[kept[low:high] > 0]
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
@@ -167,23 +191,30 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    features = compile_spec(spec, snapshot.schema)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema))
     where = None
     if spec.source.where is not None:
         where = _bound_where(spec, snapshot.schema)
+    sample = _bound_sample(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        _require_columns(spec, snapshot, _needed(features, where, by), where)
+        virtual = {SAMPLE_WEIGHT} if sample is not None else set()
+        _require_columns(spec, snapshot, _needed(features, (where, sample), by) - virtual, where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
                 f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
             )
+        matched = selection.report.matched.rows
+        if matched and spec.source.sample is not None:
+            fraction = spec.source.sample.fraction
+            message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
+            raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         raise spec.error(
             ("source", "where"), f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
         )
@@ -191,11 +222,12 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
         spec=spec,
         snapshot=snapshot,
         where=where,
+        sample=sample,
         selection=selection,
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, snapshot.schema, features, where, by),
+        job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
     )
@@ -204,7 +236,17 @@ def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
     """The counting pass; its counts are kept in work_dir."""
     where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
-    return select_rows(snapshot, where, work_dir=spec.work_dir, map=map)
+    sample = _bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+
+
+def columns_read(spec: PipelineSpec, schema: pa.Schema) -> tuple[str, ...]:
+    """The table's columns that a run reads: for features, filter, sample and runs; partition keys may be among them."""
+    features = compile_spec(spec, planned_schema(spec, schema))
+    where = _bound_where(spec, schema) if spec.source.where is not None else None
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    needed = _needed(features, (where, _bound_sample(spec, schema)), by)
+    return tuple(name for name in source_columns(schema, sorted(needed)) if name in schema.names)
 
 
 def compile_spec(
@@ -225,6 +267,41 @@ def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
         raise spec.error(("source", "where"), str(error)) from error
 
 
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    """
+    if spec.source.sample is None:
+        return schema
+    for feature in spec.features:
+        used = set(feature.inputs) | ({feature.column} if feature.column else set())
+        if feature.expr is not None:
+            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+                used |= parse(feature.expr).columns
+        try:
+            with_weight(schema, used)
+        except SpecError as error:
+            raise spec.error(feature.path, f"{feature.name}: {error}") from None
+    return with_weight(schema, ())
+
+
+def compiled_columns(columns: Sequence[str], job: Job) -> tuple[str, ...]:
+    """The columns that blocks hold: those of the features, and the one that keeps runs together."""
+    return tuple(dict.fromkeys([*columns, *([job.by] if job.by is not None else [])]))
+
+
+def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
+    sample = Sample.of(spec.source.sample)
+    if sample is None:
+        return None
+    try:
+        return bind_sample(sample, schema)
+    except ValueError as error:
+        part = "where" if isinstance(error, ExpressionError) else "key"
+        raise spec.error(("source", "sample", part), str(error)) from error
+
+
 def _require_columns(
     spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
 ) -> None:
@@ -238,14 +315,22 @@ def _require_columns(
         )
 
 
-def _needed(features: CompiledFeatures, where: BoundExpression | None, by: str | None) -> set[str]:
-    return {*features.columns, *(where.columns if where is not None else ()), *([by] if by is not None else ())}
+def _needed(
+    features: CompiledFeatures, conditions: Sequence[BoundExpression | BoundSample | None], by: str | None
+) -> set[str]:
+    columns = [condition.columns for condition in conditions if condition is not None]
+    return set(features.columns).union(*columns, [by] if by is not None else [])
 
 
 def _job(
-    spec: PipelineSpec, schema: pa.Schema, features: CompiledFeatures, where: BoundExpression | None, by: str | None
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    features: CompiledFeatures,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    by: str | None,
 ) -> Job:
-    needed = _needed(features, where, by)
+    needed = _needed(features, (where, sample), by)
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,
@@ -253,4 +338,5 @@ def _job(
         where=spec.source.where,
         by=by,
         environment=local_environment(),
+        sample=None if sample is None else sample.sample,
     )

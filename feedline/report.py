@@ -15,9 +15,10 @@ from feedline.bad_file_texts import lines_of, summary_of
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
+from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
+from feedline.warehouse.accounting import Share
 from feedline.warehouse.reading import bytes_of
-from feedline.warehouse.selection import Share
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
 _LIST_BYTES = 8 * 20
@@ -57,6 +58,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "table": table_bytes,
             "share": read / table_bytes if table_bytes else 0.0,
         },
+        **part_costs(plan),
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
         "steps": schedule.steps,
@@ -119,7 +121,7 @@ def plan_table(facts: dict[str, Any]) -> Table:
         if key == "counted" and share["row_groups"]:
             note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
         table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
-    for name, text in rows[3:]:
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
         table.add_row(name, text)
     return table
 

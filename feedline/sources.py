@@ -47,13 +47,8 @@ def fresh_snapshot(
 ) -> Snapshot:
     """The table that `source` names as it is now, whatever `source.snapshot` says."""
     listing = listing_of_source(spec)
-    return snapshot_of(
-        sift(listing) if sift else listing,
-        rules=schema_rules(spec),
-        work_dir=spec.work_dir,
-        map=map,
-        on_bad=on_bad,
-    )
+    listing = sift(listing) if sift else listing
+    return snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
 
 
 def listing_of_source(spec: PipelineSpec) -> Listing:

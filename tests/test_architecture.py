@@ -26,19 +26,10 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "bad_file_texts"),
-    *("predicates", "expressions", "expression_", "row_preservation"),
-    *(
-        "spec",
-        "sections",
-        "source_section",
-        "column_types",
-        "features",
-        "positions",
-        "overrides",
-        "yaml_document",
-        "schema",
-    ),
+    *("errors", "version", "resources", "hashing", "bad_file_texts"),
+    *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
+    *("spec", "sections", "source_section", "column_types", "features"),
+    *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -61,7 +52,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "checking"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
     **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")

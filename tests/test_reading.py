@@ -25,12 +25,12 @@ from warehouse_samples import COLLECTION, sample, write
 
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
+from feedline.warehouse.counting import count_fragment
 from feedline.warehouse.frame import plan_fragments
 from feedline.warehouse.reading import (
     UNCOUNTED,
     Fragment,
     bytes_of,
-    count_fragment,
     fragment_at,
     fragment_of,
     read_arrow,
@@ -178,7 +178,8 @@ def test_row_groups_that_keep_nothing_are_not_in_a_fragment(shop: Snapshot) -> N
 def test_another_number_of_kept_rows_is_an_error(shop: Snapshot) -> None:
     where = bind_where("i64 > 0", shop.schema)
     fragment = whole(shop)
-    right = count_fragment(Fragment(**{**_fields(fragment), "expected": (UNCOUNTED,) * 3}), where, shop.schema)
+    counted = count_fragment(Fragment(**{**_fields(fragment), "expected": (UNCOUNTED,) * 3}), where, shop.schema)
+    right = tuple(count.rows for count in counted)
     for expected in ((*right[:2], right[2] + 1), (right[0], right[1] - 1, right[2])):
         wrong = Fragment(**{**_fields(fragment), "expected": expected})
         for read in (

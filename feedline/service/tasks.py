@@ -30,6 +30,7 @@ from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.version import VERSION
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -37,13 +38,17 @@ CHUNK_ROWS = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet."""
+    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
+
+    With a sample the schema may hold the virtual column `sample_weight`.
+    """
 
     features: tuple[FeatureSpec, ...]
     schema: bytes
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class Compiled:
     where: BoundExpression | None
     columns: tuple[str, ...]
     layout: SlotLayout
+    sample: BoundSample | None
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,11 +108,12 @@ def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
-    columns = dict.fromkeys(features.columns)
+    columns = dict.fromkeys(features.parts)
     if job.by is not None:
         columns[job.by] = None
     where = bind_where(job.where, schema) if job.where is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)))
+    sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
 
 
 def local_environment() -> tuple[tuple[str, str], ...]:
@@ -208,7 +215,14 @@ class _Clock:
 def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
     """The piece's rows, chunk by chunk."""
     position, missing = 0, piece.rows
-    chunks = read_fragment(piece.fragment, compiled.columns, compiled.where, compiled.schema, chunk_rows=CHUNK_ROWS)
+    chunks = read_fragment(
+        piece.fragment,
+        compiled.columns,
+        compiled.where,
+        compiled.schema,
+        sample=compiled.sample,
+        chunk_rows=CHUNK_ROWS,
+    )
     for chunk in chunks:
         height = chunk.frame.height
         start = min(max(piece.skip - position, 0), height)

@@ -1,6 +1,6 @@
 """Ops over ids and lists of ids: hash_bucket, modulo, first_x.
 
-Built in every process, run on the workers. The hash is defined in `hashing`.
+Built in every process, run on the workers. The hash is defined in `feedline.hashing`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import polars as pl
 from pydantic import Field
 
 from feedline.expression_types import BINARY, INTEGER, STRING
+from feedline.hashing import bucket_integers, digest
 from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, list_heads, over_series, over_values
 from feedline.transforms.dense import widened
-from feedline.transforms.hashing import bucket_integers, digest
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.registry import MAX_INT, Parameters, example, op
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from feedline.errors import CorruptFileError, DataError, TableError
+from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.bad_files import BadFile, reason_of
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footers import file_facts
@@ -121,7 +121,7 @@ class Findings:
 def check_footers(
     listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
 ) -> Findings:
-    """Read every footer of a table. Raises nothing for a file: whatever is wrong with it is a finding."""
+    """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
     findings = Findings(listing)
     files = list(zip(listing.files["path"].to_pylist(), listing.files["bytes"].to_pylist(), strict=True))
     tasks = [
@@ -182,6 +182,8 @@ def read_footers(task: FooterTask) -> tuple[list[Footer], list[pa.Schema]]:
             facts = file_facts(location.filesystem, join(location.path, path), size, name)
         except CorruptFileError as error:
             footers.append(Footer(corrupt=reason_of(error, name)))
+        except StoreError:
+            raise
         except TableError as error:
             footers.append(Footer(problem=_less(str(error), name)))
         else:
@@ -204,6 +206,8 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
             decode_fragment(fragment, task.columns, task.schema)
         except CorruptFileError as error:
             results.append((reason_of(error, fragment.uri), None))
+        except StoreError:
+            raise
         except (TableError, DataError) as error:
             results.append((None, _less(str(error), fragment.uri)))
         else:

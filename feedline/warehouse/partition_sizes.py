@@ -17,6 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.resources import available_cores, available_memory_bytes
+from feedline.warehouse.parts import part_bytes
+from feedline.warehouse.reading import field_of
+from feedline.warehouse.sampling import SAMPLE_WEIGHT
 from feedline.warehouse.selection import Selection
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import plan_splits
@@ -46,13 +49,10 @@ def partition_bytes(snapshot: Snapshot, selection: Selection, columns: Sequence[
     stored = snapshot.rows_per_row_group
     kept = np.where(selection.rows < 0, stored, selection.rows)
     splits = plan_splits(kept, snapshot.file_of_row_group, split_rows)
-    fixed, guessed = 0.0, np.zeros(len(stored))
-    for name in columns:
-        kind = snapshot.schema.field(name).type
-        width = _width(kind)
-        fixed += _OFFSET_BYTES if width is None else width
-        if width is None and name not in snapshot.partition_columns:
-            guessed += _DECODED * snapshot.column_facts(name).field("bytes").to_numpy()
+    named = [name for name in columns if name != SAMPLE_WEIGHT]
+    widths = {name: _width(field_of(snapshot.schema, name).type) for name in named}
+    fixed = sum(_OFFSET_BYTES if width is None else width for width in widths.values())
+    guessed = _DECODED * part_bytes(snapshot, [name for name, width in widths.items() if width is None])
     decoded = kept * fixed + guessed * kept / np.maximum(stored, 1)
     ends = np.concatenate(([0.0], np.cumsum(decoded)))
     sizes: Int64s = (ends[splits.stop_row_group] - ends[splits.first_row_group]).astype(np.int64)

@@ -7,7 +7,7 @@ moment. Whoever needs two calls to see the same rows takes a `snapshot()` and wo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot, snapshot_of
 
@@ -63,30 +64,55 @@ class Table:
         return snapshot_of(list_table(self.uri, **self._state))
 
     def to_dask(
-        self, columns: Sequence[str] | None = None, where: str | None = None, *, split_rows: int = SPLIT_ROWS
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        *,
+        sample: Sample | Mapping[str, Any] | None = None,
+        split_rows: int = SPLIT_ROWS,
     ) -> Any:
-        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split."""
-        snapshot = self.snapshot()
-        bound = _bound(where, snapshot)
-        return to_dask(snapshot, screen_rows(snapshot, bound), columns, bound, split_rows=split_rows)
+        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split.
 
-    def read(self, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
-        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns."""
+        `sample`: a share of them, as in `read`.
+        """
         snapshot = self.snapshot()
-        bound = _bound(where, snapshot)
+        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
+        selection = screen_rows(snapshot, bound, sample=sampled)
+        return to_dask(snapshot, selection, columns, bound, sample=sampled, split_rows=split_rows)
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        *,
+        sample: Sample | Mapping[str, Any] | None = None,
+    ) -> pa.Table:
+        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns.
+
+        `sample`: a share of them, by the keys of `source.sample` in pipeline.yaml, such as `{"fraction": 0.1}`;
+        `columns` may then name `sample_weight` (float32). Raises SpecError for a sample that does not fit the table.
+        """
+        snapshot = self.snapshot()
+        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
         names = snapshot.schema.names if columns is None else list(columns)
-        schema = pa.schema([field_of(snapshot.schema, name) for name in names])
+        whole = snapshot.schema if sampled is None else with_weight(snapshot.schema, columns)
+        schema = pa.schema([field_of(whole, name) for name in names])
 
         def part(fragment: Fragment) -> pa.Table:
-            return read_arrow(fragment, names, bound, snapshot.schema)
+            return read_arrow(fragment, names, bound, whole, sample=sampled)
 
-        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound), SPLIT_ROWS)
+        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
         with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
             try:
                 return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
+    asked = Sample.of(sample)
+    return None if asked is None else bind_sample(asked, snapshot.schema)
 
 
 def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:

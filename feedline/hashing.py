@@ -1,7 +1,8 @@
-"""Which bucket does an id or a string fall into, the same on every machine and in every version?
+"""Which 64 bits stand for an id, a string or a row, the same on every machine and in every version?
 
-Runs on the workers, inside the pass over a chunk. Polars' own hash changes with its version, so the hash is written
-down here, in numpy over 64-bit words. All arithmetic is modulo 2**64; `mix` is the finaliser of splitmix64:
+Runs wherever rows are: buckets of ids (the op `hash_bucket`) and samples of rows (`warehouse.sampling`) are made of it.
+Polars' own hash changes with its version, so the hash is written down here, in numpy over 64-bit words. All arithmetic
+is modulo 2**64; `mix` is the finaliser of splitmix64:
 
     mix(z):      z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9;  z ^= z >> 27;  z *= 0x94D049BB133111EB;  z ^= z >> 31
     GOLDEN     = 0x9E3779B97F4A7C15
@@ -63,6 +64,22 @@ def bucket_integers(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.i
     np.floor_divide(words, np.uint64(buckets), out=scratch)
     np.multiply(scratch, np.uint64(buckets), out=scratch)
     np.subtract(words, scratch, out=words)
+
+
+def hash_words(words: Words, seed: int) -> Words:
+    """hash(v) of each 64-bit word: a new array."""
+    hashed = words + _multiple(seed + 1)
+    mix(hashed, np.empty_like(hashed))
+    return hashed
+
+
+def outputs(start: int, first: int, count: int) -> Words:
+    """Outputs `first`, `first` + 1, … (counted from 0) of the splitmix64 generator that is seeded with `start`."""
+    words = np.arange(first + 1, first + 1 + count, dtype=np.uint64)
+    np.multiply(words, _GOLDEN, out=words)
+    np.add(words, np.uint64(start & 0xFFFFFFFFFFFFFFFF), out=words)
+    mix(words, np.empty_like(words))
+    return words
 
 
 def digest(series: pl.Series) -> Words:
