@@ -21,10 +21,10 @@ import pyarrow as pa
 from feedline.plan import columns_read
 from feedline.resources import available_cores
 from feedline.service.cluster import Cluster
-from feedline.sources import listing_of_source
+from feedline.sources import listing_of_source, schema_rules
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
-from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages
+from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages, check_presence
 from feedline.warehouse.locations import shown
 
 _FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
@@ -92,9 +92,12 @@ def run_check(
     listing = listing_of_source(spec)
     columns: tuple[str, ...] = ()
     with _mapper(spec) as mapper:
-        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), progress=progress)
+        rules = schema_rules(spec)
+        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
-        if deep and findings.footers:
+        if rules.missing_error and findings.kinds:
+            check_presence(findings, _columns(spec, findings, all_columns=False))
+        if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
             check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
             _remember(spec.work_dir, findings, deep=True)

@@ -88,6 +88,25 @@ def test_every_problem_of_every_file_is_said(tmp_path: Path):
     assert "3 bad files, 2 with other problems" in done.stdout
 
 
+def test_the_rules_of_the_schema_are_checked_in_every_file(tmp_path: Path):
+    write(tmp_path / "t", 5)
+    for number in (1, 3):
+        table = pq.read_table(part(tmp_path, number), partitioning=None)
+        pq.write_table(
+            table.drop_columns(["x"]) if number == 1 else table.append_column("z", table["x"]), part(tmp_path, number)
+        )
+    assert checked(pipeline(tmp_path)).clean
+    report = checked(pipeline(tmp_path, source={"schema": {"missing": "error"}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 1))]
+    assert "lacks 'x', which the pipeline reads" in report.problems[0].reason
+    columns = {"id": "int64", "x": "float32", "y": "int64", "ids": "list<int64>"}
+    report = checked(pipeline(tmp_path, source={"schema": {"extra": "error", "columns": columns}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 3))]
+    report = checked(pipeline(tmp_path, source={"schema": {"columns": {"y": "int32"}}}))
+    assert len(report.problems) == 5
+    assert not report.bad_files
+
+
 def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
     """A page that no counting pass reads: only a deep check could know."""
     write(tmp_path / "t")
