@@ -1,9 +1,9 @@
 """What does reading a tenth of a wide table cost, against a bare loop over its row groups?
 
-Two readers of the same columns of the same row groups, on one thread, in turns: Feedline's `read_fragment`, one call per
-split with all of its checks, and `ParquetFile.read_row_group(columns=…)` on files whose footers were parsed before the
-clock started. Bytes are those that the process asked the kernel for (`rchar` of /proc/self/io), so nothing that is read
-can hide. Run by `warehouse.py`; needs no other process.
+Two readers of the same columns of the same row groups, on one thread, in turns: Feedline's `read_fragment`, one call
+per split with all of its checks, and `ParquetFile.read_row_group(columns=…)` on files whose footers were parsed before
+the clock started. Bytes are those that the process asked the kernel for (`rchar` of /proc/self/io), so nothing that is
+read can hide. Run by `warehouse.py`; needs no other process.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.layout_commands import optimize, usage
+from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
@@ -125,6 +127,38 @@ def plan(
 
 
 @app.command()
+def rebase(
+    pipeline: PipelinePath,
+    state: Annotated[
+        Path, typer.Argument(metavar="STATE", help="The run's state: the JSON of a dataset's state_dict.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="Where the new state goes; standard output without.")] = None,
+    rewritten: Annotated[
+        str, typer.Option(help="Rows of rewritten files that may have been delivered: error, skip or repeat.")
+    ] = "error",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
+    if rewritten not in REWRITTEN:
+        raise SpecError(f"--rewritten is unknown: got {rewritten!r}, expected {', '.join(REWRITTEN)}")
+    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(
+        before := read_state(state), rewritten=rewritten
+    )
+    after = plan.state_after(before)
+    rest = None if after == before else plan.facts()["rest"]
+    Console(stderr=True).print(
+        "the table is as it was" if rest is None else told(rest), highlight=False, soft_wrap=True, markup=False
+    )
+    if output is not None:
+        output.write_text(json.dumps(after) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps({"state": after, "rest": rest}))
+    elif output is None:
+        print(json.dumps(after))
+
+
+@app.command()
 def check(
     pipeline: PipelinePath,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
@@ -163,6 +197,9 @@ def schema() -> None:
     """Print the JSON Schema of pipeline.yaml."""
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
+
+app.command()(optimize)
+app.command()(usage)
 
 generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
 app.add_typer(generate, name="generate")

@@ -31,6 +31,7 @@ from feedline.resources import available_memory_bytes
 from feedline.service.cluster import Cluster
 from feedline.service.feeder import Feeder, FeederStats
 from feedline.spec import PipelineSpec, load_spec
+from feedline.warehouse.usage import record_usage
 
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
@@ -152,10 +153,8 @@ def _serve(
     *,
     told: Callable[[Plan], None] = lambda plan: None,
 ) -> None:
-    job = job_fingerprint(pipeline.spec)
-
     def resolve(hello: dict[str, Any]) -> Plan:
-        plan = pipeline.resolve(hello, job=job, map=cluster.map)
+        plan = _resolved(pipeline, cluster, request, hello)
         told(plan)
         return plan
 
@@ -170,6 +169,15 @@ def _serve(
         about={"imports_s": seconds_to_get_ready()},
     )
     feeder.serve()
+
+
+def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:
+    """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
+    plan = pipeline.resolve(hello, job=job_fingerprint(pipeline.spec), map=cluster.map)
+    if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
+        spec = pipeline.spec
+        record_usage(spec.work_dir, plan.snapshot, plan.columns, plan.selection.rows, job=spec.name)
+    return plan
 
 
 @contextlib.contextmanager

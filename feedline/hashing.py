@@ -16,12 +16,21 @@ So `hash` of an integer is the (seed + 1)-th output of the splitmix64 generator 
 tested widely, and an id has the same hash in an int32, an int64 and a uint64 column. The words of a string are mixed
 apart from each other and summed, which numpy can do without a loop over strings.
 
+Several values v_1 … v_n (a cross, an n-gram) have the hash of one integer, modulo 2**64:
+
+    cross      = h_1 * GOLDEN**(n-1) + … + h_n,    h_i = mix(v_i + GOLDEN), with digest(s) as v_i of a string
+    hash       = hash(cross)
+
+`sigrid` is another hash, that of TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
+
 A string of up to 12 bytes lies inside its Arrow string view, zero-filled, as one word of 8 bytes and one of 4: it is
 read there. Longer ones are gathered from their bytes: word by word over all strings that are long enough, or, where
 they are very long, all words of all strings at once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +43,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(GOLDEN)
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
+_FOLLY_MULTIPLIER = np.uint64(0x9DDFEA08EB382D69)
 _WORD_BYTES = 8
 _INLINE_BYTES = 12
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
@@ -80,6 +90,54 @@ def outputs(start: int, first: int, count: int) -> Words:
     np.add(words, np.uint64(start & 0xFFFFFFFFFFFFFFFF), out=words)
     mix(words, np.empty_like(words))
     return words
+
+
+def scattered(values: npt.NDArray[np.int64] | Words) -> Words:
+    """mix(v + GOLDEN) of each 64-bit integer: what `cross` is made of."""
+    words = np.add(values.view(np.uint64), _GOLDEN)
+    for start in range(0, len(words), BLOCK_ROWS):
+        block = words[start : start + BLOCK_ROWS]
+        mix(block, np.empty_like(block))
+    return words
+
+
+def crossed(parts: Sequence[Words]) -> Words:
+    """The cross of several values, from the `scattered` words of each, of equal length."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        np.multiply(total, _GOLDEN, out=total)
+        np.add(total, part, out=total)
+    return total
+
+
+def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], salt: int, limit: int) -> None:
+    """TorchArrow's sigrid_hash: hash_combine(salt, twang_mix64(id)) of folly, signed, modulo `limit`, floored."""
+    words, scratch = out.view(np.uint64), np.empty(len(out), dtype=np.uint64)
+    ids = values.view(np.uint64)
+
+    def left(shift: int, source: Words) -> Words:
+        return np.left_shift(source, np.uint64(shift), out=scratch)
+
+    def folded(shift: int) -> None:
+        np.bitwise_xor(words, np.right_shift(words, np.uint64(shift), out=scratch), out=words)
+
+    np.add(~ids, left(21, ids), out=words)
+    folded(24)
+    np.multiply(words, np.uint64(265), out=words)
+    folded(14)
+    np.multiply(words, np.uint64(21), out=words)
+    folded(28)
+    np.add(words, left(31, words), out=words)
+    seed = np.uint64(salt & 0xFFFFFFFFFFFFFFFF)
+    np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
+    folded(47)
+    np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
+    folded(47)
+    np.multiply(words, _FOLLY_MULTIPLIER, out=words)
+    quotient = scratch.view(np.int64)
+    np.floor_divide(out, np.int64(limit), out=quotient)
+    np.multiply(quotient, np.int64(limit), out=quotient)
+    np.subtract(out, quotient, out=out)
 
 
 def digest(series: pl.Series) -> Words:

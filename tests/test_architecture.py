@@ -41,11 +41,12 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "service": WORKERS - {"service"},
-    "agreement": {"foundation"},
+    "agreement": {"foundation", "warehouse"},
     "plan": WORKERS,
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
-    "pipeline": WORKERS | {"agreement", "plan", "sources", "skipping"},
+    "rebasing": WORKERS | {"plan"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
@@ -53,7 +54,8 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
-    **{name: name for name in ("agreement", "plan", "sources", "skipping", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
+    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
@@ -73,8 +75,12 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli",),
-    "rich": ("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "rich": (
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report"),
+    ),
+    "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
 }

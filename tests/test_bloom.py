@@ -401,6 +401,21 @@ def test_row_groups_without_the_value_are_not_read(events: Path, tmp_path: Path)
     assert selection.report.by_bloom.row_groups == 3
 
 
+def test_filters_larger_than_what_they_save_are_not_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, share in (("small", 0.01), ("large", 1e-12)):  # of wrong answers: the fewer, the larger the filter
+        table = pa.table({"id": rng.integers(0, 10**9, 200)})
+        (tmp_path / name).mkdir()
+        options = {"id": {"ndv": 200, "fpp": share}}
+        pq.write_table(table, tmp_path / name / "f", row_group_size=100, bloom_filter_options=options)
+        snapshot = take_snapshot(str(tmp_path / name / "f"))
+        selection = select_rows(snapshot, bind_where("id == 500000001", snapshot.schema), work_dir=str(tmp_path))
+        found = selection.report
+        expected = (2, 0) if name == "small" else (0, 2)
+        assert (found.by_bloom.row_groups, found.counted.row_groups) == expected
+        assert (found.bloom_bytes > 0) == (name == "small")
+
+
 def test_drifted_types_are_looked_up_in_each_files_own(tmp_path: Path) -> None:
     options = {"x": {"ndv": 50, "fpp": 0.001}, "p": {"ndv": 50, "fpp": 0.001}}
     kinds = ((pa.int32(), pa.decimal128(9, 2)), (pa.int64(), pa.decimal128(12, 3)))

@@ -13,6 +13,8 @@ from warehouse_samples import write
 
 from feedline import Pipeline, Table
 from feedline.errors import SpecError
+from feedline.expressions import bind, parse
+from feedline.extraction import project
 from feedline.part_costs import part_rows
 from feedline.plan import Plan
 from feedline.report import describe
@@ -154,3 +156,36 @@ def test_errors_in_pipelines(tmp_path: Path, features: dict[str, Any], message: 
     root = write(tmp_path / "t", {"a.parquet": events(5, 1)})
     with pytest.raises(SpecError, match=message):
         pipeline(tmp_path, root, features=features, source={"table": root}).plan()
+
+
+def test_a_missing_column_is_one_that_is_stored_in_no_way(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:
+    rules = {"missing": "error"}
+    assert pipeline(tmp_path, mixed[0], source={"table": mixed[0], "schema": rules}).plan().schedule(0).rows == 90
+    tables = {"a.parquet": events(5, 1), "b.parquet": events(5, 2).drop_columns(["features_map"])}
+    root = write(tmp_path / "t", tables)
+    with pytest.raises(SpecError, match=r'column .features_map\["(price|cost)"\]. is not in .*b.parquet'):
+        pipeline(tmp_path, root, source={"table": root, "schema": rules}).plan()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'features_map["price"] * 2 - features_map["cost"]',
+        'features_map["price"] > 5 or features_map["zzz"] is None and not n > 20',
+        'when(user["country"] == "US", user["geo"]["lat"], None)',
+        'coalesce(user["scores"]["a"]["lat"], user["geo"]["lon"], 1)',
+        'user["geo"] is None or user is None',
+        "lists[1].list.sum() + clip(n, 3, 9) + lists[2].list.len().fill_null(0)",
+        'user["country"] in ["US", "DE"] and -features_map["age"] < 0',
+        'features_map["é"].fill_null(0) + features_map["price"].fill_null(0)',
+    ],
+)
+def test_an_expression_gives_the_same_over_columns_and_over_parts(mixed: tuple[str, pa.Table], text: str) -> None:
+    for table in (mixed[1], Table(mixed[0]).read()):
+        bound = bind(parse(text), table.schema)
+        whole = pl_frame(table).select(bound.polars).to_series()
+        narrow = project(table, sorted(bound.parts)).select(bound.narrow).to_series()
+        assert whole.to_list() == narrow.to_list()
+        assert narrow.dtype == bound.dtype
+    first = bind(parse(text), mixed[1].schema)
+    assert pl_frame(mixed[1]).select(first.polars).to_series().to_list() == whole.to_list(), "flattened or not"

@@ -23,7 +23,7 @@ from feedline.warehouse.footers import column_leaves
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.reading import bytes_of, field_of
 from feedline.warehouse.selection import select_rows
-from feedline.warehouse.snapshot import take_snapshot
+from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -322,3 +322,37 @@ def test_thousands_of_keys_are_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found.num_columns == 3000
     for key in (0, 1, 2999):
         assert found[names[key]].to_pylist() == [float(row) if (key - row) % 3 == 0 else None for row in range(40)]
+
+
+def test_a_snapshot_of_maps_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
+    """pyarrow names a map's entries after its column, which a saved schema does not keep."""
+    named = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64(), nullable=False))
+    table = events(5, 1).append_column("named", pa.array([[("a", 1)]] * 5, named))
+    snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": table}))
+    snapshot.save(str(tmp_path / "work"))
+    loaded = Snapshot.load(str(tmp_path / "work"), snapshot.id)
+    assert loaded.schema.equals(snapshot.schema)
+    assert [str(kind) for kind in loaded.schema.types] == [str(kind) for kind in snapshot.schema.types]
+    assert (
+        Table(tmp_path / "t").read(["named", 'named["a"]']).to_pylist() == [{"named": [("a", 1)], 'named["a"]': 1}] * 5
+    )
+
+
+def test_fewer_rows_are_decoded_at_once_where_maps_are_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [[(f"k{key}", float(row)) for key in range(20)] for row in range(500)]
+    root = write(tmp_path, {"a.parquet": pa.table({"m": pa.array(rows, MAP), "n": range(500)})}, row_group_size=300)
+    monkeypatch.setattr(parts, "_ENTRIES", 2_000)
+    monkeypatch.setattr(parts, "_LEAST_ROWS", 16)
+    lengths: list[int] = []
+    take = parts.extracted
+
+    def watched(array: pa.Array, wanted: Any) -> Any:
+        lengths.append(len(array))
+        return take(array, wanted)
+
+    monkeypatch.setattr(parts, "extracted", watched)
+    assert Table(root).read(['m["k7"]'])['m["k7"]'].to_pylist() == [float(row) for row in range(500)]
+    assert lengths == [100] * 5
+    lengths.clear()
+    Table(root).read(["n"])
+    assert lengths == [300, 200], "columns without maps come in whole chunks"

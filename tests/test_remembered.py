@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from warehouse_samples import sample, write
 
 from feedline.errors import CorruptFileError, TableError
+from feedline.sections import ClusterSpec
+from feedline.service.cluster import Cluster
 from feedline.warehouse import footer_tasks, store
 from feedline.warehouse.discovery import discover
 from feedline.warehouse.schemas import SchemaRules
@@ -266,22 +269,13 @@ def test_what_is_remembered_never_shows(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_cluster_reads_footers_too(tmp_path: Path) -> None:
-    from distributed import Client, LocalCluster
-
     for index in range(12):
         put(tmp_path / f"{index}.parquet", sample(10, index), row_group_size=4)
     (tmp_path / "bad.parquet").write_bytes(b"this is no Parquet")
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-
-        def run(function: Callable[[Any], Any], tasks: list[Any]) -> Any:
-            return client.gather(client.map(function, tasks, pure=False))
-
+    with contextlib.closing(Cluster(ClusterSpec(workers=1), threads=1)) as cluster:
         with pytest.raises(CorruptFileError, match=r"bad\.parquet is not Parquet"):
-            take_snapshot(str(tmp_path), map=run)
-        found = take_snapshot(str(tmp_path), map=run, on_bad=lambda path, error: None)
+            take_snapshot(str(tmp_path), map=cluster.map)
+        found = take_snapshot(str(tmp_path), map=cluster.map, on_bad=lambda path, error: None)
     (tmp_path / "bad.parquet").unlink()
     same(found, take_snapshot(str(tmp_path)))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import math
 import pickle
+import re
 import struct
 import tempfile
 from fractions import Fraction
@@ -128,6 +130,27 @@ def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fracti
     assert sample.chosen(batch, "any", 7).tolist() == expected
     if count:
         assert sample.chosen(batch.slice(1), "other", 0).tolist() == expected[1:]
+
+
+def test_hashes_that_the_documentation_shows() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    placed = re.findall(r"^\| `(.+)`, row (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(placed) == 4
+    for path, index, seed, shown in placed:
+        assert place_hash(path, int(index), int(seed)) == int(shown)
+    keyed = re.findall(r"^\| key (.+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(keyed) == 10
+    meanings = {"null": None, "true": True, "2026-01-01": datetime.date(2026, 1, 1)}
+    meanings["2026-01-01 12:00:00"] = datetime.datetime(2026, 1, 1, 12)
+    for shown_key, seed, shown in keyed:
+        key = [meanings[part] if part in meanings else json.loads(part) for part in shown_key.split(", ")]
+        assert key_hash(tuple(key), int(seed)) == int(shown)
+        batch = pa.record_batch({f"k{index}": [value] for index, value in enumerate(key)})
+        names = tuple(batch.schema.names)
+        exact = Sample(fraction=(int(shown) + 2**12) / 2**64, seed=int(seed), key=names)
+        below = Sample(fraction=(int(shown) - 2**12) / 2**64, seed=int(seed), key=names)
+        assert bind_sample(exact, batch.schema).chosen(batch, "f", 0).tolist() == [True]
+        assert bind_sample(below, batch.schema).chosen(batch, "f", 0).tolist() == [False]
 
 
 @pytest.mark.parametrize("key", [(), ("k",)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -148,6 +149,13 @@ def test_a_saved_snapshot_comes_back_without_the_table(tmp_path: Path) -> None:
     assert loaded.files.equals(snapshot.files)
     assert loaded.row_groups.equals(snapshot.row_groups)
     assert Snapshot.load(f"file://{work_dir}", snapshot.id).files.equals(snapshot.files)
+
+
+def test_a_snapshot_of_a_map_column_comes_back(tmp_path: Path) -> None:
+    """Parquet names the inside of a map after its column; an Arrow stream forgets that name."""
+    facts = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
+    snapshot = take_snapshot(write(tmp_path / "table", {"a.parquet": pa.table({"facts": facts})}))
+    assert Snapshot.load(str(tmp_path), snapshot.save(str(tmp_path))).schema == snapshot.schema
 
 
 def test_concurrent_savers_leave_one_whole_file(tmp_path: Path) -> None:
@@ -337,3 +345,9 @@ def test_a_corrupt_footer_may_be_handed_over_and_its_file_left_out(tmp_path: Pat
         (tmp_path / name).write_bytes(b"no Parquet at all")
     with pytest.raises(TableError, match="has no good file: got a corrupt footer in each of 2"):
         snapshot_of(discover(root), on_bad=lambda path, error: bad.append((path, error)))
+
+
+def test_a_listing_without_files_is_refused(tmp_path: Path) -> None:
+    listing = discover(write(tmp_path, {"a.parquet": sample(3)}))
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one file"):
+        snapshot_of(dataclasses.replace(listing, files=listing.files.slice(0, 0)))

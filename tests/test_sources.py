@@ -136,3 +136,25 @@ def test_the_command_writes_what_a_run_reads(place: Place) -> None:
     other = ended("snapshot", path, place.folder / "p.yaml" / "file")
     assert other.returncode == 1
     assert "cannot be written" in other.stderr
+
+
+def test_footers_are_read_where_the_counting_pass_runs(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def run(function: Any, tasks: list[Any]) -> list[Any]:
+        ran.append(function.__name__)
+        return [function(task) for task in tasks]
+
+    pipeline = small(tmp_path, where="x + 0 > 0")
+    hello = {"rank": 0, "world_size": 1}
+    plan = pipeline.resolve(hello, job="j", map=run)
+    assert ran == ["footer_task", "count_task"]
+    assert pipeline.resolve(hello, job="j", map=run).snapshot.id == plan.snapshot.id
+    assert ran == ["footer_task", "count_task"]  # both are remembered
+
+
+def test_a_work_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    pipeline = small(tmp_path)
+    (tmp_path / "work").write_text("a file in its place")
+    with pytest.raises(SpecError, match=r"p\.yaml:4.*work_dir: cannot be written"):
+        pipeline.snapshot()

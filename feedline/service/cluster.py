@@ -43,7 +43,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 class Cluster:
     """A client of the cluster that a pipeline asks for, and the cluster itself where it is ours."""
 
-    def __init__(self, spec: ClusterSpec, *, threads: int) -> None:
+    def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
         self._threads = threads
         self._cluster: LocalCluster | None = None
@@ -54,7 +54,9 @@ class Cluster:
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._config = contextlib.ExitStack()
-        config = dict(_CONFIG)
+        config: dict[str, Any] = dict(_CONFIG)
+        if scratch is not None:  # else where Dask's own configuration says
+            config["temporary-directory"] = scratch
         for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads}.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))

@@ -34,7 +34,7 @@ _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
-_LARGEST_BYTES = 32 * 2**20  # a larger filter costs more than the rows it may save
+_LARGEST_BYTES = 32 * 2**20  # no filter is larger
 _HEADER_BYTES = 64  # more than any header that is understood
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _PER_SECOND = {"milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
@@ -150,8 +150,11 @@ class RowGroupFilters:
         self._read_at = read_at
         self._hashes: dict[Comparison | Membership, Hashes | None] = {}
 
-    def refute(self, predicate: Predicate, row_group: int) -> tuple[bool, int]:
-        """Whether the filters exclude every row of a row group, and how many bytes of filters were read."""
+    def refute(self, predicate: Predicate, row_group: int, *, worth: int = _LARGEST_BYTES) -> tuple[bool, int]:
+        """Whether the filters exclude every row of a row group, and how many bytes of filters were read.
+
+        A filter of more than `worth` bytes is not read: an answer would not save as much.
+        """
         read: dict[int, Words | None] = {}
         nbytes = 0
 
@@ -166,7 +169,7 @@ class RowGroupFilters:
             if hashes is None:
                 return False
             if place.start not in read:
-                read[place.start], size = self._bitset(row_group, place.start)
+                read[place.start], size = self._bitset(row_group, place.start, worth)
                 nbytes += size
             bitset = read[place.start]
             return bitset is not None and not holds_one(bitset, hashes)
@@ -182,15 +185,17 @@ class RowGroupFilters:
             self._hashes[leaf] = hashes_of(values, kind, about.physical_type, logical, about.length)
         return self._hashes[leaf]
 
-    def _bitset(self, row_group: int, column: int) -> tuple[Words | None, int]:
+    def _bitset(self, row_group: int, column: int, worth: int) -> tuple[Words | None, int]:
         """The words of a filter, None where there is none that can be trusted, and the bytes read."""
         chunk = self._parquet.metadata.row_group(row_group).column(column)
         offset, length = chunk.bloom_filter_offset, chunk.bloom_filter_length
-        if offset is None or offset < 4 or (length is not None and not 0 < length <= _LARGEST_BYTES + _HEADER_BYTES):
+        if offset is None or offset < 4 or (length is not None and not 0 < length <= worth):
             return None, 0
         content = self._read_at(length or _HEADER_BYTES, offset)
         header = header_of(content)
-        if header is None or (length is not None and header.start + header.bitset_bytes != length):
+        if header is None or header.bitset_bytes > worth:
+            return None, len(content)
+        if length is not None and header.start + header.bitset_bytes != length:
             return None, len(content)
         read = len(content)
         if length is None:  # older writers do not say

@@ -2,12 +2,12 @@
 
 Runs in counting tasks, wherever `map` takes them. Row groups whose rows cannot be told from each other without reading
 (`Sieve.parts` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
-read; else the columns of the filter and of the sample are.
+read (where they are smaller than the columns are); else the columns of the filter and of the sample are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +46,8 @@ def count_fragment(
         for position, row_group in enumerate(fragment.row_groups):
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=False)
             if here.where is not None:
-                excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group)
+                worth = _stored_bytes(file, row_group, here.where.columns)
+                excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group, worth=worth)
                 if excluded:
                     known[position] = Count(0, 0, True, bloom_bytes[position])
             elif not here.parts:
@@ -65,7 +66,14 @@ def count_fragment(
     )
 
 
+def _stored_bytes(file: OpenFile, row_group: int, columns: Iterable[str]) -> int:
+    """Compressed bytes of some columns: what reading them costs, and what a filter may save."""
+    chunks = file.metadata.row_group(row_group)
+    leaves = [leaf for name in columns for leaf in file.stored.get(name, range(0))]
+    return sum(chunks.column(leaf).total_compressed_size for leaf in leaves)
+
+
 def _by_arithmetic(file: OpenFile, fragment: Fragment, row_group: int, sample: BoundSample | None) -> Count:
-    first, stop = file.row_starts[row_group : row_group + 2]
+    first, stop = file.row_starts()[row_group : row_group + 2]
     rows = stop - first
     return Count(rows if sample is None else sampled_rows(sample.sample, fragment.path, first, rows), rows)

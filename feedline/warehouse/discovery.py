@@ -29,8 +29,10 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.faults import explained
+from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.partitions import is_partition, typed_columns
+from feedline.warehouse.retrying import retried
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # as s3fs, adlfs and gcsfs name it
@@ -110,7 +112,7 @@ def _refuse_several_stores(uris: list[str]) -> None:
 def _find(uri: str) -> _Found:
     location = _existing(uri)
     if location is not None:
-        info = location.filesystem.get_file_info(location.path)
+        info = _info(location)
         if info.type == pafs.FileType.File:
             return _Found(location, parent(location.path), (info,))
         return _folder(location)
@@ -126,14 +128,18 @@ def _existing(uri: str) -> Location | None:
     if is_uri(uri) and _MAGIC.search(uri.partition("?")[0]):
         return None
     location = locate(uri)
-    with explained(shown(uri)):
-        info = location.filesystem.get_file_info(location.path)
-    return None if info.type == pafs.FileType.NotFound else location
+    return None if _info(location).type == pafs.FileType.NotFound else location
+
+
+def _info(location: Location) -> pafs.FileInfo:
+    files, name = location.filesystem, shown(location.uri)
+    with explained(name):
+        return retried(lambda: files.get_file_info(location.path), files, name, doing="listed")
 
 
 def _folder(location: Location) -> _Found:
     with explained(shown(location.uri)):
-        infos = location.filesystem.get_file_info(pafs.FileSelector(location.path, recursive=True))
+        infos = listed(location)
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,7 +53,7 @@ def coalesced(wanted: Sequence[Range]) -> list[Range]:
         else:
             joined.append((start, stop))
     allowance = max(HOLE_BYTES, int(HOLES_PART * sum(stop - start for start, stop in joined)))
-    holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(zip(joined, joined[1:], strict=False)))
+    holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(joined)))
     filled = set()
     for size, i in holes:
         if size > min(HOLE_BYTES, allowance):
@@ -72,7 +73,7 @@ def _cut(span: Range) -> list[Range]:
     start, stop = span
     parts = -(-(stop - start) // RANGE_BYTES)
     borders = [start + (stop - start) * i // parts for i in range(parts + 1)]
-    return list(zip(borders, borders[1:], strict=False))
+    return list(pairwise(borders))
 
 
 def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:
@@ -103,21 +104,22 @@ class Fetched:
 
     def fetch(self, source: pa.NativeFile) -> None:
         """Bring what is missing, ranges at the same time; after an exception the next call asks for the rest."""
-        first, *others = self._missing or [(0, 0)]
+        if not self._missing:
+            return
+        first, *others = self._missing
         running = [(each, _pool.submit(self._bring, source, each)) for each in others]
-        errors = []
+        failures: dict[Range, BaseException] = {}
         try:
             self._bring(source, first)
         except Exception as error:
-            errors.append(error)
-        missing = [first] if errors else []
+            failures[first] = error
         for each, future in running:
-            if (error := future.exception()) is not None:
-                errors.append(error)
-                missing.append(each)
-        self._missing = missing
-        if errors:
-            raise errors[0]
+            failure = future.exception()
+            if failure is not None:
+                failures[each] = failure
+        self._missing = list(failures)
+        for failure in failures.values():
+            raise failure
 
     def reader(self) -> pa.BufferReader:
         """The file, to be decoded from; keeps the memory as long as anything refers to it."""
@@ -146,9 +148,17 @@ def _read_into(source: pa.NativeFile, start: int, view: memoryview) -> None:
         return
     view[-1] = _MARK
     count = source.get_stream(start, size).readinto(view)
-    if count == size and view[-1] == _MARK:  # one answer in 256 ends so by itself: ask for that byte again
-        last = bytearray([_OTHER_MARK])
-        count = size - 1 + source.get_stream(start + size - 1, 1).readinto(last)
-        count -= last[0] != _MARK
+    if count == size and view[-1] == _MARK and not _ends_with_mark(source, start + size - 1):
+        count = 0
     if count != size:
         raise ShortBodyError(f"answer is too short: got fewer bytes than the {size} asked for at {start}")
+
+
+def _ends_with_mark(source: pa.NativeFile, place: int) -> bool:
+    """Whether a byte of the file is the mark by itself, as one in 256 is."""
+    byte = bytearray([_OTHER_MARK])
+    try:
+        source.get_stream(place, 1).readinto(byte)
+    except OSError:
+        return False  # there may be no such byte any more
+    return byte[0] == _MARK

@@ -8,13 +8,13 @@ handed to `map` in waves, as it may hold all its results before it returns the f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.footers import FileFacts, file_facts
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.tallies import Block, blocks_of
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
@@ -70,14 +70,10 @@ def footer_task(task: FooterTask) -> FooterResult:
 
     good: list[tuple[int, FileFacts]] = []
     corrupt: list[tuple[int, str]] = []
-    with ThreadPoolExecutor(min(_THREADS, len(task.files)), thread_name_prefix="feedline-footers") as pool:
-        try:
-            for (place, _, _), found in zip(task.files, pool.map(facts, task.files), strict=True):
-                if isinstance(found, CorruptFileError):
-                    corrupt.append((place, str(found)))
-                else:
-                    good.append((place, found))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(min(_THREADS, len(task.files)), "feedline-footers") as pool:
+        for (place, _, _), found in zip(task.files, pool.map(facts, task.files), strict=True):
+            if isinstance(found, CorruptFileError):
+                corrupt.append((place, str(found)))
+            else:
+                good.append((place, found))
     return FooterResult(blocks=tuple(blocks_of(good)), corrupt=tuple(corrupt))

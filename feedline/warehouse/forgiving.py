@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 from feedline.errors import CorruptFileError
 from feedline.warehouse.bad_files import reason_of
 from feedline.warehouse.reading import Fragment
+from feedline.warehouse.retrying import interruptible
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
@@ -68,9 +68,5 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
 
 def in_threads(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:
     """The tasks in threads of this process, one per core."""
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-        try:
-            yield from pool.map(function, tasks)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+        yield from pool.map(function, tasks)

@@ -76,7 +76,7 @@ def to_dask(
     schema = pa.schema([field_of(whole, name) for name in needed])
     reader = FrameReader(schema, names, where.text if where else None, sample.sample if sample else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
-    warn_of_large_partitions(snapshot, selection, names, split_rows)
+    warn_of_large_partitions(snapshot, selection, names, split_rows, whole)
     with dask.config.set({"dataframe.convert-string": False}):
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)

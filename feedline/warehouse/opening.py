@@ -5,9 +5,9 @@ anything is read. A local file stays open and Arrow reads its column chunks from
 
 - the opening is one request (HEAD; it tells size, time and, on S3, the entity tag), the footer one more, which is
   saved where this process has checked the same entity's footer before;
-- a row group's column chunks are fetched in few requests (`fetching`), repeated by `retrying` as a whole, and decoded
-  once they are all there;
-- a last HEAD proves that all came from the same object: a file replaced in the middle would mix two contents.
+- a row group's column chunks are fetched in few requests (`fetching`), repeated by `retrying` until all are there;
+- another HEAD proves that they are of the object that was opened (a file replaced in between would mix two contents),
+  and only then are they decoded and rows handed out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.errors import CorruptFileError, TableChangedError
-from feedline.warehouse.faults import Outlook, ShortBodyError, explained, outlook
+from feedline.errors import TableChangedError
+from feedline.warehouse.faults import Outlook, explained, outlook
 from feedline.warehouse.fetching import Fetched, chunk_ranges, coalesced, read_range
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.retrying import is_local, retried
@@ -38,7 +38,7 @@ class Seen:
     """A file as the snapshot saw it; `uri` as messages name it."""
 
     uri: str
-    bytes: int
+    size_bytes: int
     mtime_ns: int
     footer_digest: bytes
     footer_bytes: int
@@ -48,7 +48,7 @@ class Seen:
 class _Stamp:
     """A file as the store describes it now; `tag` is empty where the store names none."""
 
-    bytes: int
+    size_bytes: int
     mtime_ns: int
     tag: bytes = b""
 
@@ -65,7 +65,6 @@ class OpenFile:
         self._source = source
         self._uri = uri
 
-    @property
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row, and the file's rows at the end."""
         rows = (self.metadata.row_group(index).num_rows for index in range(self.metadata.num_row_groups))
@@ -109,29 +108,26 @@ class _RemoteFile(OpenFile):
         return retried(read, self._filesystem, self._seen.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """As `OpenFile.batches`, after all bytes of the columns have come."""
+        """As `OpenFile.batches`, after all bytes of the columns have come and are known to be of this file."""
         if not leaves:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
-        size = self._seen.bytes
+        size = self._seen.size_bytes
         fetched = Fetched(size)
         fetched.want(coalesced(chunk_ranges(self.metadata, row_group, leaves, size)))
 
         def fetch() -> None:
             try:
-                fetched.fetch(self._source)
+                fetched.fetch(self._source)  # what has come is not asked for again
             except Exception as error:
-                if isinstance(error, ShortBodyError) or outlook(error) is Outlook.FINAL:
-                    self._compare_again()
+                if outlook(error) is not Outlook.THROTTLED:
+                    self._look_again()
                 raise
+            self._compare_again()
 
         retried(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
         with opened(fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from _decoded(parquet, row_group, leaves, chunk_rows)
-
-    def prove(self) -> None:
-        """Raise TableChangedError where the file is not the one that was opened."""
-        retried(self._compare_again, self._filesystem, self._seen.uri, listed=True)
 
     def close(self) -> None:
         self._source.close()
@@ -144,13 +140,22 @@ class _RemoteFile(OpenFile):
             _compare(seen, stamp)
             metadata = _checked.metadata(seen, stamp)
             if metadata is None:
-                tail = read_range(source, seen.bytes - seen.footer_bytes, seen.footer_bytes)
+                tail = read_range(source, seen.size_bytes - seen.footer_bytes, seen.footer_bytes)
                 metadata = _metadata(seen, tail)
                 _checked.add(seen, stamp)
         except BaseException:
             source.close()
             raise
         return source, stamp, metadata
+
+    def _look_again(self) -> None:
+        """Raise TableChangedError where that is why the store failed; not knowing is no answer."""
+        try:
+            self._compare_again()
+        except TableChangedError:
+            raise
+        except Exception:
+            return
 
     def _compare_again(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
@@ -162,7 +167,7 @@ class _RemoteFile(OpenFile):
 
 @contextmanager
 def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenFile]:
-    """The file, open, after a check that it is the one of the snapshot, and for a remote one before the end another.
+    """The file, open, after a check that it is the one of the snapshot.
 
     Raises TableChangedError where it is not, StoreError where the store kept failing.
     """
@@ -172,13 +177,7 @@ def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[Op
         return
     remote = _RemoteFile(filesystem, path, seen)
     try:
-        try:
-            yield remote
-        except CorruptFileError:
-            with suppress(OSError):
-                remote.prove()  # what looks like damage may be the bytes of another file
-            raise
-        remote.prove()
+        yield remote
     finally:
         remote.close()
 
@@ -192,7 +191,7 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenF
         source = filesystem.open_input_file(path)
     with source:
         with explained(seen.uri, listed=True):
-            tail = source.read_at(seen.footer_bytes, seen.bytes - seen.footer_bytes)
+            tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
             file = OpenFile(opened(source, _metadata(seen, tail)), source, seen.uri)
         try:
             yield file
@@ -246,10 +245,10 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
 def _stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> _Stamp:
     """What the opening told (S3), or else what the store says when asked."""
     facts = source.metadata() if filesystem.type_name == "s3" else {}
-    if b"ETag" in facts and b"Last-Modified" in facts:
+    if "ETag" in facts and "Last-Modified" in facts:
         with suppress(ValueError):
-            time = np.datetime64(facts[b"Last-Modified"].decode().rstrip("Z"), "ns")
-            return _Stamp(source.size(), int(time.astype(np.int64)), facts[b"ETag"])
+            time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
+            return _Stamp(source.size(), int(time.astype(np.int64)), facts["ETag"])
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError(path)
@@ -261,10 +260,10 @@ def _stamp(info: pafs.FileInfo) -> _Stamp:
 
 
 def _compare(seen: Seen, stamp: _Stamp) -> None:
-    if stamp.bytes != seen.bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
+    if stamp.size_bytes != seen.size_bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
         raise TableChangedError(
-            f"{seen.uri} changed after the snapshot was taken: got {stamp.bytes} bytes of {_time(stamp.mtime_ns)}, "
-            f"expected {seen.bytes} bytes of {_time(seen.mtime_ns)}. Take a new snapshot"
+            f"{seen.uri} changed after the snapshot was taken: got {stamp.size_bytes} bytes of "
+            f"{_time(stamp.mtime_ns)}, expected {seen.size_bytes} bytes of {_time(seen.mtime_ns)}. Take a new snapshot"
         )
 
 

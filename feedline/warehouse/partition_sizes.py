@@ -19,7 +19,6 @@ import pyarrow as pa
 from feedline.resources import available_cores, available_memory_bytes
 from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import field_of
-from feedline.warehouse.sampling import SAMPLE_WEIGHT
 from feedline.warehouse.selection import Selection
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import plan_splits
@@ -30,9 +29,11 @@ _OFFSET_BYTES = 8
 Int64s = npt.NDArray[np.int64]
 
 
-def warn_of_large_partitions(snapshot: Snapshot, selection: Selection, columns: Sequence[str], split_rows: int) -> None:
-    """Warn where the largest partition is larger than a worker's share of memory."""
-    largest = int(partition_bytes(snapshot, selection, columns, split_rows).max(initial=0))
+def warn_of_large_partitions(
+    snapshot: Snapshot, selection: Selection, columns: Sequence[str], split_rows: int, schema: pa.Schema
+) -> None:
+    """Warn where the largest partition is larger than a worker's share of memory; `schema` has all of `columns`."""
+    largest = int(partition_bytes(snapshot, selection, columns, split_rows, schema).max(initial=0))
     share, whose = memory_share()
     if largest > share:
         warnings.warn(
@@ -44,15 +45,20 @@ def warn_of_large_partitions(snapshot: Snapshot, selection: Selection, columns: 
         )
 
 
-def partition_bytes(snapshot: Snapshot, selection: Selection, columns: Sequence[str], split_rows: int) -> Int64s:
+def partition_bytes(
+    snapshot: Snapshot, selection: Selection, columns: Sequence[str], split_rows: int, schema: pa.Schema | None = None
+) -> Int64s:
     """int64 [partitions]: decoded bytes of the rows that are, or may be, kept; see the module for how it is guessed."""
     stored = snapshot.rows_per_row_group
+    schema = snapshot.schema if schema is None else schema
     kept = np.where(selection.rows < 0, stored, selection.rows)
     splits = plan_splits(kept, snapshot.file_of_row_group, split_rows)
-    named = [name for name in columns if name != SAMPLE_WEIGHT]
-    widths = {name: _width(field_of(snapshot.schema, name).type) for name in named}
-    fixed = sum(_OFFSET_BYTES if width is None else width for width in widths.values())
-    guessed = _DECODED * part_bytes(snapshot, [name for name, width in widths.items() if width is None])
+    fixed, guessed = 0.0, np.zeros(len(stored))
+    for name in columns:
+        width = _width(field_of(schema, name).type)
+        fixed += _OFFSET_BYTES if width is None else width
+        if width is None:
+            guessed += _DECODED * part_bytes(snapshot, [name])
     decoded = kept * fixed + guessed * kept / np.maximum(stored, 1)
     ends = np.concatenate(([0.0], np.cumsum(decoded)))
     sizes: Int64s = (ends[splits.stop_row_group] - ends[splits.first_row_group]).astype(np.int64)

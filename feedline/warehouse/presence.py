@@ -7,10 +7,12 @@ Row-group statistics rule out no file here, as one without the filter's own colu
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import reduce
 
 import numpy as np
 
 from feedline.expressions import BoundExpression
+from feedline.projection import source_columns
 from feedline.warehouse.pruning import prune
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.statistics import statistics_of
@@ -19,7 +21,10 @@ from feedline.warehouse.statistics import statistics_of
 def first_absence(
     snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
 ) -> tuple[str, str, int] | None:
-    """The first of these columns that a file to be read lacks, that file's path, and how many files lack it."""
+    """The first of these columns that a file to be read lacks, that file's path, and how many files lack it.
+
+    A part of a column is lacking where a file has neither the column nor, for a key of a map, the key's own.
+    """
     asked = np.ones(len(snapshot.files), np.bool_)
     keys = set() if where is None else where.columns.intersection(snapshot.partition_columns)
     if where is not None and keys:
@@ -29,7 +34,8 @@ def first_absence(
     for name in sorted(columns):
         if name in snapshot.partition_columns:
             continue
-        lacking = snapshot.files_without(name)
+        places = source_columns(snapshot.schema, [name])
+        lacking = reduce(np.intersect1d, [snapshot.files_without(place) for place in places])
         lacking = lacking[asked[lacking]]
         if len(lacking):
             return name, str(snapshot.files["path"][int(lacking[0])].as_py()), len(lacking)

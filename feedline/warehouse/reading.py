@@ -28,6 +28,7 @@ from feedline.expressions import BoundExpression
 from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.masks import unpacked
 from feedline.warehouse.opening import OpenFile, Seen, unchanged
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
@@ -49,7 +50,8 @@ class Fragment:
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
     as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
     `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
-    and typed values.
+    and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (`masks`), or None
+    for none of them; empty where none of any.
     """
 
     table: str
@@ -62,6 +64,7 @@ class Fragment:
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
     proven: tuple[int, ...] = ()
+    excluded: tuple[_Digest | None, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -77,7 +80,7 @@ class Fragment:
         """The file as the snapshot saw it."""
         return Seen(
             uri=self.uri,
-            bytes=self.bytes,
+            size_bytes=self.bytes,
             mtime_ns=self.mtime_ns,
             footer_digest=self.footer_digest,
             footer_bytes=self.footer_bytes,
@@ -97,7 +100,8 @@ class Chunk:
 class Batch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file; `sieve`: what decides which of them stay.
+    `first_row`: index of the first of them in the file, where there is a sample (else 0); `sieve`: what decides which
+    of them stay.
     """
 
     position: int
@@ -169,7 +173,10 @@ def read_fragment(
     for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
         frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
+        first = counts[position]
         counts[position] += frame.height
+        if fragment.excluded and fragment.excluded[position] is not None:
+            frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
             held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
             del frame
@@ -234,17 +241,17 @@ def batches(
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        starts = file.row_starts
+        starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
         needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
-            rows, expected = starts[row_group + 1] - starts[row_group], fragment.expected[position]
+            rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
                 needed[names] = _columns_of(file, fragment, schema, names)
-            first_row = starts[row_group]
+            first_row = 0 if starts is None else starts[row_group]
             for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
                 held = [Batch(position, data, first_row, here)]
                 first_row += data.num_rows

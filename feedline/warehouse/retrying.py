@@ -16,14 +16,15 @@ changes in the life of a process, and layers would multiply (see `locations`).
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow.fs as pafs
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -53,10 +54,10 @@ class Budget:
 
     # At the start: every thread of a large host may meet a hiccup at the same moment.
     CAPACITY = 64.0
-    # What a store that is down sees of a process: about four requests a second, throttled ones once a second.
+    # What a store that is down sees of a process: about four requests a second, and two while it throttles.
     PER_SECOND = 4.0
     PER_SUCCESS = 0.1  # one retry in ten requests may go on for ever: a store that fails more often is not well
-    COST = {Outlook.TRANSIENT: 1.0, Outlook.THROTTLED: 4.0}  # noqa: RUF012 - never written
+    COST: ClassVar = {Outlook.TRANSIENT: 1.0, Outlook.THROTTLED: 2.0}
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -89,8 +90,11 @@ class Budget:
 
 
 budget = Budget()
-_never = threading.Event()
+_exiting = threading.Event()
 _thread = threading.local()
+# At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions, so it has to be told
+# earlier; only this says when.
+getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 def is_local(filesystem: pafs.FileSystem) -> bool:
@@ -174,7 +178,7 @@ def _again(operation: Callable[[], T], first: Exception, where: str, doing: str,
         sleep=wait,
         retry_error_callback=give_up,
     )
-    result = retrying(attempts.call, operation)
+    result: T = retrying(attempts.call, operation)
     budget.succeeded()
     return result
 
@@ -199,21 +203,48 @@ def _failure(state: RetryCallState) -> BaseException:
 
 
 def _stopping() -> threading.Event:
-    """Set when the `interruptible` block that this thread works for has been left."""
-    event: threading.Event = getattr(_thread, "stop", _never)
+    """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
+    event: threading.Event = getattr(_thread, "stop", _exiting)
     return event
 
 
+class Pool:
+    """Threads that work for one `interruptible` block."""
+
+    def __init__(self, executor: ThreadPoolExecutor, stop: threading.Event) -> None:
+        self._executor = executor
+        self._stop = stop
+        self.failure: BaseException | None = None
+
+    def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+        """As `Executor.map`, but the failure of any call ends the waiting of all others."""
+
+        def watched(*each: Any) -> T:
+            try:
+                return function(*each)
+            except BaseException as error:
+                if not self._stop.is_set():
+                    self.failure = error
+                    self._stop.set()
+                raise
+
+        return self._executor.map(watched, *arguments)
+
+
 @contextmanager
-def interruptible(threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool whose threads stop waiting for a store as soon as the block is left by an exception (Ctrl-C is one)."""
+def interruptible(threads: int, name: str) -> Iterator[Pool]:
+    """A pool whose threads stop waiting for a store as soon as one of them fails, or the block is left by an exception
+    (Ctrl-C is one). What failed first is what is raised."""
     stop = threading.Event()
     with ThreadPoolExecutor(
         threads, thread_name_prefix=name, initializer=setattr, initargs=(_thread, "stop", stop)
-    ) as pool:
+    ) as executor:
+        pool = Pool(executor, stop)
         try:
             yield pool
-        except BaseException:
+        except BaseException as error:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(wait=False, cancel_futures=True)
+            if pool.failure is not None and isinstance(error, StoreError):
+                raise pool.failure from None
             raise

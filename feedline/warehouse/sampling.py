@@ -222,7 +222,7 @@ def _moment_words(series: pl.Series, per_second: int) -> Words:
 
 def _hashable(kind: pa.DataType) -> bool:
     tests = (
-        *(pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_date32, pat.is_timestamp),
+        *(pat.is_null, pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_date32, pat.is_timestamp),
         *(pat.is_string, pat.is_large_string, pat.is_string_view),
         *(pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary),
     )

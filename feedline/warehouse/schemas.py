@@ -18,7 +18,7 @@ Where a person declares a column's type (`SchemaRules`), it is that one, and wha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -138,10 +138,10 @@ def _declared(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
 
 
 def decoded(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, at any depth."""
+    """The type without dictionaries, at any depth; maps with Arrow's names inside, as a saved schema has no others."""
     if pat.is_dictionary(kind):
         return decoded(kind.value_type)
-    if not pat.is_nested(kind) or not _holds_dictionary(kind):
+    if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
     return _rebuilt(kind, [decoded(child.type) for child in children(kind)])
 
@@ -291,8 +291,8 @@ def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
 
 
-def _holds_dictionary(kind: pa.DataType) -> bool:
-    return pat.is_dictionary(kind) or any(_holds_dictionary(child.type) for child in children(kind))
+def _holds(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bool:
+    return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in children(kind))
 
 
 def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
@@ -301,7 +301,7 @@ def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
     if pat.is_struct(kind):
         return pa.struct(fields)
     if pat.is_map(kind):
-        return pa.map_(fields[0], fields[1], keys_sorted=kind.keys_sorted)
+        return pa.map_(fields[0].with_name("key"), fields[1].with_name("value"), keys_sorted=kind.keys_sorted)
     if pat.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
     return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import DataError, TableError
+from feedline.errors import CorruptFileError, DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse import store
 from feedline.warehouse.accounting import (
@@ -41,6 +41,7 @@ from feedline.warehouse.accounting import (
 from feedline.warehouse.counting import Count, count_fragment
 from feedline.warehouse.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.sieve import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.snapshot import Snapshot
@@ -273,12 +274,8 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
 def _in_threads(
     function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]
 ) -> Iterator[tuple[Count, ...]]:
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-count") as pool:
-        try:
-            yield from pool.map(function, tasks)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(os.cpu_count() or 1, "feedline-count") as pool:
+        yield from pool.map(function, tasks)
 
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
@@ -291,7 +288,7 @@ def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: Boun
 def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
     try:
         (table,) = store.load(work_dir, name, tables=1)
-    except (FileNotFoundError, TableError):
+    except (FileNotFoundError, CorruptFileError):
         return None
     if table.column_names != _COUNTS_COLUMNS or not np.array_equal(table["row_group"].to_numpy(), row_groups):
         return None  # counted by a version that pruned otherwise

@@ -36,6 +36,7 @@ from feedline.warehouse.facts import Facts, arranged
 from feedline.warehouse.footer_tasks import Map, read_footers
 from feedline.warehouse.locations import absolute, join, shown
 from feedline.warehouse.partitions import refined
+from feedline.warehouse.remembered import taken_over, unchanged
 from feedline.warehouse.schemas import SchemaRules, union
 from feedline.warehouse.store import Artifact
 
@@ -43,7 +44,6 @@ OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{64}")
-_CLOCK_GRAIN_NS = 2 * 10**9  # of the coarsest file systems in use
 _TABLES = ("head", "files", "row_groups", "schemas")  # of a saved snapshot; the facts of one column each follow
 
 
@@ -238,11 +238,11 @@ def snapshot_of(
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
     Warns where a partition key is also a column in the files: the key of the path wins.
     """
+    if not len(listing.files):
+        raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
     last = None if work_dir is None else _recalled(work_dir, listing)
-    old = None if last is None else _known(listing, *last)
-    unread = np.arange(len(listing.files)) if old is None else np.flatnonzero(old < 0)
-    sources = [] if old is None or last is None else _remembered(last[0], old)
+    sources, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
     corrupt: dict[int, str] = {}
     for result in read_footers(listing.uri, _listed(listing, unread), map):
         sources += [block.source() for block in result.blocks]
@@ -356,44 +356,11 @@ def _entry(listing: Listing) -> str:
     return f"tables/{name}.arrow"
 
 
-def _known(listing: Listing, last: Snapshot, taken_ns: int) -> npt.NDArray[np.int64]:
-    """For each file listed, the file of an earlier snapshot that it still is; -1 where it has to be read.
-
-    A file without a time and an etag cannot be told from its successor, and neither can one that was younger than the
-    clock's grain when it was read. Nor is a file taken over that has a column of which the snapshot kept no facts.
-    """
-    files = listing.files
-    found = pc.index_in(files["path"], value_set=last.files["path"]).combine_chunks()
-    place = found.fill_null(-1).to_numpy().astype(np.int64)
-    same = place >= 0
-    for name in ("bytes", "mtime_ns"):
-        same &= _array(files, name).to_numpy() == _array(last.files, name).to_numpy()[place]
-    tagged = "etag" in files.schema.names and "etag" in last.files.schema.names
-    if tagged:
-        tags = _array(files, "etag"), _array(last.files, "etag").take(pa.array(np.maximum(place, 0)))
-        same &= pc.fill_null(pc.equal(*tags), False).to_numpy(zero_copy_only=False)
-    else:
-        mtime_ns = _array(files, "mtime_ns").to_numpy()
-        same &= (mtime_ns >= 0) & (mtime_ns + _CLOCK_GRAIN_NS < taken_ns)
-    kept = {*last.file_columns, *listing.partition}
-    whole = np.array([kept.issuperset(schema.names) for schema in last.file_schemas], np.bool_)
-    same &= whole[_array(last.files, "schema").to_numpy()[place]]
-    return np.where(same, place, -1)
-
-
-def _remembered(last: Snapshot, old: npt.NDArray[np.int64]) -> list[Source]:
-    """The files that an earlier snapshot knows (`old`: which of its files each one listed is, or -1)."""
-    kept = np.flatnonzero(old >= 0)
-    if not len(kept):
-        return []
-    place = np.full(len(last.files), -1, np.int64)
-    place[old[kept]] = kept
-    mine = np.flatnonzero(place >= 0)
-    groups = np.flatnonzero(place[last.file_of_row_group] >= 0)
-    names = ["footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
-    files = last.files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(place[mine]))
-    row_groups = last.row_groups.select(["rows", "bytes"]).take(pa.array(groups))
-    return [Source(files=files, schemas=last.file_schemas, row_groups=row_groups, facts=last.facts.picked(groups))]
+def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[Source], npt.NDArray[np.int64]]:
+    """The files that the last snapshot knows, and the places of those that have to be read."""
+    known = Source(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
+    old = unchanged(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
+    return ([taken_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)
 
 
 def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Facts:
@@ -420,6 +387,7 @@ def _is_whole(work_dir: str, name: str) -> bool:
 
 
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
+    schema = pa.ipc.read_schema(schema.serialize())  # as it is loaded: the names inside a map's type do not survive
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     digest = hashlib.sha256(json.dumps([_VERSION, columns, files["path"].to_pylist()]).encode())
     for table, name in ((files, "bytes"), (files, "mtime_ns"), (files, "row_groups"), (row_groups, "rows")):

@@ -2,7 +2,7 @@
 
 Runs in every process. An artifact is written aside and renamed into place, so a reader sees all of it or nothing and
 several writers of the same content do no harm; object stores show an object only once it is complete, so there it is
-written in place. Nothing here is pickled.
+written in place, and again where the store failed for a moment (`retrying`). Nothing here is pickled.
 
 A file holds one Arrow IPC stream per table (its parts), an index with size and sha256 of each part, and a trailer:
 the index's size and sha256. Whoever needs one table of many opens the artifact and reads that part alone; what is read
@@ -22,12 +22,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError
-from feedline.warehouse.locations import absolute, join, locate, shown
+from feedline.warehouse.fetching import read_range
+from feedline.warehouse.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.retrying import is_local, retried
 
 _DIGEST_BYTES = 32
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of the index: a part's size (little-endian) and digest
 _TRAILER_BYTES = 8 + _DIGEST_BYTES
 _GUESS_BYTES = 16 * 1024  # holds an index of 400 parts
+_OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file, read by position; its buffers are Arrow's."""
+    """An open file, read by position; `uri` as messages name it."""
 
+    filesystem: pafs.FileSystem
+    uri: str
     source: pa.NativeFile
 
     def __enter__(self) -> _File:
@@ -83,36 +88,27 @@ class _File:
         self.source.close()
 
     def read_buffer_at(self, start: int, stop: int) -> pa.Buffer:
-        self.source.seek(start)
-        return self.source.read_buffer(stop - start)
+        if is_local(self.filesystem):
+            self.source.seek(start)
+            return self.source.read_buffer(stop - start)
+        read = retried(lambda: read_range(self.source, start, stop - start), self.filesystem, self.uri)
+        return pa.py_buffer(read)
 
 
-def create(work_dir: str, name: str, tables: Iterable[pa.Table]) -> None:
+def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
     """Write an artifact named `name` (`folder/file`) below `work_dir`, whatever was there under that name.
 
     `tables` may be a generator: each table is written before the next is asked for.
     """
     location = locate(absolute(work_dir))
-    target = join(location.path, name)
-    location.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-    local = location.filesystem.type_name == "local"
-    path = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp" if local else target
-    try:
-        with location.filesystem.open_output_stream(path) as sink:
-            index = b"".join(_written(sink, table) for table in tables)
-            sink.write(index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest())
-        if local:
-            location.filesystem.move(path, target)
-    except BaseException:
-        if local and location.filesystem.get_file_info(path).type != pafs.FileType.NotFound:
-            location.filesystem.delete_file(path)
-        raise
+    put(location, name, _content(tables, compression))
 
 
 def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
     """The artifact's tables.
 
-    Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written.
+    Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written,
+    StoreError where the store kept failing.
     """
     artifact = find(work_dir, name)
     if len(artifact) != tables:
@@ -143,24 +139,72 @@ def find(work_dir: str, name: str) -> Artifact:
     return Artifact(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
-def _written(sink: pa.NativeFile, table: pa.Table) -> bytes:
-    """Write a part; its entry in the index."""
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    body = stream.getvalue()
-    sink.write(body)
-    size: int = body.size
-    return size.to_bytes(8, "little") + hashlib.sha256(memoryview(body)).digest()
+def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
+    """An artifact, piece by piece; each table is asked for when the one before is written."""
+    index = b""
+    for table in tables:
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_table(table)
+        body = stream.getvalue()
+        yield body
+        index += int(body.size).to_bytes(8, "little") + hashlib.sha256(memoryview(body)).digest()
+    yield index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest()
 
 
 def _opened(folder: str, name: str) -> tuple[_File, str]:
     location = locate(absolute(folder))
     path = join(location.path, name)
-    return _File(location.filesystem.open_input_file(path)), path
+    location = locate(absolute(folder))
+    filesystem, path = location.filesystem, join(location.path, name)
+    uri = join(shown(location.uri), name)
+    return _File(filesystem, uri, retried(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
 def _altered(path: str) -> CorruptFileError:
     return CorruptFileError(
         f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
     )
+
+
+def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> None:
+    """Write a small file below a place, all of it or nothing, whatever was there under that name."""
+    filesystem, target = location.filesystem, join(location.path, name)
+    if is_local(filesystem):
+        _write_aside(filesystem, target, parts)
+        return
+    held = list(parts)  # to be written again, should the store fail
+
+    def write() -> None:
+        if filesystem.type_name not in _OBJECT_STORES:
+            filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        with filesystem.open_output_stream(target) as sink:
+            for part in held:
+                sink.write(part)
+
+    retried(write, filesystem, join(shown(location.uri), name), doing="written")
+
+
+def get(location: Location, name: str) -> bytes | pa.Buffer:
+    """A small file's content; errors as `load`, but nothing is known about its bytes."""
+    filesystem, path = location.filesystem, join(location.path, name)
+
+    def read() -> bytes | pa.Buffer:
+        with filesystem.open_input_file(path) as source:
+            return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
+
+    return retried(read, filesystem, join(shown(location.uri), name))
+
+
+def _write_aside(filesystem: pafs.FileSystem, target: str, parts: Iterable[bytes | pa.Buffer]) -> None:
+    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+    path = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with filesystem.open_output_stream(path) as sink:
+            for part in parts:
+                sink.write(part)
+        filesystem.move(path, target)
+    except BaseException:
+        if filesystem.get_file_info(path).type != pafs.FileType.NotFound:
+            filesystem.delete_file(path)
+        raise

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
+from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
+from feedline.warehouse.locations import shown
+from feedline.warehouse.optimize import Map, Report, Say, Settings, optimize
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.usage import load_uses, popular_columns
+
+Names = str | Sequence[str]
 
 
 class Table:
@@ -102,17 +108,69 @@ class Table:
             return read_arrow(fragment, names, bound, whole, sample=sampled)
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-            try:
-                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
+
+    def optimize(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        cluster_by: Names = (),
+        sort_by: Names = (),
+        order: Names | Literal["keep", "popular"] = "keep",
+        flatten: Names = (),
+        work_dir: str = ".feedline",
+        projection: Names = (),
+        map: Map | None = None,
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        say: Say | None = None,
+        **settings: Any,
+    ) -> Report:
+        """Write the table anew to `target`, so that reading it is cheap: see `warehouse.optimize`.
+
+        Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,
+        from the usage record in `work_dir`. `settings`: goal, row_group_rows, row_group_bytes, file_bytes,
+        small_partitions, flatten_coverage, keep_nullable, as `optimize.Settings` has them. `map` runs the tasks, such
+        as a Dask cluster's; without one they run in `threads` threads of this process.
+        """
+        snapshot = self.snapshot()
+        first = _names(() if order == "keep" else order)
+        if order == "popular":
+            first = popular_columns(load_uses(work_dir, snapshot.uri))
+            if not first:
+                raise TableError(
+                    f"no run on {shown(snapshot.uri)} is in the usage record of {shown(work_dir)}: expected at least "
+                    "one. Name the work_dir of its runs, or list the columns"
+                )
+        wanted = Settings(
+            cluster_by=_names(cluster_by),
+            sort_by=_names(sort_by),
+            order=first,
+            popular=order == "popular",
+            flatten=_names(flatten),
+            **settings,
+        )
+        return optimize(
+            snapshot,
+            os.fspath(target),
+            wanted,
+            source=_names(self.uri),
+            projection=_names(projection),
+            map=map,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            say=say,
+        )
 
 
 def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
     asked = Sample.of(sample)
     return None if asked is None else bind_sample(asked, snapshot.schema)
+
+
+def _names(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:

@@ -1,0 +1,212 @@
+"""What does `feedline optimize` gain, and what does it cost? Bytes, throughput, memory, and what a trainer then sees.
+
+    python benchmarks/optimize.py                     2 M rows, 3 rounds
+    python benchmarks/optimize.py --tiny              20,000 rows, one round: does it all still work?
+
+Three questions, each about a generated click table (mean 16 rows per session; 6 histories, half of 13 dense and of 26
+ids the session's, which stay with p = 0.95; written as pyarrow's defaults leave it: zstd, dictionary, nullable):
+
+bytes       the table in log order against the one clustered by session, both in row groups of the same rows and each in
+            the best of its encodings under zstd (`--for size`, measured on each side's own sample).
+throughput  `optimize --cluster-by session_id --sort-by ts` against a bare loop over the same partitions in as many
+            threads: read_table, a stable sort, take, write_table in the default encodings. Of `optimize` the time it
+            writes, and besides the whole command, which also chooses encodings (a fixed time) and makes its report.
+decode      `feedline run --sink null` of the floor benchmark's pipeline on a table in session order as it was written,
+            and as `optimize --for decode` leaves it, row order kept. The rows are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from measure import Measured, measure
+
+from feedline import Table
+from feedline.resources import available_cores
+from feedline.warehouse.synthetic import clicks_pipeline, generate_clicks
+
+_SORT = [("hash", "ascending"), ("session_id", "ascending"), ("ts", "ascending")]
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--days", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--row-group-rows", type=int, default=65_536)
+    parser.add_argument("--questions", default="bytes,throughput,decode", help="some of: %(default)s")
+    parser.add_argument("--json", metavar="FILE", help="write everything measured there")
+    parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
+    options = parser.parse_args(arguments)
+    if options.tiny:
+        options.rows, options.days, options.rounds, options.row_group_rows = 20_000, 2, 1, 4_096
+    return options
+
+
+def clicks(folder: Path, options: argparse.Namespace, order: str) -> Path:
+    """A generated table."""
+    generate_clicks(
+        str(folder), rows=options.rows, days=options.days, sessions_mean=16, strings=0, clustered=order == "session",
+        row_group_rows=options.row_group_rows, threads=options.threads,
+    )  # fmt: skip
+    return folder
+
+
+def command(*arguments: object) -> Measured:
+    """Run `feedline`, with everything it starts measured."""
+    done = measure([sys.executable, "-m", "feedline", *(str(argument) for argument in arguments)])
+    if done.code != 0:
+        raise SystemExit(f"feedline {arguments[0]} ended with {done.code}:\n{done.stderr[-4000:]}")
+    return done
+
+
+def optimized(source: Path, target: Path, options: argparse.Namespace, *arguments: object) -> dict[str, Any]:
+    """Rewrite a table; the command's report, its cost, its seconds."""
+    began = time.perf_counter()
+    fixed = ("--threads", options.threads, "--row-group-rows", options.row_group_rows, "--json")
+    done = command("optimize", source, target, *fixed, *arguments)
+    seconds = time.perf_counter() - began
+    report = json.loads(done.stdout)
+    return {**report, "seconds": seconds, "cpu_s": done.cpu_s, "peak_pss_bytes": done.peak_pss_bytes}
+
+
+def bytes_gained(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Bytes of column chunks: as written, in log order's best zstd encodings, in the clustered order's."""
+    log = optimized(source, scratch / "log", options, "--for", "size")
+    clustered = optimized(
+        source, scratch / "clustered", options, "--for", "size", "--cluster-by", "session_id", "--sort-by", "ts"
+    )
+    before, after = log["after"]["compressed_bytes"], clustered["after"]["compressed_bytes"]
+    return {
+        "row_group_rows": options.row_group_rows,
+        "row_groups_log": log["after"]["row_groups"],
+        "row_groups_clustered": clustered["after"]["row_groups"],
+        "as_written_bytes": log["before"]["compressed_bytes"],
+        "log_bytes": before,
+        "clustered_bytes": after,
+        "ratio": before / after,
+    }
+
+
+def bare(source: Path, target: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Read, sort and write every partition, with nothing around it."""
+    folders = sorted(path for path in source.iterdir() if path.is_dir())
+
+    def rewrite(folder: Path) -> None:
+        files = sorted(folder.glob("*.parquet"))
+        table = pa.concat_tables([pq.ParquetFile(file).read(use_threads=False) for file in files]).combine_chunks()
+        key = table["session_id"].to_numpy().view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        keys = table.select(["session_id", "ts"]).append_column("hash", pa.array(key))
+        table = table.take(pc.sort_indices(keys, sort_keys=_SORT))
+        (target / folder.name).mkdir(parents=True)
+        pq.write_table(
+            table, target / folder.name / "x.parquet", compression="zstd", row_group_size=options.row_group_rows
+        )
+
+    began, cpu = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(options.threads) as pool:
+        list(pool.map(rewrite, folders))
+    return {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+
+
+def throughput(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Rows per second of `optimize` and of the bare loop, interleaved; medians and their ratio."""
+    runs: dict[str, list[dict[str, Any]]] = {"bare": [], "optimize": []}
+    for number in range(options.rounds):
+        runs["bare"].append(bare(source, scratch / f"bare-{number}", options))
+        cluster = ("--cluster-by", "session_id", "--sort-by", "ts")
+        runs["optimize"].append(optimized(source, scratch / f"optimize-{number}", options, *cluster))
+    bare_s = statistics.median(run["seconds"] for run in runs["bare"])
+    writing_s = statistics.median(run["writing_s"] for run in runs["optimize"])
+    whole_s = statistics.median(run["seconds"] for run in runs["optimize"])
+    partition = max(
+        sum(pq.ParquetFile(file).read().nbytes for file in folder.glob("*.parquet"))
+        for folder in source.iterdir()
+        if folder.is_dir()
+    )
+    return {
+        "bare_rows_per_s": options.rows / bare_s,
+        "optimize_rows_per_s": options.rows / writing_s,
+        "whole_command_rows_per_s": options.rows / whole_s,
+        "ratio": bare_s / writing_s,
+        "ratio_whole_command": bare_s / whole_s,
+        "measuring_s": statistics.median(run["measuring_s"] for run in runs["optimize"]),
+        "bare_cpu_s": statistics.median(run["cpu_s"] for run in runs["bare"]),
+        "optimize_cpu_s": statistics.median(run["cpu_s"] for run in runs["optimize"]),
+        "largest_partition_decoded_bytes": partition,
+        "peak_pss_bytes": max(run["peak_pss_bytes"] for run in runs["optimize"]),
+    }
+
+
+def decode(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Rows per second through the ring, from the table as written and as `optimize --for decode` leaves it."""
+    source, target = clicks(scratch / "session", options, "session"), scratch / "decode"
+    report = optimized(source, target, options, "--for", "decode")
+    rates: dict[str, list[float]] = {"defaults": [], "optimized": []}
+    cpu: dict[str, list[float]] = {"defaults": [], "optimized": []}
+    for number in range(options.rounds):
+        for name, table in (("defaults", source), ("optimized", target)):
+            work = scratch / f"work-{name}-{number}"
+            work.mkdir()
+            text = clicks_pipeline(str(table), work_dir=str(work), batch_size=min(8192, options.rows // 4))
+            (work / "pipeline.yaml").write_text(text)
+            done = command("run", work / "pipeline.yaml", "--sink", "null", "--set", "shuffle=off", "--json")
+            summary = json.loads(done.stdout)
+            rates[name].append(summary["rows_per_s"])
+            cpu[name].append(done.cpu_s / summary["rows"] * 1e6)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "rows_per_s": medians,
+        "ratio": medians["optimized"] / medians["defaults"],
+        "cpu_s_per_million_rows": {name: statistics.median(values) for name, values in cpu.items()},
+        "bytes": {"defaults": report["before"]["bytes"], "optimized": report["after"]["bytes"]},
+        "same_rows": same_rows(source, target),
+    }
+
+
+def same_rows(one: Path, other: Path) -> bool:
+    """Whether two tables hold the same rows in the same order, partition by partition."""
+    for folder in sorted(path.name for path in one.iterdir()):
+        tables = [Table(str(root / folder)).read() for root in (one, other)]
+        if not tables[0].equals(tables[1].cast(tables[0].schema)):
+            return False
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    options = parse(arguments)
+    found: dict[str, Any] = {"options": vars(options)}
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+        scratch = Path(folder)
+        questions = options.questions.split(",")
+        log = clicks(scratch / "source", options, "log")
+        if "bytes" in questions:
+            found["bytes"] = bytes_gained(log, scratch, options)
+        if "throughput" in questions:
+            found["throughput"] = throughput(log, scratch, options)
+        if "decode" in questions:
+            found["decode"] = decode(scratch, options)
+    print(json.dumps(found, indent=1))
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

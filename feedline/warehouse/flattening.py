@@ -1,0 +1,122 @@
+"""A map of features as columns: which keys are worth a column of their own, and how rows are split between them.
+
+Pure; runs in the tasks of `optimize`. A key whose value is there in at least `coverage` of the table's rows becomes the
+column `flattened_name(map, key)`, of the map's item type; the map column stays and holds the rest. Together they hold
+what the map held: of equal keys in one row the first counts, and moves if its value is not null; entries with a null
+value and later entries of an equal key stay in the map, and so does the difference between a null and an empty map.
+The order of a map's entries is kept among those that stay, and lost between them and the columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from feedline.errors import TableError
+
+Key = str | int
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """The entries of maps that are not null, in order: the row of each, its place among the children, its key's code.
+
+    `first`: no earlier entry of that row has its key.
+    """
+
+    rows: Int64s
+    places: Int64s
+    codes: Int64s
+    first: npt.NDArray[np.bool_]
+    words: list[Key]
+
+
+def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
+    """Raise TableError for a column that cannot be flattened: no map, or one with keys of another kind than words."""
+    for name in names:
+        kind = schema.field(name).type
+        if not pat.is_map(kind):
+            raise TableError(f"--flatten names column {name!r} of type {kind}: expected a map. Leave it out")
+        key = kind.key_type
+        if not (pat.is_string(key) or pat.is_large_string(key) or pat.is_integer(key)):
+            raise TableError(
+                f"--flatten names column {name!r} with keys of type {key}: expected strings or integers. Leave it out"
+            )
+
+
+def count_keys(maps: pa.MapArray) -> Counter[Key]:
+    """In how many rows each key has a value: those that flattening would move."""
+    entries = _entries(maps)
+    moving = entries.codes[_movable(maps, entries)]
+    counts = np.bincount(moving, minlength=len(entries.words))
+    return Counter({key: int(count) for key, count in zip(entries.words, counts, strict=True) if count})
+
+
+def keys_worth(counts: Mapping[Key, int], rows: int, coverage: float) -> tuple[Key, ...]:
+    """The keys that reach the coverage, the most frequent first."""
+    kept = [key for key, count in counts.items() if count and count >= coverage * rows]
+    return tuple(sorted(kept, key=lambda key: (-counts[key], isinstance(key, str), key)))
+
+
+def flatten(maps: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
+    """One array per key, then the maps without what moved there."""
+    entries = _entries(maps)
+    codes = {word: code for code, word in enumerate(entries.words)}
+    movable = np.flatnonzero(_movable(maps, entries))
+    movable = movable[np.argsort(entries.codes[movable], kind="stable")]
+    sorted_codes = entries.codes[movable]
+    stays = np.ones(len(entries.rows), np.bool_)
+    items, columns = maps.items, []
+    for key in keys:
+        code = codes.get(key, -1)
+        low, high = np.searchsorted(sorted_codes, [code, code + 1]) if code >= 0 else (0, 0)
+        moved = movable[low:high]
+        index = np.full(len(maps), -1, np.int64)
+        index[entries.rows[moved]] = entries.places[moved]
+        columns.append(items.take(pa.array(index, mask=index < 0)))
+        stays[moved] = False
+    return [*columns, _rest(maps, entries, stays)]
+
+
+def _entries(maps: pa.MapArray) -> _Entries:
+    offsets = np.asarray(maps.offsets)
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    if maps.null_count:
+        lengths[maps.is_null().to_numpy(zero_copy_only=False)] = 0
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    rows = np.repeat(np.arange(len(maps)), lengths)
+    places = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    keys = maps.keys.take(pa.array(places)).dictionary_encode()
+    codes = keys.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    words: list[Key] = keys.dictionary.to_pylist()
+    first = np.zeros(total, np.bool_)
+    _, where = np.unique(rows * max(len(words), 1) + codes, return_index=True)
+    first[where] = True
+    return _Entries(rows, places, codes, first, words)
+
+
+def _movable(maps: pa.MapArray, entries: _Entries) -> npt.NDArray[np.bool_]:
+    items = maps.items
+    if not items.null_count:
+        return entries.first
+    there = items.is_valid().to_numpy(zero_copy_only=False)
+    movable: npt.NDArray[np.bool_] = entries.first & there[entries.places]
+    return movable
+
+
+def _rest(maps: pa.MapArray, entries: _Entries, stays: npt.NDArray[np.bool_]) -> pa.MapArray:
+    counts = np.bincount(entries.rows[stays], minlength=len(maps))
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    places = pa.array(entries.places[stays])
+    mask = maps.is_null() if maps.null_count else None
+    return pa.MapArray.from_arrays(
+        pa.array(offsets), maps.keys.take(places), maps.items.take(places), type=maps.type, mask=mask
+    )

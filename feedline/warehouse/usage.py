@@ -1,0 +1,222 @@
+"""Which columns and partitions do jobs read? A small record of every run, and what it says about a table.
+
+`record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` where somebody asks. A run
+is one JSON line in a file of its own, `usage/<table>/<time>-<number>.json` below `work_dir`: so it appears whole or not
+at all, on a disk (written aside and renamed) and on an object store alike, and hosts that share a `work_dir` share the
+record. The last `KEPT` runs of a table are kept. A record that cannot be written is a warning, never a failed run; one
+that cannot be read is left out.
+
+Popularity: a column's reads are the bytes of it that runs read. With columns in the order of reads per stored byte, the
+curve says which share of the table's bytes serves the first half, 80 %, … of all reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import FeedlineError
+from feedline.warehouse.landing import partition_folder
+from feedline.warehouse.locations import absolute, join, locate, shown
+from feedline.warehouse.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+KEPT = 500  # runs of one table; of a table with thousands of columns a record has 100 KB
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
+_PARTITIONS = 1000  # named in a record, at most
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One run: when (UTC) and as which job, on which snapshot; bytes read per column, the partitions (the first 1,000).
+
+    `table_columns`, `table_partitions`: what the table had then. `row_group_bytes`: of all columns, in the row groups
+    that the run read.
+    """
+
+    time: str
+    job: str
+    table: str
+    snapshot: str
+    columns: dict[str, int]
+    partitions: tuple[str, ...]
+    partitions_read: int
+    table_columns: int
+    row_group_bytes: int
+    table_partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnUse:
+    """A column: runs that read it, bytes they read of it, and its bytes in the table now."""
+
+    name: str
+    runs: int
+    read_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Popularity:
+    """What the record says of a table: columns by popularity (unread ones last), and means over runs.
+
+    `column_share`: of the table's columns, read by a run, on average; `byte_share`: of the bytes of the row groups it
+    read. `used_column_share`, `used_byte_share`: of the whole table, columns that any run read. `curve`: (share of
+    reads, share of the table's bytes that serves it). `partitions`: folder and runs, most read first.
+    """
+
+    table: str
+    runs: int
+    jobs: tuple[str, ...]
+    first: str | None
+    last: str | None
+    columns: tuple[ColumnUse, ...]
+    column_share: float
+    byte_share: float
+    used_column_share: float
+    used_byte_share: float
+    curve: tuple[tuple[float, float], ...]
+    partitions: tuple[tuple[str, int], ...]
+
+
+def record_usage(
+    work_dir: str, snapshot: Snapshot, columns: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
+) -> None:
+    """Note what a run reads: `columns` of the row groups of which it keeps `rows`. Never raises for what can fail."""
+    try:
+        use = _use(snapshot, columns, np.flatnonzero(rows), job)
+        line = json.dumps(asdict(use), separators=(",", ":")).encode() + b"\n"
+        folder = _folder(snapshot.uri)
+        location = locate(absolute(work_dir))
+        _write(location.filesystem, join(location.path, folder), f"{_stamp(use.time)}-{secrets.token_hex(4)}", line)
+    except (OSError, FeedlineError, pa.ArrowException) as error:
+        logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
+
+
+def load_uses(work_dir: str, table: str) -> list[Use]:
+    """The recorded runs on a table (the root's path or URI), oldest first."""
+    location = locate(absolute(work_dir))
+    folder = join(location.path, _folder(absolute(table)))
+    infos = location.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    paths = sorted(info.path for info in infos if info.base_name.endswith(".json"))
+
+    def load(path: str) -> Use | None:
+        try:
+            with location.filesystem.open_input_stream(path) as source:
+                facts: dict[str, Any] = json.loads(source.read())
+            return Use(**{**facts, "partitions": tuple(facts["partitions"])})
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
+            logger.warning("the usage record %s cannot be read: it is left out", shown(path))
+            return None
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-usage") as pool:
+        return [use for use in pool.map(load, paths) if use is not None]
+
+
+def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
+    """What the recorded runs say of the table as it is now."""
+    stored = {name: int(snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in snapshot.file_columns}
+    runs = Counter(name for use in uses for name in use.columns)
+    read: Counter[str] = Counter()
+    for use in uses:
+        read.update(use.columns)
+    columns = [
+        ColumnUse(name=name, runs=runs[name], read_bytes=read[name], stored_bytes=size) for name, size in stored.items()
+    ]
+    total = sum(stored.values())
+    used = [column for column in columns if column.runs]
+    partitions = Counter(folder for use in uses for folder in use.partitions)
+    return Popularity(
+        table=snapshot.uri,
+        runs=len(uses),
+        jobs=tuple(dict.fromkeys(use.job for use in uses)),
+        first=uses[0].time if uses else None,
+        last=uses[-1].time if uses else None,
+        columns=tuple(sorted(columns, key=lambda column: -column.runs)),  # stable: the table's order among equals
+        column_share=_mean([len(use.columns) / use.table_columns for use in uses if use.table_columns]),
+        byte_share=_mean([sum(use.columns.values()) / use.row_group_bytes for use in uses if use.row_group_bytes]),
+        used_column_share=len(used) / len(columns),
+        used_byte_share=sum(column.stored_bytes for column in used) / total if total else 0.0,
+        curve=_curve(columns, total),
+        partitions=tuple(partitions.most_common()),
+    )
+
+
+def popular_columns(uses: Sequence[Use]) -> tuple[str, ...]:
+    """The columns that runs read, the most often read first; equally popular ones in the order of the latest run."""
+    runs = Counter(name for use in reversed(uses) for name in use.columns)
+    return tuple(name for name, _ in runs.most_common())
+
+
+def _use(snapshot: Snapshot, columns: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
+    stored = [name for name in dict.fromkeys(columns) if name in snapshot.file_columns]
+    sizes = {name: snapshot.column_facts(name).field("bytes").to_numpy() for name in stored}
+    folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
+    kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
+    return Use(
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        job=job,
+        table=shown(snapshot.uri),
+        snapshot=snapshot.id,
+        columns={name: int(size[row_groups].sum()) for name, size in sizes.items()},
+        partitions=tuple(kept)[:_PARTITIONS],
+        partitions_read=len(kept),
+        table_columns=len(snapshot.file_columns),
+        row_group_bytes=int(snapshot.row_groups["bytes"].to_numpy()[row_groups].sum()),
+        table_partitions=len(set(folders)),
+    )
+
+
+def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float], ...]:
+    used = sorted(
+        (column for column in columns if column.read_bytes),
+        key=lambda column: -column.read_bytes / max(column.stored_bytes, 1),
+    )
+    read = np.cumsum([column.read_bytes for column in used], dtype=np.float64)
+    stored = np.cumsum([column.stored_bytes for column in used], dtype=np.float64)
+    if not used or not total:
+        return ()
+    served = np.concatenate(([0.0], read / read[-1]))
+    shares = np.interp(SHARES, served, np.concatenate(([0.0], stored / total)))
+    return tuple((share, float(held)) for share, held in zip(SHARES, shares, strict=True))
+
+
+def _write(filesystem: pafs.FileSystem, folder: str, name: str, line: bytes) -> None:
+    filesystem.create_dir(folder, recursive=True)
+    target = f"{folder}/{name}.json"
+    local = filesystem.type_name == "local"
+    path = f"{folder}/{name}.tmp" if local else target
+    with filesystem.open_output_stream(path) as sink:
+        sink.write(line)
+    if local:
+        filesystem.move(path, target)
+    old = sorted(info.path for info in filesystem.get_file_info(pafs.FileSelector(folder)))[:-KEPT]
+    for stale in old:
+        filesystem.delete_file(stale)
+
+
+def _folder(uri: str) -> str:
+    return f"usage/{hashlib.sha256(shown(uri).encode()).hexdigest()[:16]}"
+
+
+def _stamp(time: str) -> str:
+    return "".join(character for character in time if character.isdigit())[:17]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
