@@ -70,8 +70,13 @@ class Target:
             self.remove(stage)
         else:
             self._delete_files(folder)
-        self.filesystem.create_dir(stage, recursive=True)
+        self.make(stage)
         return stage
+
+    def make(self, path: str) -> None:
+        """Make a folder where there are folders: an object store would show an empty object in its place."""
+        if self.is_local:
+            self.filesystem.create_dir(path, recursive=True)
 
     def stage(self, folder: str, slug: str) -> str:
         """That folder, as it is."""
@@ -85,21 +90,24 @@ class Target:
         for name in names:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_finished(name)}")
         kind = self.filesystem.get_file_info(final).type
-        if kind == pafs.FileType.NotFound:
-            self.filesystem.create_dir(final.rpartition("/")[0], recursive=True)
-            self.filesystem.move(stage, final)
-        elif folder and not self._has_folders(final):
-            old = self.hidden("old", slug)
+        old = self.hidden("old", slug)
+        if kind != pafs.FileType.NotFound and folder and not self._has_folders(final):
             self.remove(old)
-            self.filesystem.create_dir(old.rpartition("/")[0], recursive=True)
+            self.make(old.rpartition("/")[0])
             self.filesystem.move(final, old)
-            self.filesystem.move(stage, final)
-            self.remove(old)
-        else:
+            kind = pafs.FileType.NotFound
+        if kind == pafs.FileType.NotFound:
+            self.make(final.rpartition("/")[0])
+            try:
+                self.filesystem.move(stage, final)
+            except OSError:  # another partition that lies in this one's folder came in between
+                kind = pafs.FileType.Directory
+        if kind != pafs.FileType.NotFound:
             self._delete_files(folder)
             for name in names:
                 self.filesystem.move(f"{stage}/{_finished(name)}", f"{final}/{_finished(name)}")
             self.remove(stage)
+        self.remove(old)
 
     def remove(self, path: str) -> None:
         """Delete a folder and what is in it, if it is there."""
@@ -190,7 +198,7 @@ def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
 
 def refuse_overlap(source: str, target: str) -> None:
     """Raise TableError where one of two places lies inside the other, or both are one; of a glob its folder counts."""
-    pairs = [_real(absolute(uri)) for uri in (_WILDCARD.sub("", source), target)]
+    pairs = [_real(absolute(source)), _real(absolute(target))]
     if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pairs, pairs[::-1])):
         raise TableError(
             f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
@@ -225,4 +233,5 @@ def _finished(name: str) -> str:
 
 
 def _real(uri: str) -> str:
-    return shown(uri) if is_uri(uri) else os.path.realpath(uri)
+    """The place without links and connection options, and of a glob the folder before its first wildcard."""
+    return _WILDCARD.sub("", shown(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from feedline.warehouse.writing import Limits
 _VERSION = 1
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # a partition is not cut into smaller units to keep more cores busy
+_WAVES, _WAVE_TASKS = 20, 8  # so many times progress is told, unless that means fewer tasks per thread
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Say = Callable[[str], None]
 
@@ -152,7 +154,7 @@ def optimize(
         measured = time.perf_counter()
         tell(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         try:
-            _write(snapshot, place, recipe, pending, sizes, settings, run, tell)
+            _write(snapshot, place, recipe, pending, sizes, settings, run, threads, tell)
         except FeedlineError:
             place.clean()
             raise
@@ -292,6 +294,7 @@ def _write(
     sizes: Sizes,
     settings: Settings,
     run: Map,
+    threads: int,
     tell: Say,
 ) -> None:
     small: list[PartitionTask] = []
@@ -312,8 +315,10 @@ def _write(
                 )
             )
     small.sort(key=lambda task: -sum(fragment.bytes for unit in task.units for fragment in unit.fragments))
-    for _ in run(rewrite_partition, small):
-        continue
+    wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
+    for start in range(0, len(small), wave):  # sorted by size, so that the tasks of a wave end together
+        list(run(rewrite_partition, small[start : start + wave]))
+        tell(f"{min(start + wave, len(small))} of {len(pending)} partitions written")
     for number, partition in enumerate(large):
         tell(f"partition {partition.folder or 'without keys'} ({number + 1} of {len(large)} larger than a task)")
         write_large(snapshot, place, partition, recipe, sizes, run)
@@ -327,7 +332,9 @@ def _in_threads(threads: int) -> Map:
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)  # the hidden folder is removed next
+            raise
+        pool.shutdown()
 
     return run

@@ -127,7 +127,7 @@ def scatter(task: ScatterTask) -> list[int]:
     sizes = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with room_for(target.uri):
-        target.filesystem.create_dir(task.path.rpartition("/")[0], recursive=True)
+        target.make(task.path.rpartition("/")[0])
         sink = target.filesystem.open_output_stream(task.path)
         with sink, pa.ipc.new_file(sink, recipe.target, options=options) as spill:
             for low, high in pairwise(borders):

@@ -197,16 +197,17 @@ def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float
 
 
 def _write(filesystem: pafs.FileSystem, folder: str, name: str, line: bytes) -> None:
-    filesystem.create_dir(folder, recursive=True)
     target = f"{folder}/{name}.json"
     local = filesystem.type_name == "local"
+    if local:
+        filesystem.create_dir(folder, recursive=True)
     path = f"{folder}/{name}.tmp" if local else target
     with filesystem.open_output_stream(path) as sink:
         sink.write(line)
     if local:
         filesystem.move(path, target)
-    old = sorted(info.path for info in filesystem.get_file_info(pafs.FileSelector(folder)))[:-KEPT]
-    for stale in old:
+    old = sorted(info.path for info in filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
+    for stale in old[:-KEPT]:
         filesystem.delete_file(stale)
 
 
