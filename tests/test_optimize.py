@@ -130,7 +130,7 @@ def test_lists_that_are_empty_somewhere_are_read_to_find_nulls(tmp_path: Path) -
 
 def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = warehouse(tmp_path / "in", days=1)
-    monkeypatch.setattr("feedline.warehouse.optimize.without_nulls", lambda field, _: field.with_nullable(False))
+    monkeypatch.setattr("feedline.warehouse.recipes.without_nulls", lambda field, _: field.with_nullable(False))
     with pytest.raises(DataError, match=r"column 'session' of .* holds a null: .*--keep-nullable"):
         rewrite(source, tmp_path / "out", **CLUSTERED)
     assert not (tmp_path / "out" / "_feedline").exists()

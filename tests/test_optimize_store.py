@@ -14,7 +14,8 @@ from rewritten import multiset, rewrite, warehouse
 from feedline import Table
 from feedline.errors import TableError
 from feedline.warehouse.landing import Target
-from feedline.warehouse.optimize import Settings, optimize
+from feedline.warehouse.optimize import optimize
+from feedline.warehouse.recipes import Settings
 from feedline.warehouse.snapshot import take_snapshot
 from feedline.warehouse.usage import load_uses, record_usage
 
