@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.fs as pafs
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse import store
+from feedline.warehouse.locations import absolute, locate
+from feedline.warehouse.retrying import is_local
 
 # Ranks of one start come up within this time, slow image pulls included.
 _JOIN_S = 600.0
@@ -64,12 +66,9 @@ class _Entry:
     """One small JSON file below a local folder or a URI."""
 
     def __init__(self, work_dir: str, name: str) -> None:
-        if "://" in work_dir:
-            self._files, root = pafs.FileSystem.from_uri(work_dir)
-        else:
-            self._files, root = pafs.LocalFileSystem(), str(Path(work_dir).absolute())
-        self._path = f"{root.rstrip('/')}/{name}"
-        self._local = isinstance(self._files, pafs.LocalFileSystem)
+        self._place = locate(absolute(work_dir))
+        self._name = name
+        self._local = is_local(self._place.filesystem)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -77,8 +76,9 @@ class _Entry:
         if not self._local:
             yield
             return
-        Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = Path(self._place.path, self._name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -88,23 +88,18 @@ class _Entry:
     def read(self) -> dict[str, Any] | None:
         """What was agreed on; None where nothing was, or where the file does not say it."""
         try:
-            with self._files.open_input_stream(self._path) as stream:
-                found: dict[str, Any] = json.loads(stream.read())
+            found: dict[str, Any] = json.loads(bytes(store.get(self._place, self._name)))
             return {
                 "snapshot": str(found["snapshot"]),
                 "ranks": [int(rank) for rank in found["ranks"]],
                 "created_s": float(found["created_s"]),
             }
+        except TableError as error:
+            if isinstance(error, TableNotFoundError):
+                return None
+            raise  # not being able to look is not the same as nothing being there
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, content: dict[str, Any]) -> None:
-        data = pa.py_buffer(json.dumps(content).encode())
-        if not self._local:
-            with self._files.open_output_stream(self._path) as stream:
-                stream.write(data)
-            return
-        draft = f"{self._path}.{os.getpid()}"
-        with self._files.open_output_stream(draft) as stream:
-            stream.write(data)
-        Path(draft).replace(self._path)
+        store.put(self._place, self._name, [json.dumps(content).encode()])

@@ -17,13 +17,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from feedline.bad_file_texts import summary_of
+from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.layout_commands import optimize, usage
+from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
@@ -100,6 +104,8 @@ def run(
             highlight=False,
             soft_wrap=True,
         )
+        if summary.bad_files:
+            console.print(summary_of(summary.bad_files), highlight=False)
     if stop.status is not None:
         raise typer.Exit(stop.status)
 
@@ -118,6 +124,72 @@ def plan(
         print(json.dumps(facts))
     else:
         Console().print(plan_table(facts))
+
+
+@app.command()
+def rebase(
+    pipeline: PipelinePath,
+    state: Annotated[
+        Path, typer.Argument(metavar="STATE", help="The run's state: the JSON of a dataset's state_dict.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="Where the new state goes; standard output without.")] = None,
+    rewritten: Annotated[
+        str, typer.Option(help="Rows of rewritten files that may have been delivered: error, skip or repeat.")
+    ] = "error",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
+    if rewritten not in REWRITTEN:
+        raise SpecError(f"--rewritten is unknown: got {rewritten!r}, expected {', '.join(REWRITTEN)}")
+    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(
+        before := read_state(state), rewritten=rewritten
+    )
+    after = plan.state_after(before)
+    rest = None if after == before else plan.facts()["rest"]
+    Console(stderr=True).print(
+        "the table is as it was" if rest is None else told(rest), highlight=False, soft_wrap=True, markup=False
+    )
+    if output is not None:
+        output.write_text(json.dumps(after) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps({"state": after, "rest": rest}))
+    elif output is None:
+        print(json.dumps(after))
+
+
+@app.command()
+def check(
+    pipeline: PipelinePath,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
+        False
+    ),
+    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: of all columns.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find bad files before a run does: all of them. Exit status 1 where there are any."""
+    if all_columns and not deep:
+        raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
+    line = ProgressLine()
+    report = run_check(
+        load_spec(pipeline, parse_overrides(overrides or [])), deep=deep, all_columns=all_columns, progress=line
+    )
+    line.close()
+    print(json.dumps(report.facts()) if as_json else report.text())
+    if not report.clean:
+        raise typer.Exit(1)
+
+
+@app.command()
+def snapshot(
+    pipeline: PipelinePath,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to: a path or a URI.")],
+    overrides: Overrides = None,
+) -> None:
+    """Write the table as it is now to one file; `source.snapshot: FILE` reads that."""
+    taken = freeze(load_spec(pipeline, parse_overrides(overrides or [])), file)
+    print(f"snapshot {taken.id}: {len(taken.files):,} files, {taken.rows:,} rows: {file}")
 
 
 @app.command()

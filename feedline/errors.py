@@ -36,6 +36,10 @@ class TableChangedError(TableError):
     """A file was replaced, truncated or deleted after the snapshot was taken."""
 
 
+class StoreError(TableError, OSError):
+    """A store kept failing although the operation was repeated: not a fault of the table. Try again later."""
+
+
 class DataError(FeedlineError, ValueError):
     """A value breaks a rule of the pipeline; the message names feature, file and row group."""
 
@@ -70,6 +74,7 @@ _WIRE = {
         TableNotFoundError,
         CorruptFileError,
         TableChangedError,
+        StoreError,
         DataError,
         PlanError,
         StateError,

@@ -83,6 +83,8 @@ def describe(dtype: pl.DataType) -> str:
             return f"decimal({precision}, {scale})"
         case pl.List(inner=inner):
             return f"list<{describe(instance(inner))}>"
+        case pl.Array(inner=inner, shape=(size,)):
+            return f"list<{describe(instance(inner))}>[{size}]"
         case pl.Map(key=key, value=value):
             return f"map<{describe(instance(key))}, {describe(instance(value))}>"
         case pl.Struct(fields=fields):

@@ -36,6 +36,7 @@ from feedline.expression_nodes import (
     NullTest,
 )
 from feedline.expression_operands import BOOL, Operand, result
+from feedline.expression_parts import over_parts
 from feedline.expression_signatures import Argument
 from feedline.expression_syntax import parse_tree
 from feedline.expression_tokens import Fault, Span, render
@@ -56,6 +57,7 @@ from feedline.expression_types import (
     spoken,
 )
 from feedline.predicates import Comparison, IsNull, Not, Opaque, Predicate, conjunction, disjunction
+from feedline.projection import Part, PartError, flattened_column, has_column, part_field, part_of
 from feedline.row_preservation import is_row_preserving, offending_node
 
 __all__ = ["BoundExpression", "Expression", "bind", "bind_where", "is_row_preserving", "offending_node", "parse"]
@@ -91,6 +93,8 @@ class BoundExpression:
         columns: the names of the columns that it reads; one at least.
         schema: the Arrow fields of those columns, in the table's order.
         polars: the expression over a frame that holds them as `pl.from_arrow` gives them; row-preserving.
+        parts: the same columns, but by their parts (see `projection`) where only parts of them are used.
+        narrow: the expression over a frame that holds those (see `extraction.project`).
         dtype: the type of the result.
         predicate: what statistics can judge of a boolean expression, `Opaque` for any other.
     """
@@ -99,6 +103,8 @@ class BoundExpression:
     columns: frozenset[str]
     schema: pa.Schema
     polars: pl.Expr
+    parts: frozenset[str]
+    narrow: pl.Expr
     dtype: pl.DataType
     predicate: Predicate
 
@@ -139,17 +145,22 @@ def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
         operand = _Binder(schema).operand(expression.tree)
     except Fault as fault:
         raise ExpressionError(render(expression.text, fault)) from None
-    used = pa.schema([field for field in schema if field.name in expression.columns])
-    bound = BoundExpression(
+    named = {name for name in expression.columns if has_column(schema, name)}
+    columns = operand.columns.union(named)
+    places = sorted(place for name in columns for place in schema.get_all_field_indices(name))
+    used = pa.schema([schema.field(place) for place in places])
+    _check_polars(expression.text, operand, used)
+    parts, narrow = _narrowed(expression, schema, operand)
+    return BoundExpression(
         text=expression.text,
-        columns=expression.columns,
+        columns=columns,
         schema=used,
         polars=operand.expr,
+        parts=parts,
+        narrow=narrow,
         dtype=operand.dtype,
         predicate=operand.predicate or Opaque(columns=operand.columns),
     )
-    _check_polars(bound)
-    return bound
 
 
 def bind_where(text: str, schema: pa.Schema) -> BoundExpression:
@@ -169,16 +180,34 @@ def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
     return bind(parse(text), schema)
 
 
-def _check_polars(bound: BoundExpression) -> None:
+def _narrowed(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
+    """The parts of columns that it reads, and the expression over them, bound as if each were a column."""
+    tree, parts = over_parts(expression.tree, schema)
+    if all(has_column(schema, name) for name in parts):
+        return parts, whole.expr
+    fields = [schema.field(name) if has_column(schema, name) else _part(schema, name) for name in sorted(parts)]
+    narrow = _Binder(pa.schema(fields)).operand(tree)
+    assert narrow.dtype == whole.dtype
+    _check_polars(expression.text, narrow, pa.schema(fields))
+    return parts, narrow.expr
+
+
+def _part(schema: pa.Schema, name: str) -> pa.Field:
+    part = part_of(name)
+    assert part is not None
+    return part_field(schema, part)
+
+
+def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
     """Polars agrees with the type that the rules of the language gave, before any data are read."""
     try:
-        frame = pl.from_arrow(bound.schema.empty_table())
+        frame = pl.from_arrow(schema.empty_table())
         assert isinstance(frame, pl.DataFrame)
-        dtype = frame.lazy().select(bound.polars.alias("result")).collect_schema()["result"]
+        dtype = frame.lazy().select(operand.expr.alias("result")).collect_schema()["result"]
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise ExpressionError(f"Polars refuses the expression: {error}\n  {bound.text}") from error
-    if dtype != bound.dtype:
-        raise ExpressionError(f"Polars gives {dtype}, the language {bound.dtype}: a fault of Feedline\n  {bound.text}")
+        raise ExpressionError(f"Polars refuses the expression: {error}\n  {text}") from error
+    if dtype != operand.dtype:
+        raise ExpressionError(f"Polars gives {dtype}, the language {operand.dtype}: a fault of Feedline\n  {text}")
 
 
 def _columns(tree: Node, whole: Span) -> frozenset[str]:
@@ -281,6 +310,10 @@ class _Binder:
         )
 
     def _field(self, node: Field) -> Operand:
+        part = Part(node.item.name, (_key(node),)) if isinstance(node.item, Column) else None
+        flattened = flattened_column(self._schema, part) if part is not None else None
+        if part is not None and flattened is not None and not has_column(self._schema, part.column):
+            return self._column(Column(name=flattened, span=node.span))
         item, key = self.operand(node.item), node.key
         if item.kind == STRUCT and isinstance(key.value, str):
             assert isinstance(item.dtype, pl.Struct)
@@ -296,6 +329,9 @@ class _Binder:
             if kind(key_type) not in (STRING, INTEGER):
                 raise Fault(f"a map's key is a text or an integer: got {describe(item.dtype)}", item.span)
             expr = item.expr.map.get(literals.literal(literals.value_of(key, key_type), key_type))
+            if part is not None and flattened is not None:
+                expr, dtype = self._coalesced(part, flattened, expr, node.span)
+                item = replace(item, columns=item.columns | {flattened}, size=item.size + 3)
         else:
             remedy = {LIST: ". Write `.list.get(position)`", STRING: ". Write `.str.slice(start, length)`"}
             expected = "a text as key" if item.kind == STRUCT else "a struct or a map"
@@ -305,6 +341,15 @@ class _Binder:
             )
         made = _spoken(expr, dtype, node.span, item.columns, None)
         return replace(made, size=item.size + made.size + 1)
+
+    def _coalesced(self, part: Part, flattened: str, expr: pl.Expr, span: Span) -> tuple[pl.Expr, pl.DataType]:
+        """The value at a map's key, of which the table has a column as well."""
+        try:
+            dtype = column_type(part_field(self._schema, part))
+        except PartError as error:
+            raise Fault(str(error), span) from None
+        assert dtype is not None
+        return pl.coalesce([pl.col(flattened).cast(dtype), expr.cast(dtype)]), dtype
 
     def _null_test(self, item: Operand, span: Span) -> Operand:
         made = result(item.expr.is_null(), BOOL, span, [item])
@@ -350,6 +395,11 @@ def _spoken(expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[st
     if seen == BOOL:
         predicate = Opaque(columns=columns) if column is None else Comparison(column=column, op="==", value=True)
     return Operand(expr=expr, dtype=seen, span=span, columns=columns, size=2, column=column, predicate=predicate)
+
+
+def _key(node: Field) -> str | int:
+    assert isinstance(node.key.value, str | int)
+    return node.key.value
 
 
 def _join(op: str, pair: list[pl.Expr]) -> pl.Expr:

@@ -47,6 +47,27 @@ class OpCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureInput:
+    """One input of an op over several columns: a column or an expression, and ops that come before."""
+
+    column: str | None = None
+    expr: str | None = None
+    ops: tuple[OpCall, ...] = ()
+    path: Path = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        source = self.column if self.column is not None else self.expr
+        return " → ".join([str(source), *(call.op for call in self.ops)])
+
+    def written(self) -> object:
+        """The input as it may stand in a list of inputs."""
+        if self.column is not None and not self.ops:
+            return self.column
+        source = {"column": self.column} if self.column is not None else {"expr": self.expr}
+        return source | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
     """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order."""
 
@@ -55,7 +76,7 @@ class FeatureSpec:
     column: str | None = None
     expr: str | None = None
     op: OpCall | None = None
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[FeatureInput, ...] = ()
     ops: tuple[OpCall, ...] = ()
     path: Path = field(default=(), compare=False)
 
@@ -63,7 +84,7 @@ class FeatureSpec:
         """The feature as it may stand under its group and name, in the one form that all others abbreviate."""
         content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
         if self.op is not None:
-            content |= {"op": self.op.written(), "inputs": list(self.inputs)}
+            content |= {"op": self.op.written(), "inputs": [given.written() for given in self.inputs]}
         return content | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
 
 
@@ -175,7 +196,7 @@ class _FeatureReader:
             else f"{message}. Ops stand in a list: `{_shown(name)}: [{{{_shown(key)}: …}}]`"
         )
 
-    def inputs(self, body: dict[str, Any], path: Path) -> tuple[str, ...]:
+    def inputs(self, body: dict[str, Any], path: Path) -> tuple[FeatureInput, ...]:
         if ("inputs" in body) != ("op" in body):
             wrong, missing = ("inputs", "op") if "inputs" in body else ("op", "inputs")
             self.problems.add(path, f"{wrong} without {missing}: expected `{{op: …, inputs: [column, …]}}`")
@@ -185,8 +206,25 @@ class _FeatureReader:
             got = "an empty list" if values == [] else met(values)
             self.problems.add((*path, "inputs"), f"must be a list of columns: got {got}, expected at least one")
             return ()
-        names = [self.name(value, (*path, "inputs", index), "a column") for index, value in enumerate(values)]
-        return tuple(name for name in names if name is not None)
+        found = [self.input(value, (*path, "inputs", index)) for index, value in enumerate(values)]
+        return tuple(given for given in found if given is not None)
+
+    def input(self, value: Any, path: Path) -> FeatureInput | None:
+        if not isinstance(value, dict):
+            column = self.name(value, path, "a column")
+            return None if column is None else FeatureInput(column=column, path=path)
+        known = (*SOURCES[:2], "ops")
+        for key in value:
+            if key not in known:
+                self.problems.add((*path, key), unknown("key of an input", key, known), key=True)
+        sources = [key for key in SOURCES[:2] if key in value]
+        if len(sources) != 1 or not isinstance(value.get("ops", []), list):
+            self.problems.add(path, "must be a column, or {column: …, ops: […]}, or {expr: …, ops: […]}")
+            return None
+        what = "a column" if sources == ["column"] else "an expression"
+        source = self.name(value[sources[0]], (*path, sources[0]), what)
+        ops = self.ops(value.get("ops", []), (*path, "ops"))
+        return None if source is None else FeatureInput(**{sources[0]: source}, ops=ops, path=path)
 
     def ops(self, values: list[Any], path: Path) -> tuple[OpCall, ...]:
         calls = [self.op(value, (*path, index)) for index, value in enumerate(values)]

@@ -116,7 +116,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     _say({"type": "trainer", "pid": channel.peer_pid()})
     error = None
     try:
-        _serve(channel, pipeline, cluster, request, stats)
+        _serve(channel, pipeline, cluster, request, stats, told=_say_plan)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
@@ -140,11 +140,28 @@ def _say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _serve(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest, stats: FeederStats) -> None:
+def _say_plan(plan: Plan) -> None:
+    _say({"type": "plan", "plan": plan.fingerprint, "bad_files": plan.bad_files()})
+
+
+def _serve(
+    channel: Channel,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    request: FeedRequest,
+    stats: FeederStats,
+    *,
+    told: Callable[[Plan], None] = lambda plan: None,
+) -> None:
+    def resolve(hello: dict[str, Any]) -> Plan:
+        plan = _resolved(pipeline, cluster, request, hello)
+        told(plan)
+        return plan
+
     feeder = Feeder(
         channel,
         cluster,
-        lambda hello: _resolved(pipeline, cluster, request, hello),
+        resolve,
         rank=request.rank,
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),

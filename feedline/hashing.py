@@ -1,7 +1,8 @@
-"""Which bucket does an id or a string fall into, the same on every machine and in every version?
+"""Which 64 bits stand for an id, a string or a row, the same on every machine and in every version?
 
-Runs on the workers, inside the pass over a chunk. Polars' own hash changes with its version, so the hash is written
-down here, in numpy over 64-bit words. All arithmetic is modulo 2**64; `mix` is the finaliser of splitmix64:
+Runs wherever rows are: buckets of ids (the op `hash_bucket`) and samples of rows (`warehouse.sampling`) are made of it.
+Polars' own hash changes with its version, so the hash is written down here, in numpy over 64-bit words. All arithmetic
+is modulo 2**64; `mix` is the finaliser of splitmix64:
 
     mix(z):      z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9;  z ^= z >> 27;  z *= 0x94D049BB133111EB;  z ^= z >> 31
     GOLDEN     = 0x9E3779B97F4A7C15
@@ -15,12 +16,21 @@ So `hash` of an integer is the (seed + 1)-th output of the splitmix64 generator 
 tested widely, and an id has the same hash in an int32, an int64 and a uint64 column. The words of a string are mixed
 apart from each other and summed, which numpy can do without a loop over strings.
 
+Several values v_1 … v_n (a cross, an n-gram) have the hash of one integer, modulo 2**64:
+
+    cross      = h_1 * GOLDEN**(n-1) + … + h_n,    h_i = mix(v_i + GOLDEN), with digest(s) as v_i of a string
+    hash       = hash(cross)
+
+`sigrid` is another hash, that of TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
+
 A string of up to 12 bytes lies inside its Arrow string view, zero-filled, as one word of 8 bytes and one of 4: it is
 read there. Longer ones are gathered from their bytes: word by word over all strings that are long enough, or, where
 they are very long, all words of all strings at once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +43,12 @@ GOLDEN = 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(GOLDEN)
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
+_FOLLY_MULTIPLIER = np.uint64(0x9DDFEA08EB382D69)
 _WORD_BYTES = 8
 _INLINE_BYTES = 12
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
+_MIXED_WORDS = 32768  # that are mixed at once
 BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped anew at every step, which doubles the time
 _GATHER_BYTES = 256  # one numpy round per word up to here; beyond, few strings would pay for a round each
 
@@ -63,6 +75,77 @@ def bucket_integers(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.i
     np.floor_divide(words, np.uint64(buckets), out=scratch)
     np.multiply(scratch, np.uint64(buckets), out=scratch)
     np.subtract(words, scratch, out=words)
+
+
+def hash_words(words: Words, seed: int) -> Words:
+    """hash(v) of each 64-bit word: a new array."""
+    hashed = words + _multiple(seed + 1)
+    mix(hashed, np.empty_like(hashed))
+    return hashed
+
+
+def outputs(start: int, first: int, count: int) -> Words:
+    """Outputs `first`, `first` + 1, … (counted from 0) of the splitmix64 generator that is seeded with `start`."""
+    words = np.arange(first + 1, first + 1 + count, dtype=np.uint64)
+    np.multiply(words, _GOLDEN, out=words)
+    np.add(words, np.uint64(start & 0xFFFFFFFFFFFFFFFF), out=words)
+    mix(words, np.empty_like(words))
+    return words
+
+
+def scattered(values: npt.NDArray[np.int64] | Words) -> Words:
+    """mix(v + GOLDEN) of each 64-bit integer: what `cross` is made of."""
+    words = np.add(values.view(np.uint64), _GOLDEN)
+    scratch = np.empty(min(len(words), _MIXED_WORDS), dtype=np.uint64)
+    for start in range(0, len(words), _MIXED_WORDS):
+        block = words[start : start + _MIXED_WORDS]
+        mix(block, scratch[: len(block)])
+    return words
+
+
+def bucket_crosses(parts: Sequence[Words], out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
+    """Writes the bucket of the cross of several values into `out`, from the `scattered` words of each."""
+    total = out.view(np.uint64)
+    if len(parts) == 1:
+        np.copyto(total, parts[0])
+    else:
+        np.multiply(parts[0], _GOLDEN, out=total)
+    for part in parts[1:-1]:
+        np.add(total, part, out=total)
+        np.multiply(total, _GOLDEN, out=total)
+    if len(parts) > 1:
+        np.add(total, parts[-1], out=total)
+    bucket_integers(out, out, seed, buckets)
+
+
+def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], salt: int, limit: int) -> None:
+    """TorchArrow's sigrid_hash: hash_combine(salt, twang_mix64(id)) of folly, signed, modulo `limit`, floored."""
+    words, scratch = out.view(np.uint64), np.empty(len(out), dtype=np.uint64)
+    ids = values.view(np.uint64)
+
+    def left(shift: int, source: Words) -> Words:
+        return np.left_shift(source, np.uint64(shift), out=scratch)
+
+    def folded(shift: int) -> None:
+        np.bitwise_xor(words, np.right_shift(words, np.uint64(shift), out=scratch), out=words)
+
+    np.add(~ids, left(21, ids), out=words)
+    folded(24)
+    np.multiply(words, np.uint64(265), out=words)
+    folded(14)
+    np.multiply(words, np.uint64(21), out=words)
+    folded(28)
+    np.add(words, left(31, words), out=words)
+    seed = np.uint64(salt & 0xFFFFFFFFFFFFFFFF)
+    np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
+    folded(47)
+    np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
+    folded(47)
+    np.multiply(words, _FOLLY_MULTIPLIER, out=words)
+    quotient = scratch.view(np.int64)
+    np.floor_divide(out, np.int64(limit), out=quotient)
+    np.multiply(quotient, np.int64(limit), out=quotient)
+    np.subtract(out, quotient, out=out)
 
 
 def digest(series: pl.Series) -> Words:

@@ -6,9 +6,12 @@ Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster f
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +20,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
-from feedline.errors import DataError, StateError
+from feedline.bad_file_texts import warning_of
+from feedline.errors import DataError, FeedlineError, StateError
+from feedline.extraction import project
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
-from feedline.plan import Map, Plan, compile_spec, make_plan
+from feedline.loader.state import checked_rewritten, checked_state
+from feedline.plan import Map, Plan, compile_spec, make_plan, select
+from feedline.rebasing import rebase
 from feedline.service.tasks import batch_schema, run_block
+from feedline.skipping import good_snapshot
+from feedline.sources import snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
+from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile import CompiledFeatures
-from feedline.transforms.registry import op_schema
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.bad_files import save_skipped
+from feedline.warehouse.rebases import Rebase, split_name
+from feedline.warehouse.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -40,13 +51,15 @@ class Encoded:
     """What `Pipeline.transform` makes of N rows.
 
     dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
-    `names` lists the features of each group in their order.
+    weights[name]: float32 [V] beside the values, of the weighted features only. `names` lists the features of each
+    group in their order.
     """
 
     rows: int
     dense: NDArray[np.float32]
     categorical: NDArray[np.int64]
     sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+    weights: dict[str, NDArray[np.float32]]
     names: dict[str, tuple[str, ...]]
 
 
@@ -69,21 +82,30 @@ class Pipeline:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """The table as it is now, saved in work_dir."""
-        table = self.spec.source.table
-        snapshot = take_snapshot(table if isinstance(table, str) else list(table))
+    def snapshot(self, *, map: Map | None = None) -> Snapshot:
+        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process).
+
+        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them.
+        """
+        spec = self.spec
         try:
-            snapshot.save(self.spec.work_dir)
+            if spec.source.on_bad_file == "skip":
+                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), map=map)
+            else:
+                snapshot = snapshot_of_source(spec, map=map)
+                save_skipped(spec.work_dir, snapshot.id, ())
+            snapshot.save(spec.work_dir)
+        except FeedlineError:
+            raise
         except OSError as error:
-            raise self.spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
+            raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         lanes = self.spec.lanes or world_size
         rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
@@ -91,38 +113,95 @@ class Pipeline:
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
         rank, world_size = int(hello["rank"]), int(hello["world_size"])
-        for key, mine in (("seed", self._seed), ("batch_size", self.spec.batch.size), ("lanes", self.spec.lanes)):
-            theirs = hello.get(key)
-            if theirs is not None and mine is not None and theirs != mine:
-                raise StateError(
-                    f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
-                    f"pipeline.yaml and overrides of the run that saved it"
-                )
+        self._refuse_other_numbers(hello)
         lanes = self.spec.lanes or hello.get("lanes") or world_size
         rank_lanes(lanes, rank, world_size)
-        snapshot = self._snapshot_for(hello.get("snapshot"), job, rank, world_size)
-        plan = make_plan(self.spec, snapshot, lanes=lanes, map=map)
-        facts = plan.facts()
-        for key, remedy in (
-            ("plan", "Use the pipeline.yaml and overrides of the run that saved the state"),
-            ("features", 'Pass features="changed" to load_state_dict to keep the position with new features'),
-        ):
-            theirs = hello.get(key)
-            if theirs is not None and theirs != facts[key]:
-                raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+        if hello.get("rebase") is not None:
+            return self._rebased(hello, job=job, lanes=lanes, map=map)
+        named = hello.get("snapshot")
+        if named is not None:
+            plan = self._named(str(named), lanes=lanes, map=map)
+        else:
+            plan = make_plan(self.spec, self._agreed(job, rank, world_size, map), lanes=lanes, map=map)
+        _refuse_others(plan, hello)
         return plan
+
+    def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
+        """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
+        checked = checked_state(state)
+        self._refuse_other_numbers(checked)
+        plan = self._named(checked["snapshot"], lanes=checked["lanes"], map=map)
+        _refuse_others(plan, checked)
+        return plan
+
+    def rebase(self, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None) -> Plan:
+        """The plan of a state's run on the table as it is now: of the state's epoch, what was not delivered is left.
+
+        `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
+        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. Raises
+        StateError for those, and where the state is of another plan.
+        """
+        checked, policy = checked_state(state), checked_rewritten(rewritten)
+        self._refuse_other_numbers(checked)
+        old = self._named(checked["snapshot"], lanes=checked["lanes"], map=map)
+        _refuse_others(old, {"plan": checked["plan"]})
+        epoch, step = checked["epoch"], checked["step"]
+        if step >= old.schedule(epoch).steps:
+            epoch, step = epoch + 1, 0
+        snapshot = self.snapshot(map=map)
+        if snapshot.id == old.snapshot.id:
+            return old
+        new = make_plan(self.spec, snapshot, lanes=old.lanes, map=map)
+        made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
+        made.save(self.spec.work_dir)
+        return replace(new, rebase=made)
+
+    def _rebased(self, hello: Mapping[str, Any], *, job: str, lanes: int, map: Map | None) -> Plan:
+        """The rebase that all ranks of this start agree on: one makes it, the others load it."""
+        asked = hello["rebase"]
+        made: list[Plan] = []
+
+        def take() -> str:
+            made.append(self.rebase(asked["state"], rewritten=asked["rewritten"], map=map))
+            return made[0].snapshot_name
+
+        agreed = agree_on_snapshot(
+            self.spec.work_dir,
+            hashlib.sha256(json.dumps([job, asked], sort_keys=True).encode()).hexdigest(),
+            rank=int(hello["rank"]),
+            world_size=int(hello["world_size"]),
+            take=take,
+            environment=os.environ,
+        )
+        plan = made[0] if made else self._named(agreed, lanes=lanes, map=map)
+        _refuse_others(plan, {"features": hello.get("features")})
+        return plan
+
+    def _named(self, name: str, *, lanes: int, map: Map | None) -> Plan:
+        """The plan on the snapshot, and with the rebase, that a state names."""
+        id, rest = split_name(name)
+        rebased = Rebase.load(self.spec.work_dir, rest) if rest is not None else None
+        return make_plan(self.spec, Snapshot.load(self.spec.work_dir, id), lanes=lanes, map=map, rebase=rebased)
 
     @property
     def _seed(self) -> int:
         return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
 
-    def _snapshot_for(self, named: str | None, job: str, rank: int, world_size: int) -> Snapshot:
-        if named is not None:
-            return Snapshot.load(self.spec.work_dir, named)
+    def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
+        for key, mine in (("seed", self._seed), ("batch_size", self.spec.batch.size), ("lanes", self.spec.lanes)):
+            theirs = state.get(key)
+            if theirs is not None and mine is not None and theirs != mine:
+                raise StateError(
+                    f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
+                    f"pipeline.yaml and overrides of the run that saved it"
+                )
+
+    def _agreed(self, job: str, rank: int, world_size: int, map: Map | None) -> Snapshot:
+        """The snapshot that all ranks of this start read."""
         taken: list[Snapshot] = []
 
         def take() -> str:
-            taken.append(self.snapshot())
+            taken.append(self.snapshot(map=map))
             return taken[0].id
 
         agreed = agree_on_snapshot(
@@ -139,12 +218,10 @@ class Pipeline:
         """
         if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
-        frame = data if isinstance(data, pl.DataFrame) else pl.from_arrow(data)
-        assert isinstance(frame, pl.DataFrame)
-        schema = data.schema if isinstance(data, pa.Table | pa.RecordBatch) else frame.to_arrow().schema
+        schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
         features = self._served(schema)
         columns = batch_schema(features)
-        encoded = encode(features.apply(frame.select(features.columns)), columns)
+        encoded = encode(features.apply(project(data, features.parts)), columns)
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
@@ -152,6 +229,11 @@ class Pipeline:
             sparse={
                 column.name: (values, offsets)
                 for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
+            },
+            weights={
+                column.name: weights
+                for column, weights in zip(columns.sparse, encoded.weights, strict=True)
+                if weights is not None
             },
             names={group: tuple(column.name for column in columns.group(group)) for group in _SERVED},
         )
@@ -170,12 +252,15 @@ class Pipeline:
         *,
         step: int = 0,
         snapshot: Snapshot | None = None,
+        plan: Plan | None = None,
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch, from a step on, made in this process and thread: no ring, no Dask.
 
-        The oracle of tests, the way to debug with pdb, and the way on a machine without Linux.
+        The oracle of tests, the way to debug with pdb, and the way on a machine without Linux. `plan`: that of a state
+        (`plan_for`) or of a rebase, not a new one.
         """
-        plan = self.plan(world_size=world_size, snapshot=snapshot)
+        plan = plan or self.plan(world_size=world_size, snapshot=snapshot)
+        _warn_of_bad_files(plan)
         return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
@@ -186,6 +271,7 @@ class Pipeline:
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self.plan(world_size=world_size)
+        _warn_of_bad_files(plan)
         schedule = plan.schedule(epoch)
         requests = [
             plan.request(block, epoch)
@@ -194,6 +280,23 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
+    """Raise StateError, with both values, for a state of another plan or other features."""
+    facts = plan.facts()
+    for key, remedy in (
+        ("plan", "Use the pipeline.yaml and overrides of the run that saved the state"),
+        ("features", 'Pass features="changed" to load_state_dict to keep the position with new features'),
+    ):
+        theirs = state.get(key)
+        if theirs is not None and theirs != facts[key]:
+            raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+
+
+def _warn_of_bad_files(plan: Plan) -> None:
+    if plan.skipped:
+        warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 
 
 def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0) -> Iterator[Batch]:
@@ -214,7 +317,7 @@ def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0
             rows[place] = result.parts
         return rows[place]
 
-    for number in range(step, schedule.steps):
+    for number in range(max(step, schedule.first_step), schedule.steps):
         segments = segments_of(schedule, borders, number, get)
         assert segments is not None
         measured = draft(plan.layout, segments, epoch=epoch, step=number)

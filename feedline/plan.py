@@ -7,11 +7,12 @@ becomes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,16 +20,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import PlanError
-from feedline.expressions import BoundExpression, bind_where
-from feedline.features import FeatureSpec
+from feedline.errors import ExpressionError, PlanError, SpecError
+from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
-from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, local_environment
+from feedline.loader.state import rebased_state
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
+from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.locations import join, shown
+from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
+from feedline.warehouse.rebases import Rebase
+from feedline.warehouse.records import Recording, recording_of
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
@@ -38,17 +47,23 @@ Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A resolved pipeline: everything but the epoch and the rank."""
+    """A resolved pipeline: everything but the epoch and the rank.
+
+    With a `rebase`, one epoch is only the rest of it; all others are whole.
+    """
 
     spec: PipelineSpec
     snapshot: Snapshot
     where: BoundExpression | None
+    sample: BoundSample | None
     selection: Selection
     splits: Splits
     features: CompiledFeatures
     layout: SlotLayout
     job: Job
     lanes: int
+    skipped: tuple[BadFile, ...] = ()
+    rebase: Rebase | None = None
 
     @property
     def name(self) -> str:
@@ -57,26 +72,52 @@ class Plan:
     @cached_property
     def split_rows(self) -> NDArray[np.int64]:
         """Selected rows per split."""
-        ends = np.concatenate(([0], np.cumsum(self.selection.rows, dtype=np.int64)))
+        return self._per_split(self.selection.rows)
+
+    @cached_property
+    def _left(self) -> NDArray[np.int64]:
+        """Rows per row group that the rebased epoch still delivers."""
+        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+
+    def rest(self, epoch: int) -> Rebase | None:
+        """What an epoch is the rest of; None for a whole epoch."""
+        return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
+
+    def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
         return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The source columns that blocks read, the filter's included."""
-        names = dict.fromkeys(self.features.columns)
-        names.update(dict.fromkeys(sorted(self.where.columns) if self.where is not None else ()))
-        if self.job.by is not None:
-            names[self.job.by] = None
+        """The table's columns that blocks read, those of filter and sample included."""
+        names = dict.fromkeys(compiled_columns(self.features.columns, self.job))
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.columns) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
+        return tuple(names)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        names = dict.fromkeys([*self.features.parts, *kept_columns(self.job)])
+        for condition in (self.where, self.sample):
+            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
+        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
+            names.pop(SAMPLE_WEIGHT, None)
         return tuple(names)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes of the columns that blocks read, per row group."""
-        total = np.zeros(len(self.selection.rows), dtype=np.int64)
-        for name in self.columns:
-            if name not in self.snapshot.partition_columns:
-                total += self.snapshot.column_facts(name).field("bytes").to_numpy()
-        return total
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        read = frozenset([*self.features.parts, *kept_columns(self.job)])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        weigh = self.sample is not None and SAMPLE_WEIGHT in read
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,7 +131,10 @@ class Plan:
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
             "tail": self.spec.batch.tail,
+            **({} if self.rebase is None else {"rebase": self.rebase.id}),
         }
+        if self.sample is not None:
+            facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -99,9 +143,13 @@ class Plan:
 
     def schedule(self, epoch: int) -> Schedule:
         """The epoch's schedule. Raises PlanError where it has no step."""
+        rest = self.rest(epoch)
+        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._left), rest)
+
+    def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
         shuffle = self.spec.shuffle
         return Schedule(
-            split_rows=self.split_rows,
+            split_rows=split_rows,
             lanes=self.lanes,
             batch_size=self.spec.batch.size,
             tail=self.spec.batch.tail,
@@ -109,24 +157,32 @@ class Plan:
             shuffle=shuffle is not None,
             seed=self.seed,
             epoch=epoch,
+            first_step=0 if rest is None else rest.first_step,
+            salt=() if rest is None else (rest.id,),
         )
 
     def request(self, block: Block, epoch: int) -> BlockRequest:
         """What the block's task reads and how it permutes."""
-        shuffle = self.spec.shuffle
+        shuffle, rest = self.spec.shuffle, self.rest(epoch)
         pieces, nbytes = [], 0
         for piece in block.pieces:
-            request, piece_bytes = self._piece(piece)
+            request, piece_bytes = self._piece(piece, rest)
             pieces.append(request)
             nbytes += piece_bytes
-        key = ("rows", self.seed, epoch, block.lane, block.index) if shuffle is not None and shuffle.rows else None
+        salt = () if rest is None else (rest.id,)
+        key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
         return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes)
 
+    @property
+    def snapshot_name(self) -> str:
+        """What a state calls the snapshot: its id and, after a plus sign, that of the rebase."""
+        return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
+
     def facts(self) -> dict[str, Any]:
-        """What a trainer has to know: plain numbers and texts."""
-        schedule = self.schedule(0)
+        """What a trainer has to know: plain numbers and texts. `steps` and rows are those of a whole epoch."""
+        schedule = self._schedule(0, self.split_rows, None)
         return {
-            "snapshot": self.snapshot.id,
+            "snapshot": self.snapshot_name,
             "plan": self.fingerprint,
             "features": self.features.fingerprint[:32],
             "seed": self.seed,
@@ -135,62 +191,110 @@ class Plan:
             "steps": schedule.steps,
             "rows": schedule.rows,
             "rows_dropped": schedule.rows_dropped,
+            "bad_files": self.bad_files(),
             "schema": self.layout.schema.to_json(),
+            "rest": self._rest_facts(),
         }
 
-    def _piece(self, piece: Piece) -> tuple[PieceRequest, int]:
+    def bad_files(self) -> list[dict[str, Any]]:
+        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
+        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
+
+    def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
+        return rebased_state(self.facts(), state)
+
+    def _rest_facts(self) -> dict[str, Any] | None:
+        """The epoch that a rebase shortened: its steps (those before it counted) and the rows that were left."""
+        if self.rebase is None:
+            return None
+        schedule = self.schedule(self.rebase.epoch)
+        return {
+            "epoch": self.rebase.epoch,
+            "first_step": self.rebase.first_step,
+            "steps": schedule.steps,
+            "rows": schedule.rows,
+            "rows_dropped": schedule.rows_dropped,
+            "changes": dict(self.rebase.changes),
+        }
+
+    def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
         first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        kept = self.selection.rows[first:stop]
-        ends = np.cumsum(kept)
+        left = (self.selection.rows if rest is None else self._left)[first:stop]
+        ends = np.cumsum(left)
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
-        groups = np.arange(first + low, first + high)
-        fragment = fragment_at(self.snapshot, int(self.splits.file[piece.split]), groups, kept[low:high])
+        used = first + low + np.flatnonzero(left[low:high])
+        file, proven = int(self.splits.file[piece.split]), self.selection.proven
+        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proven)
+        if rest is not None and any(rest.bits(group) for group in used.tolist()):
+            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in used.tolist()))
         skip = piece.start - (int(ends[low - 1]) if low else 0)
-        used = groups[kept[low:high] > 0]
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
         return request, int(self.row_group_bytes[used].sum())
 
 
-def make_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
+def make_plan(
+    spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None, rebase: Rebase | None = None
+) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    features = compile_spec(spec, snapshot.schema)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema))
     where = None
     if spec.source.where is not None:
         where = _bound_where(spec, snapshot.schema)
+    sample = _bound_sample(spec, snapshot.schema)
     by = spec.shuffle.by if spec.shuffle is not None else None
+    if by == SAMPLE_WEIGHT and sample is not None:
+        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
+        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
-    selection = (
-        select_rows(snapshot, where, work_dir=spec.work_dir)
-        if map is None
-        else select_rows(snapshot, where, work_dir=spec.work_dir, map=map)
-    )
+    if spec.source.schema_rules.missing == "error":
+        virtual = {SAMPLE_WEIGHT} if sample is not None else set()
+        parts = set(features.parts).union(*(each.parts for each in (where, sample) if each is not None))
+        _require_columns(spec, snapshot, parts.union([by] if by is not None else []) - virtual, where)
+    selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
                 f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
             )
+        matched = selection.report.matched.rows
+        if matched and spec.source.sample is not None:
+            fraction = spec.source.sample.fraction
+            message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
+            raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         raise spec.error(
             ("source", "where"), f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
         )
+    record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
     return Plan(
         spec=spec,
         snapshot=snapshot,
         where=where,
+        sample=sample,
         selection=selection,
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, snapshot.schema, features, where, by),
+        job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by, record),
         lanes=lanes,
+        skipped=skipped_of(spec.work_dir, snapshot.id),
+        rebase=rebase,
     )
+
+
+def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
+    """The counting pass; its counts are kept in work_dir."""
+    where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
+    sample = _bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def compile_spec(
@@ -211,10 +315,72 @@ def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
         raise spec.error(("source", "where"), str(error)) from error
 
 
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    """
+    if spec.source.sample is None:
+        return schema
+    for feature in spec.features:
+        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+        used = {source.column for source in sources if source.column is not None}
+        for expr in [source.expr for source in sources if source.expr is not None]:
+            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+                used |= parse(expr).columns
+        try:
+            with_weight(schema, used)
+        except SpecError as error:
+            raise spec.error(feature.path, f"{feature.name}: {error}") from None
+    return with_weight(schema, ())
+
+
+def compiled_columns(columns: Sequence[str], job: Job) -> tuple[str, ...]:
+    """The columns that blocks hold: those of the features, and what `kept_columns` says."""
+    return tuple(dict.fromkeys([*columns, *kept_columns(job)]))
+
+
+def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
+    sample = Sample.of(spec.source.sample)
+    if sample is None:
+        return None
+    try:
+        return bind_sample(sample, schema)
+    except ValueError as error:
+        part = "where" if isinstance(error, ExpressionError) else "key"
+        raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def _require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )
+
+
+def _needed(
+    features: CompiledFeatures, conditions: Sequence[BoundExpression | BoundSample | None], by: str | None
+) -> set[str]:
+    columns = [condition.columns for condition in conditions if condition is not None]
+    return set(features.columns).union(*columns, [by] if by is not None else [])
+
+
 def _job(
-    spec: PipelineSpec, schema: pa.Schema, features: CompiledFeatures, where: BoundExpression | None, by: str | None
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    features: CompiledFeatures,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    by: str | None,
+    record: Recording | None,
 ) -> Job:
-    needed = {*features.columns, *(where.columns if where is not None else ()), *([by] if by is not None else ())}
+    needed = _needed(features, (where, sample), by) | set(record.identity.key if record is not None else ())
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,
@@ -222,4 +388,6 @@ def _job(
         where=spec.source.where,
         by=by,
         environment=local_environment(),
+        sample=None if sample is None else sample.sample,
+        record=record,
     )

@@ -5,20 +5,27 @@ Runs in: the CLI. `describe` turns a plan into plain numbers (what `--json` prin
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
+from feedline.bad_file_texts import lines_of, summary_of
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
+from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
+from feedline.warehouse.accounting import SelectionReport, Share, stages_of
+from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import bytes_of
-from feedline.warehouse.selection import Share
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
 _LIST_BYTES = 8 * 20
+_ALWAYS = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown when nothing, too
 
 
 def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
@@ -33,7 +40,6 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     blocks = cluster.window or 2 * threads + lanes_per_rank
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
-    report = selection.report
     read = int(plan.row_group_bytes[kept].sum()) + _read_twice(plan, schedule)
     return {
         "table": plan.spec.source.table,
@@ -42,18 +48,22 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "features": plan.features.fingerprint[:32],
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
-        "row_groups": _share(report.table),
-        "pruned_by_partition": _share(report.by_partition),
-        "pruned_by_statistics": _share(report.by_statistics),
-        "taken_whole": _share(report.whole),
-        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
-        "kept": _share(report.kept),
-        "columns": {"read": len(plan.columns), "table": len(snapshot.schema.names), "names": list(plan.columns)},
+        "bad_files": plan.bad_files(),
+        "stages": stages(plan),
+        **_decided(selection.report),
+        "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        "columns": {
+            "read": len(plan.columns),
+            "table": len(snapshot.schema.names),
+            "share": len(plan.columns) / len(snapshot.schema.names),
+            "names": list(plan.columns),
+        },
         "bytes": {
             "read_per_epoch": read,
             "table": table_bytes,
             "share": read / table_bytes if table_bytes else 0.0,
         },
+        **part_costs(plan),
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
         "steps": schedule.steps,
@@ -73,13 +83,61 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     }
 
 
-def plan_table(facts: dict[str, Any]) -> Table:
-    """The facts for people."""
-    table = Table(title=f"{facts['table']}", title_justify="left", show_header=False)
+def _decided(report: SelectionReport) -> dict[str, Any]:
+    """Who decided on how many row groups, and the bytes that were read for it."""
+    return {
+        "row_groups": _share(report.table),
+        "pruned_by_partition": _share(report.by_partition),
+        "pruned_by_statistics": _share(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share(report.whole),
+        "sampled_by_place": _share(report.by_place),
+        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share(report.matched),
+        "kept": _share(report.kept),
+    }
+
+
+def stages(plan: Plan) -> list[dict[str, Any]]:
+    """What is left of the table after each step: files, row groups, rows, and bytes of the columns that are read.
+
+    `table` has the bytes of all columns; `columns` is the projection, those of filter and sample included.
+    """
+    snapshot, selection = plan.snapshot, plan.selection
+    projection = part_bytes(snapshot, plan.parts)
+    found: list[dict[str, Any]] = []
+    for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
+        left = {
+            "files": len(np.unique(snapshot.file_of_row_group[stage.left])) if found else len(snapshot.files),
+            "row_groups": int(stage.left.sum()),
+            "rows": stage.rows,
+        }
+        if not found:
+            found.append({"stage": stage.name, **left, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+        name = stage.name if len(found) > 1 else "columns"
+        found.append({"stage": name, **left, "bytes": int(projection[stage.left].sum())})
+    return found
+
+
+def plan_table(facts: dict[str, Any]) -> Group:
+    """The facts for people: what is left after each step, then everything else."""
+    left = Table(title=f"{facts['table']}: what is left after", title_justify="left")
+    for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
+        left.add_column(title, justify="right" if title else "left", no_wrap=True)
+    everything = facts["stages"][0]["bytes"]
+    for stage in facts["stages"]:
+        share = stage["bytes"] / everything if everything else 0.0
+        numbers = [f"{stage[key]:,}" for key in ("files", "row_groups", "rows", "bytes")]
+        left.add_row("the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}")
+    return Group(left, _facts_table(facts))
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    table = Table(title="the plan", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     stored = facts["row_groups"]
-    memory, size = facts["memory"], facts["bytes"]
+    memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
     in_flight = (
         f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about {memory['block_bytes']:,})"
@@ -88,7 +146,7 @@ def plan_table(facts: dict[str, Any]) -> Table:
         ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
-        ("columns read", f"{facts['columns']['read']:,} of {facts['columns']['table']:,}"),
+        ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
         ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%})"),
         ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
         ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
@@ -101,18 +159,27 @@ def plan_table(facts: dict[str, Any]) -> Table:
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
+    if facts["bad_files"]:
+        table.add_row(
+            "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
+        )
     for name, key in (
         ("pruned by partition", "pruned_by_partition"),
         ("pruned by statistics", "pruned_by_statistics"),
+        ("pruned by bloom filters", "pruned_by_bloom_filters"),
         ("taken whole", "taken_whole"),
+        ("sampled by place", "sampled_by_place"),
         ("counted", "counted"),
     ):
         share = facts[key]
-        note = ""
-        if key == "counted" and share["row_groups"]:
-            note = f", {share['bytes']:,} bytes read" + (" (known from an earlier run)" if share["cached"] else "")
-        table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
-    for name, text in rows[3:]:
+        note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
+        if key == "counted" and share["row_groups"] and share["cached"]:
+            note += " (known from an earlier run)"
+        if share["row_groups"] or note or key in _ALWAYS:
+            table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
+    if facts["sample"] is not None:
+        table.add_row("sampled", _sample_text(facts))
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
         table.add_row(name, text)
     return table
 
@@ -133,6 +200,13 @@ def _read_twice(plan: Plan, schedule: Schedule) -> int:
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
     return nbytes
+
+
+def _sample_text(facts: dict[str, Any]) -> str:
+    sample, before, after = facts["sample"], facts["matched"]["rows"], facts["kept"]["rows"]
+    by = f"by {', '.join(sample['key'])}" if sample["key"] else "by place"
+    where = f" where {sample['where']}" if sample["where"] else ""
+    return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
 
 
 def _share(share: Share) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from feedline.bad_file_texts import warning_of
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
 from feedline.loader.rendezvous import job_fingerprint, socket_path, sweep
@@ -46,6 +47,7 @@ class RunSummary:
     snapshot: str | None = None
     plan: str | None = None
     dashboard: str | None = None
+    bad_files: list[dict[str, Any]] = field(default_factory=list)  # left out of the plan: path, reason, rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
                 for rank, message in supervisor.poll(_POLL_S):
                     _say_event(console, rank, message)
+                    if message["type"] == "plan" and rank is supervisor.ranks[0]:
+                        _say_bad_files(console, message["bad_files"])
                 progress.show([_served_view(rank) for rank in supervisor.ranks])
     finally:
         supervisor.close()
@@ -142,6 +146,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
+        summary.bad_files = summary.bad_files or rank.bad_files
         for stats in [*rank.finished, *([rank.stats] if rank.stats else [])]:
             summary.rows += stats["rows"]
             summary.batches += stats["batches"]
@@ -172,6 +177,12 @@ def _say_start(console: Console, facts: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    _say_bad_files(console, facts["bad_files"])
+
+
+def _say_bad_files(console: Console, bad_files: Sequence[dict[str, Any]]) -> None:
+    if bad_files:
+        console.print(warning_of(bad_files), highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
@@ -241,4 +252,5 @@ def _summary(views: Sequence[Drained], seconds: float, request: RunRequest) -> R
         snapshot=facts.get("snapshot"),
         plan=facts.get("plan"),
         dashboard=facts.get("dashboard"),
+        bad_files=facts.get("bad_files", []),
     )

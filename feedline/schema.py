@@ -60,7 +60,18 @@ def _feature_definitions() -> Schema:
     ops: Schema = {"description": "Applied in this order.", "type": "array", "items": {"$ref": "#/$defs/op"}}
     column = _NAME | {"description": "The column it is read from."}
     expr = _NAME | {"description": "An expression over the table's columns."}
-    inputs = {"description": "The columns of the op.", "type": "array", "items": _NAME, "minItems": 1}
+    given: Schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"column": column, "expr": expr, "ops": ops},
+        "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
+    }
+    inputs = {
+        "description": "The columns of the op, as they are or through ops of their own.",
+        "type": "array",
+        "items": {"anyOf": [_NAME, given]},
+        "minItems": 1,
+    }
     source = {
         "oneOf": [
             {"required": ["column"], "not": {"required": ["inputs"]}},

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from feedline.column_types import type_named
 from feedline.sections import MAX_INT, Count, PathText, Section, TableText, Text, expected, rule
 
 Format = Literal["hive", "manifest", "delta", "iceberg"]
@@ -32,6 +33,16 @@ def _moment(value: str) -> str:
     return value
 
 
+def _type_name(value: str) -> str:
+    try:
+        type_named(value)
+    except ValueError as error:
+        _, _, wanted = str(error).partition(": expected ")
+        raise expected(f"the name of a type ({wanted})") from None
+    return value
+
+
+TypeName = Annotated[Text, AfterValidator(_type_name)]
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(_texts),
@@ -76,7 +87,7 @@ class SchemaSpec(Section):
     extra: Literal["ignore", "error"] = Field(
         default="ignore", description="A column that is not among `columns`: ignored, or an error."
     )
-    columns: dict[str, Text] | None = Field(
+    columns: dict[str, TypeName] | None = Field(
         default=None, description="Types of columns, such as {price: float32}; what files hold has to widen into them."
     )
 

@@ -26,9 +26,10 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing"),
-    *("predicates", "expressions", "expression_", "row_preservation"),
-    *("spec", "sections", "source_section", "features", "positions", "overrides", "yaml_document", "schema"),
+    *("errors", "version", "resources", "hashing", "bad_file_texts"),
+    *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
+    *("spec", "sections", "source_section", "column_types", "features"),
+    *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -40,22 +41,34 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "service": WORKERS - {"service"},
-    "agreement": {"foundation"},
+    "agreement": {"foundation", "warehouse"},
     "plan": WORKERS,
-    "pipeline": WORKERS | {"agreement", "plan"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline"},
-    "cli": WORKERS | {"agreement", "plan", "pipeline", "commands"},
+    "sources": {"foundation", "warehouse"},
+    "skipping": {"foundation", "warehouse", "sources"},
+    "rebasing": WORKERS | {"plan"},
+    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
+    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "layout_commands", "layout_report"), "commands"),
-    **{name: name for name in ("agreement", "plan", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
+    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
-# The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes.
-INSIDE_FUNCTIONS = {("feedline.pipeline", "feedline.loader.batch"), ("feedline.pipeline", "feedline.service.frame")}
+# The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
+# packages of table formats are extras.
+INSIDE_FUNCTIONS = {
+    ("feedline.pipeline", "feedline.loader.batch"),
+    ("feedline.pipeline", "feedline.service.frame"),
+    ("feedline.warehouse.delta", "deltalake"),
+    ("feedline.warehouse.iceberg", "pyiceberg.exceptions"),
+    ("feedline.warehouse.iceberg", "pyiceberg.io.pyarrow"),
+    ("feedline.warehouse.iceberg", "pyiceberg.table"),
+}
 
 # Libraries that only some modules may import; an entry that ends in a dot is a whole part.
 ONLY_IN = {
@@ -67,6 +80,7 @@ ONLY_IN = {
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report"),
     ),
+    "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
 }

@@ -6,7 +6,6 @@ errors from its feeder. Nothing hangs.
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import time
@@ -19,6 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import (
+    GROUP,
+    ROWS,
+    delete,
+    flip_a_footer,
+    flip_a_page,
+    replace_by_another,
+    replace_by_one_of_the_same_size_and_time,
+    truncate,
+    write,
+)
 from pipelines import Place, furnished, image, oracle
 from processes import ended
 
@@ -35,30 +45,11 @@ from feedline.errors import (
     TableNotFoundError,
 )
 
-ROWS, GROUP = 4096, 512
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, clicks: Path) -> Iterator[Place]:
     with furnished(tmp_path_factory.mktemp("d"), clicks) as place:
         yield place
-
-
-def write(folder: Path, files: int = 4, **changes: Any) -> Path:
-    """A table of small files whose pages carry checksums; `changes` replace columns of the third file."""
-    rng = np.random.default_rng(0)
-    for number in range(files):
-        columns: dict[str, Any] = {
-            "id": np.arange(ROWS) + number * ROWS,
-            "x": rng.random(ROWS, dtype=np.float32),
-            "y": rng.integers(0, 2, ROWS),
-            "ids": [list(range(row % 4)) for row in range(ROWS)],
-            **(changes if number == 2 else {}),
-        }
-        path = folder / f"part={number}" / "data.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.table(columns), path, row_group_size=GROUP, write_page_checksum=True, compression="snappy")
-    return folder
 
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
@@ -170,51 +161,6 @@ def test_a_null_that_is_left_over_names_feature_file_and_row_group(
 
 
 # -- files that change --------------------------------------------------------------------------------------------
-
-
-def delete(file: Path) -> None:
-    file.unlink()
-
-
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def replace_by_another(file: Path) -> None:
-    draft = file.with_name(".draft")
-    pq.write_table(pq.read_table(file, partitioning=None).slice(0, 100), draft)
-    draft.rename(file)
-
-
-def replace_by_one_of_the_same_size_and_time(file: Path) -> None:
-    """The same bytes but for one in the footer: only the footer's digest tells."""
-    status = file.stat()
-    content = bytearray(file.read_bytes())
-    content[content.rindex(b"parquet-cpp")] ^= 1
-    draft = file.with_name(".draft")
-    draft.write_bytes(content)
-    draft.rename(file)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def flip_a_footer(file: Path) -> None:
-    _flip(file, slice(-200, -100))
-
-
-def flip_a_page(file: Path) -> None:
-    """Within the data of x in row group 5; size and time stay."""
-    chunk = pq.read_metadata(file).row_group(5).column(1)
-    start = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
-    _flip(file, slice(start, start + 8))
-
-
-def _flip(file: Path, place: slice) -> None:
-    status = file.stat()
-    content = bytearray(file.read_bytes())
-    content[place] = bytes(byte ^ 0xFF for byte in content[place])
-    with file.open("r+b") as same:
-        same.write(content)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 CHANGES = [

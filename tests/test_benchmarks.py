@@ -22,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from feedline import Pipeline
+from feedline.transforms import OPS
 from feedline.warehouse.synthetic import generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -31,6 +33,7 @@ import checksums  # noqa: E402
 import contenders  # noqa: E402
 import floor  # noqa: E402
 import polars_workload  # noqa: E402
+import snapshots  # noqa: E402
 import trainer  # noqa: E402
 import workload  # noqa: E402
 
@@ -342,3 +345,36 @@ def test_ratios_are_taken_from_medians() -> None:
     assert found["feedline / feedline-off"] == pytest.approx(90 / 99)
     assert floor.spread([1.0, None]) is None
     assert "feedline-off / dataloader" not in floor.ratios({"feedline-off": values(1)})["rows_per_s"]
+
+
+def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "snapshots.py"), "--tiny", "--folder", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    for heading in ("listing", "cold", "2 processes", "warm", "plan", "512"):
+        assert heading in run.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
+    snapshots.write_table(tmp_path / "table", 250)
+    snapshots.write_pipeline(tmp_path, 250)
+    plan = Pipeline.from_yaml(tmp_path / "pipeline.yaml").plan()
+    assert len(plan.snapshot.files) == 250
+    assert len(plan.snapshot.file_columns) == 45
+    assert plan.snapshot.files["row_groups"].to_pylist() == [3] * 250
+    assert int((plan.split_rows > 0).sum()) == 150  # the first of three days is pruned
+    assert plan.selection.report.counted.rows == 0
+    made = snapshots._MadeTable(tmp_path, 250).listing()
+    assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
+    assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
+
+
+def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "transforms.py"), "--tiny", "--json", str(tmp_path / "t.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    measured = {row["op"].split(",")[0].removesuffix(" of strings") for row in rows}
+    assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
+    assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)

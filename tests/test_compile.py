@@ -20,7 +20,7 @@ import pytest
 from test_hashing import hash_of
 
 from feedline.errors import DataError, SpecError
-from feedline.features import FeatureSpec, OpCall
+from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms import CompiledFeatures, OpError, arrays, compile_features
 
 SCHEMA = pa.schema(
@@ -238,8 +238,10 @@ def test_places_of_errors():
 
 def test_an_op_over_several_columns_is_none_of_these():
     call = OpCall(op="clip", arguments='{"": 1}', path=("features", "dense", "p", "op"))
-    wrong = FeatureSpec(name="p", group="dense", op=call, inputs=("price", "count"), path=("features", "dense", "p"))
-    with pytest.raises(OpError, match="p: clip takes one column: got inputs price, count") as caught:
+    inputs = tuple(FeatureInput(column=name) for name in ("price", "count"))
+    wrong = FeatureSpec(name="p", group="dense", op=call, inputs=inputs, path=("features", "dense", "p"))
+    message = r"p: \[clip\]\(price, count\): clip takes one column: got `inputs` of 2 columns. Put it under `ops`"
+    with pytest.raises(OpError, match=message) as caught:
         compile_features([wrong], SCHEMA)
     assert caught.value.path == ("features", "dense", "p", "op")
 

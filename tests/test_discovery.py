@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from feedline.errors import TableError, TableNotFoundError
-from feedline.warehouse.discovery import discover
-from feedline.warehouse.locations import absolute, ancestor, locate, shown
+from feedline.warehouse.discovery import discover, listing_of
+from feedline.warehouse.locations import Location, absolute, ancestor, locate, shown
+from feedline.warehouse.partitions import NULL_VALUE, typed_columns
 
 
 def touch(root: Path, *names: str) -> None:
@@ -124,7 +129,7 @@ def test_unusable_names_are_refused(tmp_path: Path) -> None:
         discover([])
     with pytest.raises(TableError, match="path is empty"):
         discover("")
-    with pytest.raises(TableError, match="nope://x names no place that pyarrow can open"):
+    with pytest.raises(TableError, match="nope://x names no place that pyarrow or fsspec can open"):
         discover("nope://x")
     with pytest.raises(TableError, match="lie on several stores"):
         discover([str(tmp_path), "mock://bucket/f"])
@@ -169,3 +174,44 @@ def test_a_written_dataset_is_found(tmp_path: Path) -> None:
     table = pa.table({"x": range(6), "k": ["a", "b", None] * 2})
     pq.write_to_dataset(table, tmp_path, partition_cols=["k"])
     assert discover(str(tmp_path)).partition["k"].to_pylist() == ["a", "b", None]
+
+
+def test_depths_may_be_mixed(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet", "a=1/f.parquet", "a=1/b=x%20y/f.parquet", "a=__HIVE_DEFAULT_PARTITION__/b=z/f.parquet")
+    listing = discover(str(tmp_path))
+    keys = pa.StructArray.from_arrays(list(listing.partition.values()), names=["a", "b"]).to_pylist()
+    found = zip(listing.files["path"].to_pylist(), keys, strict=True)
+    assert [(path, key["a"], key["b"]) for path, key in found] == [
+        ("a=1/b=x%20y/f.parquet", 1, "x y"),
+        ("a=1/f.parquet", 1, None),
+        ("a=__HIVE_DEFAULT_PARTITION__/b=z/f.parquet", None, "z"),
+        ("f.parquet", None, None),
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["1", "02", "10", "x", NULL_VALUE]), st.integers(0, 3)), min_size=1))
+def test_order_is_that_of_python(folders: list[tuple[str, int]]) -> None:
+    paths = sorted({f"k={text}/n={number}/f" for text, number in folders}, key=lambda path: path.split("/"))
+    infos = {f"/r/{path}": pafs.FileInfo(f"/r/{path}", pafs.FileType.File, size=1) for path in paths}
+    listing = listing_of("/r", "/r", infos, None)
+    columns = [column.to_pylist() for column in typed_columns(paths).values()]
+    order = sorted(range(len(paths)), key=lambda i: tuple((column[i] is None, column[i]) for column in columns))
+    assert listing.files["path"].to_pylist() == [paths[i] for i in order]
+    assert listing.files["mtime_ns"].to_pylist() == [-1] * len(paths)
+
+
+def test_etags_are_those_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "k=1/f.parquet", "k=2/g.parquet")
+
+    class Tagged(LocalFileSystem):  # type: ignore[misc]
+        cachable = False
+
+        def info(self, path: str, **options: object) -> dict[str, object]:
+            return {**super().info(path, **options), "ETag": f'"{Path(path).name}"'}
+
+    store = pafs.PyFileSystem(pafs.FSSpecHandler(Tagged()))
+    monkeypatch.setattr("feedline.warehouse.discovery.locate", lambda uri: Location(uri, store, uri))
+    assert discover(str(tmp_path)).files["etag"].to_pylist() == ['"f.parquet"', '"g.parquet"']
+    monkeypatch.undo()
+    assert "etag" not in discover(str(tmp_path)).files.schema.names

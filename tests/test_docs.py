@@ -24,7 +24,7 @@ from feedline.spec import parse_spec
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "flights" / "README.md"]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-WITH_FENCES = ("README.md", "docs/training.md")
+WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md")
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

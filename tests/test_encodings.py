@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from rewritten import events, in_duckdb, in_polars, multiset, rewrite, warehouse
+from optimized import events, in_duckdb, in_polars, multiset, rewrite, warehouse
 from warehouse_samples import sample
 
 from feedline.warehouse import encodings

@@ -49,7 +49,8 @@ def test_the_long_forms():
     assert only("x: {column: price}") == FeatureSpec(name="x", group="dense", column="price")
     assert only("x: {expr: a + b}") == FeatureSpec(name="x", group="dense", expr="a + b")
     feature = only("x: {op: {overlap: {top: 3}}, inputs: [a, b], ops: [log1p]}")
-    assert (feature.column, feature.expr, feature.inputs) == (None, None, ("a", "b"))
+    assert (feature.column, feature.expr) == (None, None)
+    assert [str(given) for given in feature.inputs] == ["a", "b"]
     assert feature.op == OpCall(op="overlap", arguments='{"top":3}')
     assert feature.op.path == (*path, "op")
     assert feature.ops == (OpCall(op="log1p"),)

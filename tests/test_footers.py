@@ -21,9 +21,14 @@ from warehouse_samples import COLLECTION, collection, sample, write
 from feedline.errors import CorruptFileError, FeedlineError, TableError
 from feedline.warehouse.footer_structure import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.footers import file_facts, footer_digest, parsed_footers
-from feedline.warehouse.snapshot import take_snapshot
+from feedline.warehouse.snapshot import Snapshot, take_snapshot
 
 LOCAL = pafs.LocalFileSystem()
+
+
+def first_facts(snapshot: Snapshot) -> dict[str, Any]:
+    """What is known of the first row group's columns."""
+    return {name: snapshot.column_facts(name)[0].as_py() for name in snapshot.schema.names}
 
 
 def footer(content: bytes) -> bytes:
@@ -98,8 +103,7 @@ def test_encrypted_files_are_refused_as_such(path: Path) -> None:
 @pytest.mark.skipif(not COLLECTION.exists(), reason=f"the Parquet collection is not at {COLLECTION}")
 def test_truncated_bounds_are_marked_as_such() -> None:
     snapshot = take_snapshot(str(COLLECTION / "data" / "binary_truncated_min_max.parquet"))
-    columns = snapshot.row_groups["columns"].combine_chunks()
-    exact = {name: columns.field(name)[0].as_py()["exact"] for name in snapshot.schema.names}
+    exact = {name: fact["exact"] for name, fact in first_facts(snapshot).items()}
     assert exact == {
         "utf8_full_truncation": False,
         "binary_full_truncation": False,
@@ -178,7 +182,7 @@ def test_bounds_of_the_wrong_length_are_unknown(tmp_path: Path) -> None:
     shorter = tail[:place] + b"\x07" + bound[:7] + tail[place + 9 :]
     content = good[: len(good) - 8 - len(tail)] + shorter + len(shorter).to_bytes(4, "little") + b"PAR1"
     (tmp_path / "f.parquet").write_bytes(content)
-    fact = take_snapshot(str(tmp_path)).row_groups["columns"][0].as_py()["x"]
+    fact = first_facts(take_snapshot(str(tmp_path)))["x"]
     assert fact["max"] in (None, 2**41)
     assert (fact["min"] is None) == (fact["max"] is None)
 
@@ -194,7 +198,7 @@ def test_deprecated_bounds_count_for_signed_integers_only(tmp_path: Path) -> Non
         good[: len(good) - 8 - len(tail)] + (cut := tail[:orders] + b"\x00") + len(cut).to_bytes(4, "little") + b"PAR1"
     )
     (tmp_path / "f.parquet").write_bytes(content)
-    fact = take_snapshot(str(tmp_path)).row_groups["columns"][0].as_py()
+    fact = first_facts(take_snapshot(str(tmp_path)))
     assert [(fact[name]["min"], fact[name]["max"]) for name in "iuf"] == [(1, 2), (None, None), (None, None)]
 
 
@@ -210,7 +214,7 @@ def test_null_counts_that_cannot_be_are_unknown(
 
     monkeypatch.setattr("feedline.warehouse.footers.structure_of", tampered)
     snapshot = take_snapshot(write(tmp_path, {"f.parquet": pa.table({"x": [1, 2]})}))
-    assert snapshot.row_groups["columns"][0].as_py()["x"]["nulls"] == kept
+    assert first_facts(snapshot)["x"]["nulls"] == kept
 
 
 def test_a_process_keeps_few_parsed_footers() -> None:
@@ -229,13 +233,13 @@ def test_decimals_of_every_storage_have_bounds(tmp_path: Path) -> None:
         table = pa.table({"d": pa.array([v.as_py().scaleb(-2) for v in unscaled], kind)})
         for stored_as_integer in (True, False):
             root = write(tmp_path, {"f.parquet": table}, store_decimal_as_integer=stored_as_integer)
-            fact = take_snapshot(root).row_groups["columns"][0].as_py()["d"]
+            fact = first_facts(take_snapshot(root))["d"]
             assert [fact["min"], fact["max"]] == [table["d"][0].as_py(), table["d"][2].as_py()]
 
 
 def test_unsigned_bounds_beyond_the_signed_range(tmp_path: Path) -> None:
     table = pa.table({f"u{n}": pa.array([1, 2**n - 1], f"uint{n}") for n in (8, 16, 32, 64)})
     for version in ("1.0", "2.6"):
-        fact = take_snapshot(write(tmp_path, {"f.parquet": table}, version=version)).row_groups["columns"][0].as_py()
+        fact = first_facts(take_snapshot(write(tmp_path, {"f.parquet": table}, version=version)))
         assert [fact[f"u{n}"]["max"] for n in (8, 16, 32, 64)] == [2**n - 1 for n in (8, 16, 32, 64)]
         assert np.unique([fact[f"u{n}"]["min"] for n in (8, 16, 32, 64)]).tolist() == [1]

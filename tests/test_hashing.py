@@ -51,6 +51,9 @@ def test_published_outputs_of_splitmix64():
         16408922859458223821,
     ]
     assert [hash_of(1234567, seed) for seed in range(5)] == published
+    assert hashing.outputs(1234567, 0, 5).tolist() == published
+    assert hashing.outputs(1234567, 3, 2).tolist() == published[3:]
+    assert [hashing.hash_words(np.array([1234567], np.uint64), seed)[0] for seed in range(5)] == published
 
 
 def test_vectors_of_the_documentation():
@@ -71,6 +74,12 @@ def test_vectors_of_the_documentation():
 def test_integers(values: list[int], seed: int, buckets: int):
     found = buckets_of(np.array(values, dtype=np.int64), seed, buckets)
     assert found == [hash_of(value, seed) % buckets for value in values]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 20))
+def test_outputs_from_any_place(start: int, first: int, count: int):
+    expected = [hash_of(start, number) for number in range(first, first + count)]
+    assert hashing.outputs(start, first, count).tolist() == expected
 
 
 def test_unsigned_integers():

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rewritten import events, files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
+from optimized import events, files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
 from test_clustering import key_hash
 from warehouse_samples import sample
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from rewritten import files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
+from optimized import files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
 from test_optimize import CLUSTERED, assert_clustered
 
 from feedline.warehouse.landing import HIDDEN, Target, finished
@@ -22,7 +22,7 @@ import os, signal, sys, json
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from feedline.warehouse import landing, rewriting, writing
-from rewritten import rewrite
+from optimized import rewrite
 
 def deadly(owner, name, turn):
     calls, method = [], getattr(owner, name)

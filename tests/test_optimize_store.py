@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from rewritten import multiset, rewrite, warehouse
+from optimized import multiset, rewrite, warehouse
 
 from feedline import Table
 from feedline.errors import TableError

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
-from feedline.warehouse.partitions import NULL_VALUE, keys_of, typed_columns
+from feedline.warehouse.partitions import NULL_VALUE, keys_of, refined, typed_columns
 
 
 def column(*values: str) -> pa.Array:
@@ -55,6 +55,75 @@ def test_keys_stand_in_path_order_and_missing_ones_are_null() -> None:
         "b": ["x", None, None, None],
         "c d": [None, None, None, 3],
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("int", ["01", NULL_VALUE, "-3"], pa.array([1, None, -3])),
+        ("string", ["01", "2026-01-31", NULL_VALUE], pa.array(["01", "2026-01-31", None])),
+        ("date", ["2026-01-31", NULL_VALUE], pa.array([datetime.date(2026, 1, 31), None])),
+        (
+            "timestamp",
+            ["2026-01-31", "2026-01-31 12%3A30%3A00.5", "2026-01-31T12:30", NULL_VALUE],
+            pa.array(
+                [
+                    datetime.datetime(2026, 1, 31),
+                    datetime.datetime(2026, 1, 31, 12, 30, 0, 500_000),
+                    datetime.datetime(2026, 1, 31, 12, 30),
+                    None,
+                ],
+                pa.timestamp("us"),
+            ),
+        ),
+    ],
+)
+def test_a_declared_type_is_taken(kind: str, values: list[str], expected: pa.Array) -> None:
+    paths = [f"k={value}/f.parquet" for value in values]
+    assert typed_columns(paths, {"k": kind})["k"].equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("int", "x"),
+        ("int", "1.0"),
+        ("int", "9223372036854775808"),
+        ("date", "2026-02-30"),
+        ("date", "20260131"),
+        ("timestamp", "noon"),
+        ("timestamp", "2026-01-31T12:30:00+01:00"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_path_and_value(kind: str, value: str) -> None:
+    with pytest.raises(TableError) as caught:
+        typed_columns(["k=__HIVE_DEFAULT_PARTITION__/f", f"a=1/k={value}/g"], {"k": kind})
+    assert str(caught.value).startswith(
+        f"partition key 'k' does not fit its declared type: got {value!r} in a=1/k={value}/g, expected {kind}."
+    )
+
+
+def test_a_key_that_no_path_has_is_refused() -> None:
+    with pytest.raises(TableError, match="partition key 'day' is declared but not in the table: got keys a, b"):
+        typed_columns(["a=1/b=2/f"], {"day": "date"})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (["1", "12"], pa.int8(), pa.array([1, 12], pa.int8())),
+        (["1", "300"], pa.int8(), pa.array([1, 300])),  # does not fit: as inferred
+        (["1", NULL_VALUE], pa.float64(), pa.array([1.0, None])),
+        (["01", "2"], pa.string(), pa.array(["01", "2"])),
+        (["2026-01-31"], pa.timestamp("us"), pa.array([datetime.datetime(2026, 1, 31)], pa.timestamp("us"))),
+        (["x"], pa.int64(), pa.array(["x"])),
+        (["1"], pa.list_(pa.int8()), pa.array([1])),
+        (["2026-01-31"], pa.large_string(), pa.array(["2026-01-31"], pa.large_string())),
+    ],
+)
+def test_a_column_of_the_files_lends_its_type(values: list[str], kind: pa.DataType, expected: pa.Array) -> None:
+    paths = [f"k={value}/f" for value in values]
+    assert refined(typed_columns(paths)["k"], "k", kind, paths).equals(expected)
 
 
 def test_a_file_name_and_a_nameless_key_are_no_partition() -> None:

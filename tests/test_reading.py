@@ -21,16 +21,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from warehouse_samples import COLLECTION, collection, sample, write
+from warehouse_samples import COLLECTION, sample, write
 
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
+from feedline.warehouse.counting import count_fragment
 from feedline.warehouse.frame import plan_fragments
 from feedline.warehouse.reading import (
     UNCOUNTED,
     Fragment,
     bytes_of,
-    count_fragment,
     fragment_at,
     fragment_of,
     read_arrow,
@@ -178,7 +178,8 @@ def test_row_groups_that_keep_nothing_are_not_in_a_fragment(shop: Snapshot) -> N
 def test_another_number_of_kept_rows_is_an_error(shop: Snapshot) -> None:
     where = bind_where("i64 > 0", shop.schema)
     fragment = whole(shop)
-    right = count_fragment(Fragment(**{**_fields(fragment), "expected": (UNCOUNTED,) * 3}), where, shop.schema)
+    counted = count_fragment(Fragment(**{**_fields(fragment), "expected": (UNCOUNTED,) * 3}), where, shop.schema)
+    right = tuple(count.rows for count in counted)
     for expected in ((*right[:2], right[2] + 1), (right[0], right[1] - 1, right[2])):
         wrong = Fragment(**{**_fields(fragment), "expected": expected})
         for read in (
@@ -439,41 +440,3 @@ def test_bytes_are_those_of_the_column_chunks(shop: Snapshot) -> None:
     assert bytes_of(shop, np.array([], np.int64), ["i64"]) == 0
     with pytest.raises(TableError, match="column 'nope' is not in the table"):
         bytes_of(shop, None, ["nope"])
-
-
-# 2 GB of one string column, which pyarrow cannot read either
-TOO_LARGE = {"large_string_map.brotli.parquet"}
-
-
-@pytest.mark.skipif(not COLLECTION.exists(), reason=f"the Parquet collection is not at {COLLECTION}")
-@pytest.mark.parametrize("path", collection("bad_data") + collection("data"), ids=lambda path: path.name)
-def test_the_collection_is_read_as_pyarrow_reads_it_or_cleanly_refused(path: Path) -> None:
-    if path.name in TOO_LARGE:
-        pytest.skip("too large to read in a test")
-    try:
-        expected = pq.ParquetFile(
-            path, coerce_int96_timestamp_unit="us", arrow_extensions_enabled=False, page_checksum_verification=True
-        ).read(use_threads=False)
-    except (OSError, pa.ArrowException):
-        expected = None
-
-    def ours() -> pa.Table:
-        snapshot = take_snapshot(str(path))
-        return read_arrow(whole(snapshot), list(snapshot.file_columns), None, snapshot.schema)
-
-    read, refusal = attempt(ours)
-    if read is None:
-        assert expected is None, refusal
-        assert path.name in refusal
-        return
-    assert expected is not None, "pyarrow refuses what was read"
-    assert read.schema.names == expected.schema.names
-    for name in expected.schema.names:
-        column = expected[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        assert read[name].combine_chunks().equals(column.combine_chunks()) or _same_but_for_nan(read[name], column)
-
-
-def _same_but_for_nan(read: pa.ChunkedArray, expected: pa.ChunkedArray) -> bool:
-    return repr(read.to_pylist()) == repr(expected.to_pylist())

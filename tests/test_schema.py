@@ -164,7 +164,9 @@ CHANGES = [
         ["ops: []", "ops: log1p", "ops: [{a: 1, b: 2}]", "ops: [{a: }]", "ops: [3]", "ops: [[]]", "ops: ['']"],
     ),
     ("op: id_overlap_count", ["op: {x: 1}", "op: {x: 1, y: 2}", "op: []", "column: x"]),
-    ("inputs: [a, b]", ["inputs: []", "inputs: a", "inputs: [3]", "ops: []"]),
+    ("inputs: [a, b]", ["inputs: []", "inputs: a", "inputs: [3]", "ops: []", "inputs: [[a]]", "inputs: [{}]"]),
+    ("inputs: [a, b]", ["inputs: [{column: a}, b]", "inputs: [{expr: a + 1, ops: [log1p, {clip: 1}]}]"]),
+    ("inputs: [a, b]", ["inputs: [{column: a, expr: b}]", "inputs: [{colum: a}]", "inputs: [{column: a, ops: log1p}]"]),
     (
         "history: []",
         ["history:", "history: log1p", "history: {column: x}", "history: {fill_null: 0}", "history: {}", "' ': []"],

@@ -22,6 +22,7 @@ from warehouse_samples import sample, write
 
 from feedline.errors import TableChangedError
 from feedline.expressions import bind_where
+from feedline.warehouse.counting import Count
 from feedline.warehouse.reading import UNCOUNTED
 from feedline.warehouse.selection import CountTask, Selection, count_task, screen_rows, select_rows
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
@@ -150,7 +151,7 @@ def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condit
     assert all(found in (UNCOUNTED, count) for found, count in zip(screened.tolist(), expected, strict=True))
     report = selection.report
     assert (report.kept.row_groups, report.kept.rows) == (sum(count > 0 for count in expected), sum(expected))
-    parts = (report.by_partition, report.by_statistics, report.whole, report.counted)
+    parts = (report.by_partition, report.by_statistics, report.by_bloom, report.whole, report.by_place, report.counted)
     assert sum(part.row_groups for part in parts) == report.table.row_groups == len(expected)
     assert sum(part.rows for part in parts) == report.table.rows == snapshot.rows
 
@@ -204,7 +205,7 @@ def test_the_pass_runs_on_any_map_with_small_picklable_tasks(
     where = bind_where("y < 3", ladder.schema)
     seen: list[CountTask] = []
 
-    def pickling(function: Callable[[CountTask], tuple[int, ...]], tasks: list[CountTask]) -> list[tuple[int, ...]]:
+    def pickling(function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]) -> list[tuple[Count, ...]]:
         seen.extend(tasks)
         wired = [pickle.dumps((function, task)) for task in tasks]
         assert max(map(len, wired)) < 4_000
@@ -222,7 +223,7 @@ def test_many_small_files_share_tasks(tmp_path: Path) -> None:
     snapshot = take_snapshot(write(tmp_path / "t", {f"p={i}/f.parquet": table for i in range(70)}))
     tasks: list[CountTask] = []
 
-    def noting(function: Callable[[CountTask], tuple[int, ...]], todo: list[CountTask]) -> list[tuple[int, ...]]:
+    def noting(function: Callable[[CountTask], tuple[Count, ...]], todo: list[CountTask]) -> list[tuple[Count, ...]]:
         tasks.extend(todo)
         return [function(task) for task in todo]
 
@@ -231,7 +232,7 @@ def test_many_small_files_share_tasks(tmp_path: Path) -> None:
     assert [len(task.fragments) for task in tasks] == [32, 32, 6]
 
 
-def refuse(function: object, tasks: list[CountTask]) -> list[tuple[int, ...]]:
+def refuse(function: object, tasks: list[CountTask]) -> list[tuple[Count, ...]]:
     raise AssertionError("counted again")
 
 
@@ -272,9 +273,15 @@ def test_counts_of_other_row_groups_are_not_used(ladder: Snapshot, tmp_path: Pat
     where = bind_where("y < 3", ladder.schema)
     select_rows(ladder, where, work_dir=work_dir)
     (file,) = (tmp_path / "w" / "counts").iterdir()
-    for row_groups, rows in ((range(19), [3] * 19), (range(20), [11] * 20), (range(20), [-1] * 20)):
-        store.create(work_dir, f"counts/{file.name}", [pa.table({"row_group": row_groups, "rows": rows})])
-        assert select_rows(ladder, where, work_dir=work_dir).rows.tolist() == [3] * 20
+    (good,) = store.load(work_dir, f"counts/{file.name}", tables=1)
+    rows = [("rows", [value] * 20) for value in (11, -1)] + [("matched", [value] * 20) for value in (2, 11)]
+    wrong = [good.slice(1), good.drop_columns(["matched"])]
+    wrong += [good.set_column(good.column_names.index(name), name, pa.array(values)) for name, values in rows]
+    for table in wrong:
+        store.create(work_dir, f"counts/{file.name}", [table])
+        again = select_rows(ladder, where, work_dir=work_dir)
+        assert not again.report.cached
+        assert again.rows.tolist() == [3] * 20
 
 
 def test_nan_is_counted_as_the_language_says(tmp_path: Path) -> None:

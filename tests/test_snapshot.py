@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -20,11 +21,12 @@ import pytest
 from warehouse_samples import BOUNDED, sample, write
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.discovery import discover
+from feedline.warehouse.snapshot import Snapshot, snapshot_of, take_snapshot
 
 
 def facts(snapshot: Snapshot, column: str) -> list[dict[str, Any]]:
-    return snapshot.row_groups["columns"].combine_chunks().field(column).to_pylist()
+    return snapshot.column_facts(column).to_pylist()
 
 
 def test_row_groups_and_statistics_are_those_of_the_data(tmp_path: Path) -> None:
@@ -149,6 +151,13 @@ def test_a_saved_snapshot_comes_back_without_the_table(tmp_path: Path) -> None:
     assert Snapshot.load(f"file://{work_dir}", snapshot.id).files.equals(snapshot.files)
 
 
+def test_a_snapshot_of_a_map_column_comes_back(tmp_path: Path) -> None:
+    """Parquet names the inside of a map after its column; an Arrow stream forgets that name."""
+    facts = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
+    snapshot = take_snapshot(write(tmp_path / "table", {"a.parquet": pa.table({"facts": facts})}))
+    assert Snapshot.load(str(tmp_path), snapshot.save(str(tmp_path))).schema == snapshot.schema
+
+
 def test_concurrent_savers_leave_one_whole_file(tmp_path: Path) -> None:
     snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": sample(25, 1)}))
     work_dir = str(tmp_path / "work")
@@ -221,7 +230,20 @@ def test_a_key_that_is_also_in_the_files_wins_with_a_warning(tmp_path: Path) -> 
     root = write(tmp_path, {"k=1/a.parquet": pa.table({"k": ["other"], "x": [1]})})
     with pytest.warns(UserWarning, match="has k both as partition key and as a column in its files"):
         snapshot = take_snapshot(root)
-    assert snapshot.schema == pa.schema({"x": pa.int64(), "k": pa.int64()})
+    assert snapshot.schema == pa.schema({"x": pa.int64(), "k": pa.string()})
+    assert snapshot.partition_of(0) == (("k", "1"),)
+
+
+def test_a_key_takes_the_type_that_its_column_has(tmp_path: Path) -> None:
+    keyed = pa.table({"k": pa.array([7], pa.int16()), "x": [1]})
+    root = write(tmp_path, {"k=01/a.parquet": keyed, "k=2/b.parquet": keyed})
+    with pytest.warns(UserWarning, match="the partition key is used"):
+        snapshot = take_snapshot(root)
+    assert snapshot.schema.field("k").type == pa.int16()
+    assert [snapshot.partition_of(file) for file in (0, 1)] == [(("k", 1),), (("k", 2),)]
+    with pytest.warns(UserWarning, match="the partition key is used"):
+        declared = take_snapshot(root, partitions={"k": "string"})  # what a person says counts for more
+    assert declared.partition_of(0) == (("k", "01"),)
 
 
 def test_statistics_that_cannot_be_trusted_are_unknown(tmp_path: Path) -> None:
@@ -292,3 +314,41 @@ def test_metadata_of_the_saved_file_is_plain(tmp_path: Path) -> None:
         metadata = reader.schema.metadata
     assert json.loads(metadata[b"partition_columns"]) == ["k"]
     assert metadata[b"uri"].decode() == str(tmp_path / "t")
+
+
+def test_files_left_out_leave_the_rest_as_it_was(tmp_path: Path) -> None:
+    tables = {"k=1/a.parquet": sample(25, 1), "k=1/b.parquet": sample(7, 2), "k=2/c.parquet": sample(30, 3)}
+    root = write(tmp_path, tables, row_group_size=10)
+    whole = take_snapshot(root)
+    left = whole.without({"k=1/b.parquet"})
+    (tmp_path / "k=1" / "b.parquet").unlink()
+    fresh = take_snapshot(root)
+    assert left.id == fresh.id != whole.id
+    assert left.files.equals(fresh.files)
+    assert left.row_groups.equals(fresh.row_groups)
+    assert all(left.column_facts(name).equals(fresh.column_facts(name)) for name in fresh.file_columns)
+    with pytest.raises(TableError, match="has no file left: got 2 to leave out of 2"):
+        left.without({"k=1/a.parquet", "k=2/c.parquet", "other"})
+
+
+def test_a_corrupt_footer_may_be_handed_over_and_its_file_left_out(tmp_path: Path) -> None:
+    root = write(tmp_path, {"k=1/a.parquet": sample(25, 1), "k=1/b.parquet": sample(7), "k=2/c.parquet": sample(3)})
+    file = tmp_path / "k=1" / "b.parquet"
+    file.write_bytes(b"no Parquet at all")
+    bad: list[tuple[str, CorruptFileError]] = []
+    snapshot = snapshot_of(discover(root), on_bad=lambda path, error: bad.append((path, error)))
+    assert [path for path, _ in bad] == ["k=1/b.parquet"]
+    assert str(file) in str(bad[0][1])
+    assert snapshot.files["path"].to_pylist() == ["k=1/a.parquet", "k=2/c.parquet"]
+    file.unlink()
+    assert snapshot.id == take_snapshot(root).id
+    for name in snapshot.files["path"].to_pylist():
+        (tmp_path / name).write_bytes(b"no Parquet at all")
+    with pytest.raises(TableError, match="has no good file: got a corrupt footer in each of 2"):
+        snapshot_of(discover(root), on_bad=lambda path, error: bad.append((path, error)))
+
+
+def test_a_listing_without_files_is_refused(tmp_path: Path) -> None:
+    listing = discover(write(tmp_path, {"a.parquet": sample(3)}))
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one file"):
+        snapshot_of(dataclasses.replace(listing, files=listing.files.slice(0, 0)))

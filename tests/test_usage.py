@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from optimized import files_of, warehouse
 from pipelines import Place, furnished
 from processes import ended
-from rewritten import files_of, warehouse
 from typer.testing import CliRunner
 
 from feedline import FeedlineDataset, Pipeline, Table

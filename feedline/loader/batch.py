@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.layout import BatchSchema, Header, Placement, SlotLayout
+from feedline.loader.layout import BatchSchema, Column, Header, Placement, SlotLayout
 from feedline.loader.ring import Event, Lease
 from feedline.loader.slot import read_extras, read_header
 
@@ -36,22 +36,30 @@ _TORCH = {
 class Sparse:
     """One ragged feature of a batch: `values` [V], `lengths` int32 [B], `offsets` int64 [B + 1] from 0.
 
-    Row i holds `values[offsets[i]:offsets[i + 1]]`, so that `torch.nn.EmbeddingBag(values, offsets[:-1])` fits.
+    Row i holds `values[offsets[i]:offsets[i + 1]]`, so that `torch.nn.EmbeddingBag(values, offsets[:-1])` fits. Of a
+    weighted feature, `weights` float32 [V] is what `per_sample_weights` takes; else it is None.
     """
 
     __slots__ = ("lengths", "offsets", "values", "weights")
 
-    def __init__(self, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor) -> None:
+    def __init__(
+        self,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None = None,
+    ) -> None:
         self.values = values
         self.lengths = lengths
         self.offsets = offsets
-        self.weights: torch.Tensor | None = None
+        self.weights = weights
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __repr__(self) -> str:
-        return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype})"
+        weighted = ", weighted" if self.weights is not None else ""
+        return f"Sparse(rows={len(self.lengths)}, values={tuple(self.values.shape)} {self.values.dtype}{weighted})"
 
 
 class _ByName(Mapping[str, Any]):
@@ -145,7 +153,7 @@ class Batch:
     @property
     def valid(self) -> torch.Tensor:
         """bool [B]: False for padding."""
-        return self._vector("valid", torch.bool, self._placement.valid, self.rows)
+        return self._matrix("valid", torch.bool, self._placement.valid, 1).view(self.rows)
 
     @property
     def sparse(self) -> Mapping[str, Sparse]:
@@ -158,18 +166,27 @@ class Batch:
         return self._by_name("extra", self._extra)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """(keys, values, lengths) of the sparse features of one dtype, without a copy.
+        """(keys, values, lengths) of the sparse features of one dtype, without a copy; weights are left out.
 
         What `torchrec.KeyedJaggedTensor(keys=, values=, lengths=)` takes: values feature by feature, lengths [F * B].
         """
-        places = [index for index, column in enumerate(self._layout.sparse) if column.dtype == dtype]
-        keys = [self._layout.sparse[index].name for index in places]
-        if not places:
-            return keys, torch.empty(0, dtype=_TORCH[dtype]), torch.empty(0, dtype=torch.int32)
-        count = sum(self._header.values[index] for index in places)
-        values = self._section(_TORCH[dtype], self._placement.values[places[0]], count)
-        start = self._placement.lengths + 4 * self.rows * places[0]
-        return keys, values, self._section(torch.int32, start, self.rows * len(places))
+        return self._keyed([place for place, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
+
+    def weighted_keyed_jagged(self) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec as well."""
+        places = [place for place, column in enumerate(self._layout.sparse) if column.weighted]
+        keys, values, lengths = self._keyed(places, "int64")
+        start = self._placement.weights[places[0]] if places else 0
+        return keys, values, self._section(torch.float32, start or 0, len(values)), lengths
+
+    def _keyed(self, places: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """Neighbours among the sparse features as one."""
+        first = places[0] if places else 0
+        count = sum(self._header.values[place] for place in places)
+        values = self._section(_TORCH[dtype], self._placement.values[first] if places else 0, count)
+        start = self._placement.lengths + 4 * self.rows * first
+        lengths = self._section(torch.int32, start, self.rows * len(places))
+        return [self._layout.sparse[place].name for place in places], values, lengths
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.schema:
@@ -177,11 +194,11 @@ class Batch:
             raise KeyError(f"the batch has no feature {name!r}: expected one of {known}")
         column = self.schema[name]
         if column.group == "dense":
-            return self.dense[:, column.offset]
+            return _columns(self.dense, column)
         if column.group == "categorical":
             return self.categorical[:, column.offset]
         if column.group == "label":
-            return self.labels[:, column.offset]
+            return _columns(self.labels, column)
         return self.sparse[name] if column.group == "sparse" else self.extra[name]
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,12 +305,6 @@ class Batch:
         if self._lease is not None and self._lease.pinned:
             self._lease.fences.append(_current_event)
 
-    def _vector(self, name: str, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
-        if name not in self._made:
-            self._made[name] = self._section(dtype, start, count)
-        tensor: torch.Tensor = self._made[name]
-        return tensor
-
     def _matrix(self, name: str, dtype: torch.dtype, start: int, width: int) -> torch.Tensor:
         if name not in self._made:
             self._made[name] = self._section(dtype, start, self.rows * width).view(self.rows, width)
@@ -308,11 +319,12 @@ class Batch:
     def _sparse(self, name: str) -> Sparse:
         column = self.schema[name]
         place = self._layout.sparse.index(column)
-        rows = self.rows
+        rows, start = self.rows, self._placement.weights[place]
         return Sparse(
             values=self._section(_TORCH[column.dtype], self._placement.values[place], self._header.values[place]),
             lengths=self._section(torch.int32, self._placement.lengths + 4 * rows * place, rows),
             offsets=self._section(torch.int64, self._placement.offsets + 8 * (rows + 1) * place, rows + 1),
+            weights=None if start is None else self._section(torch.float32, start, self._header.values[place]),
         )
 
     def _extra(self, name: str) -> Any:
@@ -326,6 +338,13 @@ class Batch:
         if self._streamed is None:
             self._streamed = read_extras(self._layout, self._header, pa.py_buffer(self._root))
         return self._streamed
+
+
+def _columns(matrix: torch.Tensor, column: Column) -> torch.Tensor:
+    """A feature's column [B] of a matrix, or the columns [B, width] of a vector."""
+    if column.width == 1:
+        return matrix[:, column.offset]
+    return matrix[:, column.offset : column.offset + column.width]
 
 
 def _own(array: pa.Array) -> pa.Array:

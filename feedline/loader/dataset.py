@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, PlanError, StateError, from_wire
 from feedline.loader.batch import Batch
 from feedline.loader.feed import Feed
@@ -29,11 +31,17 @@ from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.pinning import register, unregister
 from feedline.loader.ranks import RankInfo, detect_rank
 from feedline.loader.rendezvous import job_fingerprint, socket_path
+from feedline.loader.state import (
+    checked_rewritten,
+    checked_state,
+    first_step_of,
+    rebased_state,
+    state_of,
+    steps_of,
+    told,
+)
 from feedline.spec import PipelineSpec, load_spec
 from feedline.version import VERSION
-
-STATE_VERSION = 1
-_STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
 
 _said_ranks: set[RankInfo] = set()
 
@@ -111,8 +119,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._refuse_workers()
         self._open()
         epoch, step = self._next_place
-        if step >= self._facts["steps"]:
+        if step >= steps_of(self._facts, epoch):
             epoch, step = epoch + 1, 0
+        step = max(step, first_step_of(self._facts, epoch))
         self._next_place = (epoch + 1, 0)
         self._place = (epoch, step)
         self._feed.begin(epoch, step)
@@ -121,9 +130,10 @@ class FeedlineDataset(IterableDataset[Batch]):
         return iterator
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same on every rank."""
+        """Steps of an epoch, the same on every rank: of the one that the next batch is of."""
         self._open()
-        return int(self._facts["steps"])
+        epoch, step = self._place
+        return steps_of(self._facts, epoch if step < steps_of(self._facts, epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at step 0 of this epoch."""
@@ -160,21 +170,34 @@ class FeedlineDataset(IterableDataset[Batch]):
         something between the dataset and the training step prefetches.
         """
         self._open()
-        epoch, step = self._place if after is None else (after.epoch, after.step + 1)
-        if step >= self._facts["steps"]:
-            epoch, step = epoch + 1, 0
-        facts = {key: self._facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-        return {"version": STATE_VERSION, **facts, "epoch": epoch, "step": step}
+        return state_of(self._facts, *(self._place if after is None else (after.epoch, after.step + 1)))
 
-    def load_state_dict(self, state: Mapping[str, Any], features: Literal["same", "changed"] = "same") -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        features: Literal["same", "changed"] = "same",
+        *,
+        snapshot: Literal["same", "rebase"] = "same",
+        rewritten: Literal["error", "skip", "repeat"] = "error",
+    ) -> None:
         """Continue where a state says. Its snapshot is read, whatever the table holds by now.
 
-        Raises StateError where the state belongs to another plan, or to other features unless features="changed".
+        With snapshot="rebase" the rest of the epoch is planned on the table as it is now, and what changed is printed:
+        rows delivered stay delivered, deleted rows are gone, each other row comes once. `rewritten` says what becomes
+        of rows of rewritten files of which nobody knows whether they were delivered.
+
+        Raises StateError where the state belongs to another plan, or to other features unless features="changed", or
+        for rows in doubt unless `rewritten` is "skip" or "repeat".
         """
-        if features not in ("same", "changed"):
-            raise StateError(f'features is unknown: got {features!r}, expected "same" or "changed"')
-        resume = _checked_state(state)
-        self._open(resume, accept_features=features == "changed")
+        for name, value, known in (("features", features, "changed"), ("snapshot", snapshot, "rebase")):
+            if value not in ("same", known):
+                raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{known}"')
+        resume, policy = checked_state(state), checked_rewritten(rewritten)
+        rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
+        self._open(resume, accept_features=features == "changed", rebase=rebase)
+        if rebase is not None:
+            _say_rebased(self._ranks, self._facts, resume)
+            resume = rebased_state(self._facts, resume)
         self._next_place = self._place = (resume["epoch"], resume["step"])
         self._current = None
 
@@ -233,24 +256,23 @@ class FeedlineDataset(IterableDataset[Batch]):
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
-    def _open(self, resume: Mapping[str, Any] | None = None, *, accept_features: bool = False) -> None:
+    def _open(
+        self, resume: Mapping[str, Any] | None = None, *, accept_features: bool = False, rebase: Any = None
+    ) -> None:
         """Exchange hello once, and for each state: which plan, and what are its facts. Changes nothing if it fails."""
         if self._facts and resume is None:
             return
         self._refuse_workers()
-        hello: dict[str, Any] = {
-            "feedline": VERSION,
-            "rank": self._ranks.rank,
-            "world_size": self._ranks.world_size,
-            "snapshot": None,
-            "lanes": None,
-            "plan": None,
-            "features": None,
-        }
+        hello = {"feedline": VERSION, "rank": self._ranks.rank, "world_size": self._ranks.world_size, "rebase": rebase}
+        hello.update(dict.fromkeys(("snapshot", "lanes", "plan", "features")))
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
+        before = self._facts.get("bad_files")
         self._facts = self._agree(hello)
+        bad_files = self._facts.get("bad_files")
+        if bad_files and bad_files != before:
+            warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 
     def _agree(self, hello: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +288,9 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise from_wire(leader["error"], leader["message"])
         mine = leader
         if self._ranks.rank != 0:
-            mine = self._attempt({**hello, "snapshot": leader["snapshot"], "lanes": leader["lanes"]})
+            plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
+            chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
+            mine = self._attempt({**hello, **chosen_there})
         everyone: list[Any] = [None] * self._ranks.world_size
         torch.distributed.all_gather_object(everyone, mine)
         for rank, facts in enumerate(everyone):
@@ -308,21 +332,6 @@ _NO_WORKERS = (
 )
 
 
-def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    missing = [key for key in _STATE_KEYS if key not in state]
-    if missing:
-        raise StateError(f"the state lacks {', '.join(missing)}: got {', '.join(sorted(state)) or 'nothing'}")
-    if state["version"] != STATE_VERSION:
-        raise StateError(f"the state's version is another: got {state['version']!r}, expected {STATE_VERSION}")
-    for key in ("epoch", "step", "lanes", "batch_size", "seed"):
-        if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
-            raise StateError(f"the state's {key} is no number from 0: got {state[key]!r}")
-    for key in ("snapshot", "plan", "features"):
-        if not isinstance(state[key], str):
-            raise StateError(f"the state's {key} is no text: got {state[key]!r}")
-    return {key: state[key] for key in _STATE_KEYS}
-
-
 def _distributed() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -333,3 +342,9 @@ def _say_ranks(ranks: RankInfo) -> None:
     if ranks not in _said_ranks:
         _said_ranks.add(ranks)
         print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
+
+
+def _say_rebased(ranks: RankInfo, facts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    if ranks.rank == 0:
+        text = "the table is as it was" if facts["snapshot"] == state["snapshot"] else told(facts["rest"])
+        print("\n".join(f"feedline: rebase: {line}" for line in text.splitlines()), file=sys.stderr)

@@ -24,6 +24,7 @@ from feedline.loader.layout import BatchSchema
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
 # ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
 _INT32_LIMIT = 2**31 - 1
+_FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class EncodedRows:
     """Rows of every feature as arrays.
 
     dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
-    (in the schema's memory order) values [V] and offsets int64 [N + 1] from 0; extra, one Arrow array of N rows each.
+    (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
+    Arrow array of N rows each.
     """
 
     rows: int
@@ -39,12 +41,14 @@ class EncodedRows:
     categorical: tuple[NDArray[np.int64], ...]
     labels: NDArray[np.float32]
     values: tuple[NDArray[Any], ...]
+    weights: tuple[NDArray[np.float32] | None, ...]
     offsets: tuple[NDArray[np.int64], ...]
     extra: tuple[pa.Array, ...]
 
     @property
     def nbytes(self) -> int:
         numbers: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
+        numbers += tuple(weights for weights in self.weights if weights is not None)
         return sum(array.nbytes for array in numbers) + sum(int(array.nbytes) for array in self.extra)
 
     def __sizeof__(self) -> int:
@@ -54,14 +58,18 @@ class EncodedRows:
 def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
     """The rows of a frame of finished features (one column per feature, of its group's dtype).
 
-    Raises DataError, naming the feature, where a scalar or a list's element is null. A null list is an empty list.
+    Raises DataError, naming the feature, where a scalar, an element of a list or vector, or a weight is null. A null
+    list is an empty list.
     """
     rows = frame.height
     values, offsets = [], []
+    weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        ragged = _ragged(frame.get_column(column.name), column.name)
-        values.append(ragged[0])
-        offsets.append(ragged[1])
+        series = frame.get_column(column.name)
+        held, borders = _ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+        values.append(held)
+        offsets.append(borders)
+        weights.append(_weights(series.struct.field("weights"), borders, column.name) if column.weighted else None)
     return EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense"),
@@ -70,6 +78,7 @@ def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
         ),
         labels=_row_major(frame, schema, "label"),
         values=tuple(values),
+        weights=tuple(weights),
         offsets=tuple(offsets),
         extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
     )
@@ -87,9 +96,34 @@ def _numbers(series: pl.Series, name: str) -> NDArray[Any]:
 
 def _row_major(frame: pl.DataFrame, schema: BatchSchema, group: str) -> NDArray[np.float32]:
     columns = schema.group(group)
-    matrix = np.empty((frame.height, len(columns)), dtype=np.float32)
-    for index, column in enumerate(columns):
-        matrix[:, index] = _numbers(frame.get_column(column.name), column.name)
+    matrix = np.empty((frame.height, sum(column.width for column in columns)), dtype=np.float32)
+    for column in columns:
+        series = frame.get_column(column.name)
+        if isinstance(series.dtype, pl.Array):
+            matrix[:, column.offset : column.offset + column.width] = _vectors(series, column.name)
+        else:
+            matrix[:, column.offset] = _numbers(series, column.name)
+    return matrix
+
+
+def _vectors(series: pl.Series, name: str) -> NDArray[Any]:
+    """The vectors as a matrix, without a copy."""
+    array = series.rechunk().to_arrow()
+    width = array.type.list_size
+    if array.null_count:
+        row = int(series.is_null().arg_max() or 0)
+        raise DataError(
+            f"feature {name!r} holds a null: got {array.null_count:,} null vectors in {len(series):,} rows (first at "
+            f"row {row} of the chunk), expected none. `{{pad: {width}}}` makes vectors of null lists"
+        )
+    flat = array.values.slice(array.offset * width, len(array) * width)
+    if flat.null_count:
+        row = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0]) // width
+        raise DataError(
+            f"feature {name!r} holds a null inside a vector: got {flat.null_count:,} null elements (first at row {row} "
+            f"of the chunk), expected none. Add fill_null to its ops"
+        )
+    matrix: NDArray[Any] = flat.to_numpy().reshape(len(array), width)
     return matrix
 
 
@@ -100,7 +134,14 @@ def _arrow(series: pl.Series) -> pa.Array:
     return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
 
 
-def _ragged(series: pl.Series, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _weights(series: pl.Series, offsets: NDArray[np.int64], name: str) -> NDArray[np.float32]:
+    values, borders = _ragged(series, name, "list of weights")
+    if not np.array_equal(borders, offsets):
+        raise AssertionError(f"feature {name!r} has weights that do not belong to its ids")
+    return values
+
+
+def _ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     array = series.rechunk().to_arrow()
     if array.null_count:
         array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
@@ -111,8 +152,8 @@ def _ragged(series: pl.Series, name: str) -> tuple[NDArray[Any], NDArray[np.int6
         position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(offsets - first, position, side="right")) - 1
         raise DataError(
-            f"feature {name!r} holds a null inside a list: got {values.null_count:,} null elements (first at row {row} "
-            f"of the chunk), expected none. Add fill_null to its ops"
+            f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements (first at row "
+            f"{row} of the chunk), expected none. Add {_FILL[what]} to its ops"
         )
     return values.to_numpy(), offsets - first if first else offsets
 
@@ -130,6 +171,7 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         ),
         labels=np.concatenate([part.labels for part in parts]),
         values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
+        weights=tuple(_joined_weights(parts, index) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
     )
@@ -148,9 +190,11 @@ def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
     """Rows [start, stop), without a copy but for the rebased offsets."""
     values, offsets = [], []
-    for flat, borders in zip(encoded.values, encoded.offsets, strict=True):
+    weights: list[NDArray[np.float32] | None] = []
+    for flat, beside, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
         first = borders[start]
         values.append(flat[first : borders[stop]])
+        weights.append(None if beside is None else beside[first : borders[stop]])
         offsets.append(borders[start : stop + 1] - first)
     return EncodedRows(
         rows=stop - start,
@@ -158,6 +202,7 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
         categorical=tuple(column[start:stop] for column in encoded.categorical),
         labels=encoded.labels[start:stop],
         values=tuple(values),
+        weights=tuple(weights),
         offsets=tuple(offsets),
         extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
     )
@@ -175,20 +220,19 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     for index, gathered in enumerate(categorical):
         column = _joined([part.categorical[index] for part in parts])
         column.take(indices, out=gathered, mode="clip")  # "raise" would gather into a buffer first
-    ragged = [
-        _take_ragged(
-            _joined([part.values[index] for part in parts]),
-            _join_offsets([part.offsets[index] for part in parts]),
-            chosen,
-        )
-        for index in range(len(first.values))
-    ]
+    ragged, weights = [], []
+    for index in range(len(first.values)):
+        borders = _join_offsets([part.offsets[index] for part in parts])
+        ragged.append(_take_ragged(_joined([part.values[index] for part in parts]), borders, chosen))
+        beside = _joined_weights(parts, index)
+        weights.append(None if beside is None else _take_ragged(beside, borders, chosen)[0])
     return EncodedRows(
         rows=rows,
         dense=_joined([part.dense for part in parts]).take(indices, axis=0),
         categorical=tuple(categorical),
         labels=_joined([part.labels for part in parts]).take(indices, axis=0),
         values=tuple(values for values, _ in ragged),
+        weights=tuple(weights),
         offsets=tuple(offsets for _, offsets in ragged),
         extra=tuple(
             pa.concat_arrays(arrays).take(chosen) for arrays in zip(*(part.extra for part in parts), strict=True)
@@ -198,6 +242,11 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _joined_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
+    found = [weights for part in parts if (weights := part.weights[index]) is not None]
+    return _joined(found) if found else None
 
 
 def _take_ragged(

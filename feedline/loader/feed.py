@@ -25,6 +25,7 @@ from feedline.loader.channel import END, Channel, ChannelClosedError
 from feedline.loader.launch import FeederCommand, FeederProcess
 from feedline.loader.rendezvous import await_successor, connect
 from feedline.loader.ring import Lease, Ready, RingReader
+from feedline.loader.state import steps_of
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class Feed:
             except ChannelClosedError:
                 self._bury()
             else:
-                self._hello = asked
+                self._hello = {**asked, "rebase": None}  # the plan that was made is named by its facts
                 return self.facts
 
     def begin(self, epoch: int, step: int, *, last: bool = False) -> None:
@@ -270,7 +271,7 @@ class Feed:
                 item = self._queue.popleft()
                 if isinstance(item, tuple):
                     if item[0] == self._stream:
-                        self._refuse_gap(item[1], self.facts["steps"])
+                        self._refuse_gap(item[1], steps_of(self.facts, item[1]))
                         return None
                     continue
                 if item.stream != self._stream:
@@ -294,7 +295,7 @@ class Feed:
         self._deaths.outlive()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
-        if ready.step + 1 == self.facts["steps"]:
+        if ready.step + 1 == steps_of(self.facts, ready.epoch):
             with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
                 self._say({"type": "had", "epoch": ready.epoch})
 

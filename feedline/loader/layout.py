@@ -6,9 +6,11 @@ into offsets. Sections, each aligned to 64 bytes (a cache line, and the alignmen
 
     header | dense [B, D] f32 | categorical [K, B] i64 | labels [B, L] f32 | valid [B] u8
     | lengths [F, B] i32 | offsets [F, B + 1] i64 | values of all sparse features, back to back per dtype
+    | weights f32 of all weighted sparse features, back to back
     | fixed-width extras, one array each | other extras as one Arrow IPC stream
 
-The sparse features of one dtype are neighbours in `lengths` and `values`, so that a KeyedJaggedTensor is a view.
+The sparse features of one dtype are neighbours in `lengths` and `values`, so that a KeyedJaggedTensor is a view; and so
+are, among them, those with weights.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _HEADER = ("magic", "epoch", "step", "rows", "nbytes", "ipc_bytes")
 class Column:
     """One feature of the batch: `dtype` as numpy names it ("" for extras without one), `arrow` the Arrow type's name.
 
-    `offset` and `width` are its place in its group's matrix; `unit` is that of timestamps, durations ("s", "ms", "us",
-    "ns") and dates ("D").
+    `offset` and `width` are its place in its group's matrix, where a vector is `width` columns; `unit` is that of
+    timestamps, durations ("s", "ms", "us", "ns") and dates ("D"); `weighted` says that a sparse feature has weights.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Column:
     offset: int
     width: int = 1
     unit: str | None = None
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,10 @@ class BatchSchema:
 
     @cached_property
     def sparse(self) -> tuple[Column, ...]:
-        """The sparse features as they lie in memory: those of one dtype side by side."""
+        """The sparse features as they lie in memory: those of one dtype side by side, the weighted among them last."""
         columns = self.group("sparse")
         dtypes = list(dict.fromkeys(column.dtype for column in columns))
-        return tuple(column for dtype in dtypes for column in columns if column.dtype == dtype)
+        return tuple(sorted(columns, key=lambda column: (dtypes.index(column.dtype), column.weighted)))
 
     def to_json(self) -> str:
         return json.dumps([asdict(column) for column in self.columns])
@@ -108,6 +111,7 @@ class Placement:
     lengths: int
     offsets: int
     values: tuple[int, ...]
+    weights: tuple[int | None, ...]  # per sparse feature
     extra: tuple[int | None, ...]
     ipc: int
     nbytes: int
@@ -150,6 +154,13 @@ class SlotLayout:
             together = index > 0 and self.sparse[index].dtype == self.sparse[index - 1].dtype
             starts.append(end if together else section(0))
             end = starts[-1] + count * size
+        weights: list[int | None] = []
+        for column, count in zip(self.sparse, values, strict=True):
+            if column.weighted:
+                weights.append(section(0) if not any(weights) else end)
+                end += 4 * count
+            else:
+                weights.append(None)
         extra = tuple(
             section(rows * size) if is_fixed else None for size, is_fixed in zip(self._extra_bytes, fixed, strict=True)
         )
@@ -163,6 +174,7 @@ class SlotLayout:
             lengths=lengths,
             offsets=offsets,
             values=tuple(starts),
+            weights=tuple(weights),
             extra=extra,
             ipc=ipc,
             nbytes=end,

@@ -102,7 +102,10 @@ class Schedule:
     """One epoch's plan.
 
     `split_rows[k]` is the number of selected rows of split k (zeros are allowed and never read). `block_rows` is the
-    number of rows a block reaches before it ends. `permute` says that blocks are permuted inside.
+    number of rows a block reaches before it ends. `shuffle` says that the splits are permuted.
+
+    The rest of an epoch (`feedline rebase`) is a schedule, too: of the rows that are left, with steps numbered on from
+    `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
     """
 
     split_rows: NDArray[np.int64]
@@ -113,8 +116,12 @@ class Schedule:
     shuffle: bool
     seed: int
     epoch: int
+    first_step: int = 0
+    salt: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.first_step:
+            return
         if self.rows == 0:
             raise PlanError("the plan has no rows: the table is empty or the filter keeps none. Check source.where")
         if self.steps == 0:
@@ -128,7 +135,7 @@ class Schedule:
     def order(self) -> NDArray[np.int64]:
         """The splits that hold rows, in the epoch's order."""
         filled = np.flatnonzero(self.split_rows)
-        return filled[permutation(len(filled), "splits", self.seed, self.epoch)] if self.shuffle else filled
+        return filled[permutation(len(filled), "splits", self.seed, self.epoch, *self.salt)] if self.shuffle else filled
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -142,14 +149,16 @@ class Schedule:
 
     @cached_property
     def steps(self) -> int:
-        """Steps of the epoch, the same for every rank."""
+        """Steps of the epoch, the same for every rank: those before `first_step`, and its own."""
         shortest, longest = self.rows // self.lanes, -(-self.rows // self.lanes)
-        return shortest // self.batch_size if self.tail == "drop" else -(-longest // self.batch_size)
+        own = shortest // self.batch_size if self.tail == "drop" else -(-longest // self.batch_size)
+        return self.first_step + own
 
     @property
     def rows_dropped(self) -> int:
         """Rows of the order that no step holds (tail: drop)."""
-        return self.rows - self.steps * self.batch_size * self.lanes if self.tail == "drop" else 0
+        own = self.steps - self.first_step
+        return self.rows - own * self.batch_size * self.lanes if self.tail == "drop" else 0
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """Order positions [start, stop) of a lane."""
@@ -172,13 +181,15 @@ class Schedule:
 
     def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
+        if not self.rows:
+            return  # of a rebased epoch nothing is left
         start, stop = self.lane_bounds(lane)
         borders = self.block_starts(lane)
         last = len(borders) - 2
         for index in range(last + 1):
             first, end = int(borders[index]), int(borders[index + 1])
-            needed = max(first - start, 0) // self.batch_size
-            spent = max(end - 1 - start, 0) // self.batch_size
+            needed = self.first_step + max(first - start, 0) // self.batch_size
+            spent = self.first_step + max(end - 1 - start, 0) // self.batch_size
             if index == last and self.tail != "drop":
                 spent = self.steps - 1  # the last row may still be needed as padding
                 if start == stop:
@@ -189,7 +200,7 @@ class Schedule:
                     index=index,
                     start=first,
                     rows=end - first,
-                    pieces=self._pieces(first, end),
+                    pieces=self.pieces(first, end),
                     first_step=needed,
                     last_step=min(spent, self.steps - 1),
                 )
@@ -201,11 +212,12 @@ class Schedule:
 
     def cuts(self, lane: int, step: int, borders: NDArray[np.int64] | None = None) -> tuple[Cut, ...]:
         """What the lane gives to a step: pieces of its blocks, then padding (`borders`: the lane's block_starts)."""
-        if not 0 <= step < self.steps:
-            raise PlanError(f"step is out of range: got {step}, expected 0 to {self.steps - 1}")
+        if not self.first_step <= step < self.steps:
+            raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
         borders = self.block_starts(lane) if borders is None else borders
         start, stop = self.lane_bounds(lane)
-        position, end = start + step * self.batch_size, min(start + (step + 1) * self.batch_size, stop)
+        own = step - self.first_step
+        position, end = start + own * self.batch_size, min(start + (own + 1) * self.batch_size, stop)
         cuts: list[Cut] = []
         rows = 0
         while position < end:
@@ -221,7 +233,8 @@ class Schedule:
             cuts.append(Cut(lane=lane, block=last, start=row, stop=row, padding=padding))
         return tuple(cuts)
 
-    def _pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
+    def pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """Which rows of which splits stand at order positions [start, stop)."""
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, stop, side="left"))
         pieces = []

@@ -82,6 +82,9 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
             begin = filled[index]
             filled[index] = begin + last - first
             values[begin : filled[index]] = encoded.values[index][first:last]
+            weights, given = arrays.weights[index], encoded.weights[index]
+            if weights is not None and given is not None:
+                weights[begin : filled[index]] = given[first:last]
             np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, row + 1 : end + 1])
         for place, array in enumerate(encoded.extra):
             target = arrays.extra[place]
@@ -97,7 +100,9 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
 class SlotArrays:
     """The sections of a slot as numpy views: writable where the buffer is."""
 
-    __slots__ = ("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values")
+    __slots__ = (
+        *("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values", "weights"),
+    )
 
     def __init__(self, layout: SlotLayout, header: Header, buffer: Buffer) -> None:
         rows, features = header.rows, len(layout.sparse)
@@ -117,6 +122,10 @@ class SlotArrays:
         self.values = tuple(
             view(column.dtype, start, count)
             for column, start, count in zip(layout.sparse, place.values, header.values, strict=True)
+        )
+        self.weights = tuple(
+            None if start is None else view("float32", start, count)
+            for start, count in zip(place.weights, header.values, strict=True)
         )
         self.extra = tuple(
             None if start is None else view(column.dtype, start, rows)
@@ -154,6 +163,7 @@ def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
         categorical=tuple(arrays.categorical),
         labels=arrays.labels,
         values=arrays.values,
+        weights=arrays.weights,
         offsets=tuple(arrays.offsets),
         extra=extra,
     )

@@ -244,6 +244,7 @@ class Feeder:
         assert self._plan is not None
         plan = self._plan
         schedule = plan.schedule(epoch)
+        step = max(step, schedule.first_step)
         lanes = rank_lanes(schedule.lanes, self._rank, self._world_size)
         delivery = Delivery(
             self._cluster,

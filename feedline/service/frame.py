@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -58,12 +59,19 @@ def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
     for column in schema:
         if column.group in ("dense", "label"):
             matrix = rows.dense if column.group == "dense" else rows.labels
-            columns[column.name] = pa.array(matrix[:, column.offset])
+            block = matrix[:, column.offset : column.offset + column.width]
+            columns[column.name] = (
+                pa.array(block[:, 0])
+                if column.width == 1
+                else pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(block).ravel()), column.width)
+            )
         elif column.group == "categorical":
             columns[column.name] = pa.array(rows.categorical[column.offset])
         elif column.group == "sparse":
             place = sparse[column.name]
             offsets, values = pa.array(rows.offsets[place]), pa.array(rows.values[place])
+            if column.weighted:
+                values = pa.StructArray.from_arrays([values, pa.array(rows.weights[place])], ["id", "weight"])
             columns[column.name] = pa.LargeListArray.from_arrays(offsets, values)
         else:
             columns[column.name] = rows.extra[column.offset]

@@ -37,6 +37,7 @@ class Rank:
     trainer: int | None = None
     stats: dict[str, Any] = field(default_factory=dict)
     finished: list[dict[str, Any]] = field(default_factory=list)  # of trainers that left
+    bad_files: list[dict[str, Any]] = field(default_factory=list)  # that its plan leaves out
     futile_deaths: int = 0
     last_error: str | None = None
 
@@ -116,6 +117,8 @@ class Supervisor:
             rank.dashboard = message["dashboard"]
         elif kind == "trainer":
             rank.trainer = message["pid"]
+        elif kind == "plan":
+            rank.bad_files = message["bad_files"]
         elif kind == "stats":
             rank.stats = message["stats"]
         elif kind == "left":

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -30,6 +29,8 @@ from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.version import VERSION
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
+from feedline.warehouse.records import Recording, recorder_of
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -37,13 +38,19 @@ CHUNK_ROWS = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet."""
+    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
+
+    With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
+    anywhere.
+    """
 
     features: tuple[FeatureSpec, ...]
     schema: bytes
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    sample: Sample | None = None
+    record: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,7 @@ class Compiled:
     where: BoundExpression | None
     columns: tuple[str, ...]
     layout: SlotLayout
+    sample: BoundSample | None
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,11 +110,16 @@ def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
-    columns = dict.fromkeys(features.columns)
-    if job.by is not None:
-        columns[job.by] = None
+    columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)))
+    sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+
+
+def kept_columns(job: Job) -> tuple[str, ...]:
+    """What blocks read besides their features: the column that keeps runs together, and the row key."""
+    by = (job.by,) if job.by is not None else ()
+    return (*by, *(job.record.identity.key if job.record is not None else ()))
 
 
 def local_environment() -> tuple[tuple[str, str], ...]:
@@ -142,28 +155,33 @@ def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockR
     compiled = compile_job(job)
     clock = _Clock()
     encoder = _Encoder(compiled, clock)
-    run_starts: list[NDArray[np.int64]] = []
+    starts: list[NDArray[np.int64]] = []
     done = 0
     for piece in request.pieces:
         groups: list[pl.Series] = []
         rows = 0
+        recorder = recorder_of(job.record, piece.fragment, piece.skip, piece.rows)
         for chunk in _chunks(compiled, piece):
             if job.by is not None:
                 groups.append(chunk.frame.get_column(job.by))
             rows += chunk.frame.height
+            if recorder is not None:
+                recorder.add(chunk.frame)
             clock.lap("read")
             encoder.add(chunk)
             del chunk  # before the next one is decoded
         if groups:
-            run_starts.append(_run_starts(pl.concat(groups)) + done)
+            starts.append(run_starts(pl.concat(groups)) + done)
         done += rows
+        if recorder is not None:
+            recorder.write()
     clock.lap("read")
     parts = encoder.finish()
     if done != request.rows:
         raise DataError(f"block {key} has another number of rows than planned: got {done}, expected {request.rows}")
     if request.permutation is not None:
-        starts = np.concatenate(run_starts) if job.by is not None else None
-        parts = [take(parts, permuted_rows(done, starts, *request.permutation))]
+        runs = np.concatenate(starts) if job.by is not None else None
+        parts = [take(parts, permuted_rows(done, runs, *request.permutation))]
         clock.lap("encode")
     image = pack(compiled.layout, parts) if packed else None
     clock.lap("encode")
@@ -208,7 +226,14 @@ class _Clock:
 def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
     """The piece's rows, chunk by chunk."""
     position, missing = 0, piece.rows
-    chunks = read_fragment(piece.fragment, compiled.columns, compiled.where, compiled.schema, chunk_rows=CHUNK_ROWS)
+    chunks = read_fragment(
+        piece.fragment,
+        compiled.columns,
+        compiled.where,
+        compiled.schema,
+        sample=compiled.sample,
+        chunk_rows=CHUNK_ROWS,
+    )
     for chunk in chunks:
         height = chunk.frame.height
         start = min(max(piece.skip - position, 0), height)
@@ -267,7 +292,7 @@ class _Encoder:
         return encoded
 
 
-def _run_starts(groups: pl.Series) -> NDArray[np.int64]:
+def run_starts(groups: pl.Series) -> NDArray[np.int64]:
     """Where a run of equal values starts; nulls are equal to each other."""
     changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
     changes[:1] = True
@@ -282,8 +307,20 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
         dtype, unit = _fixed_dtype(output.group, output.dtype)
         arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
         offset = widths.get(output.group, 0)
-        columns.append(Column(name=output.name, group=output.group, dtype=dtype, arrow=arrow, offset=offset, unit=unit))
-        widths[output.group] = offset + 1
+        width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
+        columns.append(
+            Column(
+                name=output.name,
+                group=output.group,
+                dtype=dtype,
+                arrow=arrow,
+                offset=offset,
+                width=width,
+                unit=unit,
+                weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+            )
+        )
+        widths[output.group] = offset + width
     return BatchSchema(tuple(columns))
 
 
@@ -294,8 +331,7 @@ def _fixed_dtype(group: str, dtype: pl.DataType) -> tuple[str, str | None]:
     if group == "categorical":
         return "int64", None
     if group == "sparse":
-        inner: Any = dtype.inner  # type: ignore[attr-defined]
-        return ("float32" if inner == pl.Float32 else "int64"), None
+        return ("float32" if dtype == pl.List(pl.Float32()) else "int64"), None
     if isinstance(dtype, pl.Datetime | pl.Duration):
         return "int64", dtype.time_unit
     if dtype == pl.Date:

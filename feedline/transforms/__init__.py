@@ -3,9 +3,10 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import dense, generated, sparse
+from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, weighted
+from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
-from feedline.transforms.registry import OPS, OpError, document, op_schema, resolve
+from feedline.transforms.registry import OPS, OpError, resolve
 
 __all__ = [
     "OPS",
@@ -13,10 +14,14 @@ __all__ = [
     "OpError",
     "Output",
     "compile_features",
+    "crossings",
     "dense",
     "document",
     "generated",
     "op_schema",
     "resolve",
+    "scores",
     "sparse",
+    "vectors",
+    "weighted",
 ]

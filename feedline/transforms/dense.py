@@ -1,4 +1,4 @@
-"""Ops that normalise numbers: fill_null, clip, log1p, standardize, cast.
+"""Ops that normalise numbers: fill_null, fill_nonfinite, clip, log, log1p, logit, box_cox, standardize, cast.
 
 Built in every process, run on the workers. Integers widen to int64 before anything is computed with them; decimals
 become float64. What numpy does several times faster than Polars is a kernel (see `arrays`).
@@ -109,6 +109,38 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
 
 
+class FillNonfinite(Parameters):
+    """Parameters of fill_nonfinite."""
+
+    value: Annotated[Number, Field(description="What stands in the place of NaN and infinities.")]
+
+
+@op(
+    takes={FLOAT},
+    gives="the same type",
+    parameters=FillNonfinite,
+    examples=(
+        example(
+            "fill_nonfinite", 0, pl.Float32(), [1.5, math.nan, math.inf, -math.inf, None], [1.5, 0.0, 0.0, 0.0, None]
+        ),
+        example("fill_nonfinite", -1, pl.List(pl.Float64()), [[math.nan, 2.0], [], None], [[-1.0, 2.0], [], None]),
+    ),
+)
+def fill_nonfinite(x: Value, parameters: FillNonfinite) -> Value:
+    """Replaces NaN and infinities by a number.
+
+    Nulls stay null: fill_null replaces those.
+    """
+    x = widened(x)
+    fill = NUMPY_TYPES[x.dtype].type(as_float(parameters.value, x.dtype, "the value"))
+
+    def kernel(values: Values, out: Values) -> None:
+        np.copyto(out, values)
+        np.copyto(out, fill, where=~np.isfinite(values))
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
 def _within(number: int, dtype: pl.DataType) -> bool:
     low, high = INTEGER_RANGES[type(dtype)]
     return low <= number <= high
@@ -187,6 +219,111 @@ def log1p(x: Value, _: Parameters) -> Value:
     return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
 
 
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    examples=(
+        example("log", None, pl.Float64(), [1.0, math.e, None], [0.0, 1.0, None]),
+        example("log", None, pl.List(pl.Int64()), [[0, 1], [-1]], [[-math.inf, 0.0], [math.nan]]),
+    ),
+)
+def log(x: Value, _: Parameters) -> Value:
+    """The natural logarithm.
+
+    Defined for x > 0. As in IEEE 754, 0 becomes -inf and anything below becomes NaN. Nulls stay null. The last bit of a
+    float32 may differ between processors of different instruction sets.
+    """
+    x = widened(x, floats=True)
+
+    def kernel(values: Values, out: Values) -> None:
+        np.log(values, out=out)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
+class Logit(Parameters):
+    """Parameters of logit."""
+
+    eps: Annotated[float, Field(ge=0, lt=0.5, description="Probabilities are limited to [eps, 1 - eps] first.")] = 1e-6
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    parameters=Logit,
+    examples=(
+        example("logit", None, pl.Float64(), [0.5, None, math.nan], [0.0, None, math.nan]),
+        example(
+            "logit",
+            0.25,
+            pl.List(pl.Float64()),
+            [[0.0, 0.25], [7.0]],
+            [[-1.0986122886681098] * 2, [1.0986122886681098]],
+        ),
+        example("logit", {"eps": 0}, pl.Float64(), [0.0, 1.0, 2.0], [-math.inf, math.inf, math.nan]),
+    ),
+)
+def logit(x: Value, parameters: Logit) -> Value:
+    """The logarithm of the odds of a probability: ln(p / (1 - p)), with p limited to [eps, 1 - eps].
+
+    So whatever lies outside, infinities included, becomes a bound; with `eps: 0`, 0 and 1 become -inf and inf, and what
+    lies outside [0, 1] becomes NaN. Nulls stay null, NaN stays NaN. As `logit` in PyTorch; the papers name the op only.
+    """
+    x = widened(x, floats=True)
+    number = NUMPY_TYPES[x.dtype].type
+    least = number(parameters.eps)
+    most = number(1) - least
+    if parameters.eps and most == 1:
+        raise SpecError(
+            f"eps must change 1 in the column's type: got {parameters.eps}, expected more as {describe(x.dtype)}"
+        )
+
+    def kernel(values: Values, out: Values) -> None:
+        odds = np.clip(values, least, most, out=out) if parameters.eps else values
+        np.divide(odds, np.subtract(number(1), odds), out=out)
+        np.log(out, out=out)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
+class BoxCox(Parameters):
+    """Parameters of box_cox."""
+
+    power: Annotated[float, Field(description="Lambda; 0 is the logarithm.")]
+    shift: Annotated[float, Field(description="Added to the value first.")] = 0.0
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    parameters=BoxCox,
+    examples=(
+        example("box_cox", 2, pl.Float64(), [1.0, 0.0, None, -1.0], [0.0, -0.5, None, math.nan]),
+        example(
+            "box_cox", {"power": 0, "shift": 1}, pl.List(pl.Int64()), [[0, 1], []], [[0.0, 0.6931471805599453], []]
+        ),
+    ),
+)
+def box_cox(x: Value, parameters: BoxCox) -> Value:
+    """The power transformation of Box and Cox (1964): (y^power - 1) / power with y = x + shift; ln(y) where power is 0.
+
+    Computed as expm1(power * ln(y)) / power, which is exact for small powers, too. Defined for y > 0: 0 becomes the
+    limit (-1 / power, or -inf for powers up to 0), anything below becomes NaN. Nulls stay null, NaN stays NaN.
+    """
+    x = widened(x, floats=True)
+    number = NUMPY_TYPES[x.dtype].type
+    power = number(as_float(parameters.power, x.dtype, "power"))
+    shift = number(as_float(parameters.shift, x.dtype, "shift"))
+
+    def kernel(values: Values, out: Values) -> None:
+        np.log(np.add(values, shift, out=out), out=out)
+        if power:
+            np.expm1(np.multiply(out, power, out=out), out=out)
+            np.divide(out, power, out=out)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+
+
 class Standardize(Parameters):
     """Parameters of standardize."""
 
@@ -205,10 +342,15 @@ def standardize(x: Value, parameters: Standardize) -> Value:
 
     Nulls stay null, NaN and infinities follow IEEE 754.
     """
-    result = widened(x, floats=True).dtype
-    wide = x.expr if x.dtype == pl.Float64() else x.expr.cast(pl.Float64())
-    expr = (wide - pl.lit(parameters.mean, dtype=pl.Float64())) / pl.lit(parameters.std, dtype=pl.Float64())
-    return Value(expr=expr if result == pl.Float64() else expr.cast(result), dtype=result)
+    x = widened(x, floats=True)
+    mean, std = np.float64(parameters.mean), np.float64(parameters.std)
+
+    def kernel(values: Values, out: Values) -> None:
+        wide = np.subtract(values, mean, dtype=np.float64)
+        np.divide(wide, std, out=wide)
+        np.copyto(out, wide, casting="same_kind")
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
 
 
 class Cast(Parameters):
@@ -221,6 +363,7 @@ class Cast(Parameters):
 @op(
     takes=NUMBERS | {STRING, BOOLEAN},
     lists="whole",
+    weighted=True,
     gives="the type named",
     parameters=Cast,
     examples=(
@@ -243,7 +386,7 @@ def cast(x: Value, parameters: Cast) -> Value:
         raise SpecError(f"no {parameters.to} is made of a {kind.element}: got {kind}, expected {_allowed(refused)}")
     target = CAST_TYPES[parameters.to]
     dtype = pl.List(target) if kind.listed else target
-    return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype)
+    return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
 
 
 def _allowed(refused: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Ops that make another feature of a value: bucketize, expr.
+"""Ops that make another feature of a value: bucketize, enumerate, ngram, get_local_hour, expr.
 
 Built in every process, run on the workers.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -17,12 +19,14 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from feedline.errors import ExpressionError, SpecError
-from feedline.expression_types import INTEGER_RANGES, NUMBERS, describe
+from feedline.expression_types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
 from feedline.expressions import BoundExpression, bind, offending_node, parse
-from feedline.transforms.arrays import NUMPY_TYPES, Values, mapped, over_values
+from feedline.hashing import bucket_crosses, scattered
+from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped, over_values
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
-from feedline.transforms.registry import Parameters, example, op
+from feedline.transforms.ragged import lists_of, ragged, sliced, widened_list
+from feedline.transforms.registry import MAX_INT, Parameters, example, op
 
 
 class Bucketize(Parameters):
@@ -102,6 +106,149 @@ def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Value
             )
     numbers: npt.NDArray[Any] = np.array(rounded, dtype=NUMPY_TYPES[dtype])
     return numbers, np.array(_repeated(rounded), dtype=NUMPY_TYPES[dtype])
+
+
+class Enumerate(Parameters):
+    """Parameters of enumerate."""
+
+    start: Annotated[int, Field(ge=-(2**31), le=2**31, description="The number of the first element.")] = 0
+
+
+@op(
+    takes=ANYTHING,
+    lists="only",
+    weighted=True,
+    gives="lists of int64",
+    parameters=Enumerate,
+    examples=(
+        example("enumerate", None, pl.List(pl.String()), [["a", "b", None], [], None], [[0, 1, 2], [], None]),
+        example("enumerate", 1, pl.List(pl.Int64()), [[7, 7]], [[1, 2]]),
+    ),
+)
+def enumerate_(x: Value, parameters: Enumerate) -> Value:
+    """The places of a list's elements instead of the elements, as Python's `enumerate` counts them.
+
+    Null elements count; a null list stays null; weights stay beside the places. The papers name the op only.
+    """
+
+    def run(series: pl.Series) -> pl.Series:
+        array = series.rechunk().to_arrow()
+        offsets, absent = array.offsets.to_numpy(), None
+        lengths = np.diff(offsets)
+        if array.null_count:
+            absent = array.is_null().to_numpy(zero_copy_only=False)
+            lengths[absent] = 0
+            offsets = np.concatenate(([0], np.cumsum(lengths)))
+        elif offsets[0]:
+            offsets = offsets - offsets[0]
+        places = np.arange(int(offsets[-1]))
+        np.subtract(places, np.repeat(offsets[:-1] - parameters.start, lengths), out=places)
+        return lists_of(places, offsets, absent=absent)
+
+    dtype = pl.List(pl.Int64())
+    return Value(expr=mapped(x.expr, run, dtype), dtype=dtype, weights=x.weights)
+
+
+class Ngram(Parameters):
+    """Parameters of ngram."""
+
+    n: Annotated[int, Field(ge=1, le=64, description="How many neighbours make one id.")]
+    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+
+
+@op(
+    takes={INTEGER},
+    lists="only",
+    gives="lists of int64",
+    parameters=Ngram,
+    examples=(
+        example(
+            "ngram",
+            {"n": 2, "buckets": 1000},
+            pl.List(pl.Int64()),
+            [[5, 6, 7], [6, 7], [8], [], None],
+            [[684, 308], [308], [], [], None],
+        ),
+    ),
+)
+def ngram(x: Value, parameters: Ngram) -> Value:
+    """The ids of all runs of n neighbours in a list: a list of m ids becomes one of m - n + 1, or an empty one.
+
+    The id of a run is the hash of its n ids in their order, as hashed_cross defines it. A run with a null in it is
+    null; a null list stays null. The papers name the op only.
+    """
+    x = widened_list(x)
+    grams = Value(
+        expr=mapped(x.expr, partial(_ngrams, parameters=parameters), pl.List(pl.Int64())), dtype=pl.List(pl.Int64())
+    )
+    return sliced(grams, 0, 1 - parameters.n) if parameters.n > 1 else grams
+
+
+def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
+    """The hash of each element and the n - 1 behind it, whatever list they are in: the last n - 1 are cut off then."""
+    held = ragged(series)
+    n, count = parameters.n, len(held.values)
+    buffer = pa.allocate_buffer(8 * count)
+    out = np.frombuffer(buffer, np.int64)
+    for start in range(0, count, BLOCK_VALUES):
+        words = scattered(held.values[start : start + BLOCK_VALUES + n - 1])
+        part = out[start : start + BLOCK_VALUES]
+        if len(words) < len(part) + n - 1:  # the last block: what is behind it does not matter
+            words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))
+        runs = [words[place : place + len(part)] for place in range(n)]
+        bucket_crosses(runs, part, parameters.seed, parameters.buckets)
+    flat = pa.Array.from_buffers(pa.int64(), count, [None, buffer])
+    if held.holes is not None:
+        holes = held.holes.copy()
+        for place in range(1, n):
+            holes[:-place] |= held.holes[place:]
+        flat = pa.array(out, mask=holes)
+    mask = None if held.absent is None else pa.array(held.absent)
+    return pl.Series(pa.LargeListArray.from_arrays(pa.array(held.offsets), flat, mask=mask))
+
+
+class GetLocalHour(Parameters):
+    """Parameters of get_local_hour."""
+
+    timezone: Annotated[str, Field(description="A name of the tz database, such as Europe/Zurich.")]
+
+    @field_validator("timezone", mode="after")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            pl.select(pl.lit(0).cast(pl.Datetime("us")).dt.replace_time_zone(name))
+        except pl.exceptions.PolarsError:
+            raise ValueError(
+                f"timezone must be a name of the tz database: got {name!r}, expected such as Europe/Zurich"
+            ) from None
+        return name
+
+
+@op(
+    takes={TIMESTAMP},
+    gives="int64: 0 to 23",
+    parameters=GetLocalHour,
+    examples=(
+        example(
+            "get_local_hour",
+            "Europe/Zurich",
+            pl.Datetime("us"),
+            [datetime(2026, 1, 1, 23, 30), datetime(2026, 7, 1, 23, 30), None],
+            [0, 1, None],
+        ),
+    ),
+)
+def get_local_hour(x: Value, parameters: GetLocalHour) -> Value:
+    """The hour of the day that a clock in a time zone shows, summer time included.
+
+    A timestamp without a zone is UTC; one with a zone is the moment it names. Nulls stay null. The papers name the op
+    only.
+    """
+    dtype = x.dtype
+    zoned = x.expr if isinstance(dtype, pl.Datetime) and dtype.time_zone else x.expr.dt.replace_time_zone("UTC")
+    hour = zoned.dt.convert_time_zone(parameters.timezone).dt.hour()
+    return Value(expr=hour.cast(pl.Int64()), dtype=pl.Int64())
 
 
 class Expr(Parameters):

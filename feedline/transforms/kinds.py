@@ -1,7 +1,8 @@
 """What does a column hold, in the words that ops, errors and documentation share?
 
-Pure; runs wherever features are compiled. A kind is the element (integer, float, string …) and whether a row holds one
-or a list of them; widths (int8, int64), time units and layouts (dictionaries, fixed-size lists) do not matter to it.
+Pure; runs wherever features are compiled. A kind is the element (integer, float, string …) and whether a row holds one,
+a list of them (with a weight each, perhaps) or a vector: a list that is equally long in every row, whose length the
+column's type knows. Widths of numbers (int8, int64), time units and dictionaries do not matter to it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from feedline.expression_types import (
     INTEGER,
     MAP,
     NULL,
+    NUMBERS,
     STRING,
     STRUCT,
     TIME,
     TIMESTAMP,
     inner_type,
+    instance,
     kind,
     spoken,
 )
@@ -32,39 +35,87 @@ from feedline.expression_types import (
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
 TEMPORAL = frozenset({DATE, TIMESTAMP, TIME, DURATION})
+WEIGHTS = pl.List(pl.Float32())
+WEIGHTED_FIELDS = ("id", "weight")  # of the structs in a list that is a weighted list without being told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One of `ELEMENTS` (or the name of a type that no op takes), and whether a row holds a list of them."""
+    """One of `ELEMENTS` (or the name of a type that no op takes), and how many of them a row holds.
+
+    listed: a list. weighted: a list with a weight per element. width: a vector of so many; it is listed, too.
+    """
 
     element: str
     listed: bool = False
+    weighted: bool = False
+    width: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.element} list" if self.listed else self.element
+        if self.width is not None:
+            return f"{self.element} vector of {self.width}"
+        return f"{'weighted ' if self.weighted else ''}{self.element} list" if self.listed else self.element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A column on its way through a chain of ops: the expression so far and the type it has."""
+    """A column on its way through a chain of ops: the expression so far and the type it has.
+
+    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list.
+    """
 
     expr: pl.Expr
     dtype: pl.DataType
+    weights: pl.Expr | None = None
 
     @property
     def kind(self) -> Kind:
         """What it holds."""
-        dtype = _plain_type(self.dtype)
-        return Kind(element=kind(element_type(dtype)), listed=isinstance(dtype, pl.List))
+        plain = self.plain()
+        listed = isinstance(plain.dtype, pl.List)
+        element = kind(element_type(plain.dtype))
+        return Kind(element=element, listed=listed, weighted=plain.weights is not None, width=self.width)
+
+    @property
+    def width(self) -> int | None:
+        """A vector's length, None for anything else."""
+        dtype = self.dtype
+        return dtype.size if isinstance(dtype, pl.Array) and len(dtype.shape) == 1 else None
 
     def plain(self) -> Value:
-        """The same with a fixed-size list as a list and categories as texts."""
+        """The same with a vector as a list, categories as texts and a list of {id, weight} as a weighted list."""
         dtype, expr = self.dtype, self.expr
         if isinstance(dtype, pl.Array) and spoken(dtype) != dtype:
             dtype, expr = spoken(dtype), expr.arr.to_list()
+        if self.weights is None and _is_weighted(dtype):
+            return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
         plain = _plain_type(dtype)
-        return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain)
+        return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
+
+    def as_vector(self, width: int) -> Value:
+        """A list that is `width` long in every row, as a vector."""
+        return Value(expr=self.expr.list.to_array(width), dtype=pl.Array(element_type(self.dtype), width))
+
+
+def weighted_value(expr: pl.Expr, dtype: pl.DataType, ids: str, weights: str) -> Value:
+    """Two fields of a list of structs as a weighted list."""
+    fields = struct_fields(element_type(dtype))
+    field = pl.element().struct.field
+    return Value(
+        expr=expr.list.eval(field(ids)),
+        dtype=pl.List(fields[ids]),
+        weights=expr.list.eval(field(weights).cast(pl.Float32())),
+    )
+
+
+def struct_fields(dtype: pl.DataType) -> dict[str, pl.DataType]:
+    """The fields of a struct by name; none for any other type."""
+    return {field.name: instance(field.dtype) for field in dtype.fields} if isinstance(dtype, pl.Struct) else {}
+
+
+def _is_weighted(dtype: pl.DataType) -> bool:
+    fields = struct_fields(element_type(dtype))
+    return fields.keys() == {*WEIGHTED_FIELDS} and kind(fields[WEIGHTED_FIELDS[1]]) in NUMBERS
 
 
 def element_type(dtype: pl.DataType) -> pl.DataType:

@@ -3,9 +3,10 @@
 Runs in: every process. Pure.
 
 An op is declared once, with the decorator `op` over the function that builds its expression. YAML validation, error
-texts, the JSON Schema of pipeline.yaml and `docs/ops.md` all come from that declaration. An op's function takes a
-`Value` (an expression and its type) and its parameters and returns the next `Value`; an op over elements never sees
-lists: here its expression is put inside `list.eval`.
+texts, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all come from that declaration. An op's
+function takes a `Value` (an expression and its type) and its parameters and returns the next `Value`; an op over
+elements never sees lists: here its expression is put inside `list.eval`, weights stay beside it, and a vector stays
+one. An op over several columns declares its `inputs`, and its function takes a sequence of values.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +23,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feedline.errors import SpecError
-from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT, describe
+from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
@@ -56,21 +57,46 @@ class NoParameters(Parameters):
 
 
 P = TypeVar("P", bound=Parameters)
+V = TypeVar("V")  # a value, or a sequence of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on a column of `dtype`, with the values that come out; run as a test and printed in the docs."""
+    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs."""
 
     call: OpCall
-    dtype: pl.DataType
-    given: tuple[Any, ...]
+    columns: tuple[tuple[pl.DataType, tuple[Any, ...]], ...]
     result: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What an op over several columns takes as one of them; `weighted`: a list may have weights."""
+
+    name: str
+    takes: frozenset[str]
+    lists: Lists
+    weighted: bool = False
+    optional: bool = False
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether a column of that kind may stand here."""
+        listed = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.lists]
+        return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
+
+    @property
+    def taken(self) -> str:
+        """What it takes, in words."""
+        return _taken(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One op as declared. `lists`: its elements are taken one by one, or lists whole, or only lists, or none."""
+    """One op as declared. `lists`: its elements are taken one by one, or lists whole, or only lists, or none.
+
+    weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
+    `repeats`, the last of them may stand any number of times.
+    """
 
     name: str
     version: int
@@ -81,7 +107,10 @@ class Op:
     gives: str
     text: str
     examples: tuple[Example, ...]
-    function: Callable[[Value, Any], Value]
+    function: Callable[[Any, Any], Value]
+    weighted: bool
+    inputs: tuple[Input, ...]
+    repeats: bool
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -100,14 +129,21 @@ class Op:
     @property
     def taken(self) -> str:
         """What the op takes, in words."""
-        if self.takes == ANYTHING:
-            return {"only": "lists", "never": "anything but lists"}.get(self.lists, "anything")
-        numbers = ["numbers"] if self.takes >= NUMBERS else []
-        others = sorted(self.takes - (NUMBERS if numbers else set()), key=ELEMENTS.index)
-        words = _listed([*numbers, *(f"{name} values" if name == "binary" else f"{name}s" for name in others)])
-        if self.lists == "only":
-            return f"lists of {words}"
-        return words if self.lists == "never" else f"{words}, or lists of them"
+        if not self.inputs:
+            return _taken(self.takes, self.lists)
+        words = [f"`{given.name}` ({given.taken}{', optional' if given.optional else ''})" for given in self.inputs]
+        return ", ".join([*words, "…"] if self.repeats else words)
+
+
+def _taken(takes: frozenset[str], lists: Lists) -> str:
+    if takes == ANYTHING:
+        return {"only": "lists", "never": "anything but lists"}.get(lists, "anything")
+    numbers = ["numbers"] if takes >= NUMBERS else []
+    others = sorted(takes - (NUMBERS if numbers else set()), key=ELEMENTS.index)
+    words = in_words([*numbers, *(f"{name} values" if name == "binary" else f"{name}s" for name in others)])
+    if lists == "only":
+        return f"lists of {words}"
+    return words if lists == "never" else f"{words}, or lists of them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +156,58 @@ class BoundOp:
 
     def apply(self, value: Value) -> Value:
         """The next value of the chain. Raises OpError where the op does not take the value's kind."""
-        value = value.plain()
-        kind = value.kind
+        if self.op.inputs:
+            return self.combine([value])
+        kind, value = value.kind, value.plain()
         fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
         if not fits or kind.element not in self.op.takes:
             raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        one_by_one = kind.listed and self.op.lists == "elements"
+        if kind.weighted and not (one_by_one or self.op.weighted):
+            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
+            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
         try:
-            if not (kind.listed and self.op.lists == "elements"):
+            if not one_by_one:
                 return self.op.function(value, self.parameters)
             inner = self.op.function(Value(expr=pl.element(), dtype=element_type(value.dtype)), self.parameters)
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
-        return Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype))
+        result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
+        return result if kind.width is None else result.as_vector(kind.width)
+
+    def combine(self, values: Sequence[Value]) -> Value:
+        """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
+        op = self.op
+        if not op.inputs:
+            names = "column" if len(values) == 1 else f"{len(values)} columns"
+            raise OpError(self.path, f"{op.name} takes one column: got `inputs` of {names}. Put it under `ops`")
+        waiting = [value if value.width is not None else value.plain() for value in values]
+        slots = list(op.inputs)
+        found: list[Value | None] = []
+        while slots:
+            slot = slots.pop(0)
+            kind = waiting[0].kind if waiting else None
+            if kind is not None and slot.fits(kind):
+                found.append(waiting.pop(0))
+                if op.repeats and not slots and waiting:
+                    slots.append(slot)
+            elif slot.optional:
+                found.append(None)
+            else:
+                got = f"got {kind}" if kind is not None else f"got {len(values)} of its inputs"
+                place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.taken}"
+                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{self._shape}]}}")
+        if waiting:
+            took = len(values) - len(waiting)
+            raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
+        try:
+            return op.function(found, self.parameters)
+        except SpecError as error:
+            raise OpError(self.path, f"{op.name}: {error}") from None
+
+    @property
+    def _shape(self) -> str:
+        return ", ".join([given.name for given in self.op.inputs] + (["…"] if self.op.repeats else []))
 
     @property
     def identity(self) -> tuple[str, int, str]:
@@ -141,16 +217,33 @@ class BoundOp:
 
 OPS: dict[str, Op] = {}
 
+# What other systems call it, in lower case and without underscores, and what to do here.
+ELSEWHERE: dict[str, str] = {
+    "clamp": "It is called clip here",
+    "firstx": "It is called first_x here",
+    "sigridhash": "It is called sigrid_hash here",
+    "fillmissing": "It is called fill_null here; `expr: NAME is None` is the indicator",
+    "logop": "It is called log1p here",
+    "differencelag": "A feature is made of one row alone: write the row before into a column when the table is made",
+    "computescore": "Take one of id_overlap_count, has_id_overlap, get_max_count, get_jaccard_similarity, "
+    "get_cosine_similarity, get_score_sum, get_score_min, get_score_max",
+    "sampling": "Rows are sampled by source.sample",
+    "valuecount": "{pad: LENGTH} makes lists equally long",
+}
+
 
 def op(
     *,
-    takes: Iterable[str],
+    takes: Iterable[str] = (),
     gives: str,
     lists: Lists = "elements",
     version: int = 1,
     parameters: type[Parameters] = NoParameters,
     examples: tuple[Example, ...],
-) -> Callable[[Callable[[Value, P], Value]], Callable[[Value, P], Value]]:
+    weighted: bool = False,
+    inputs: tuple[Input, ...] = (),
+    repeats: bool = False,
+) -> Callable[[Callable[[V, P], Value]], Callable[[V, P], Value]]:
     """Declares the decorated function as the op of its name; its docstring is the op's documentation.
 
     Args:
@@ -160,9 +253,12 @@ def op(
         version: to be raised whenever the same call gives other values; part of every fingerprint.
         parameters: the model of its parameters.
         examples: at least one.
+        weighted: the function takes care of the weights that a list may have.
+        inputs: what it takes instead of one column; the function gets a value for each, None for an optional one.
+        repeats: the last of the inputs may stand more than once.
     """
 
-    def declare(function: Callable[[Value, P], Value]) -> Callable[[Value, P], Value]:
+    def declare(function: Callable[[V, P], Value]) -> Callable[[V, P], Value]:
         name = function.__name__.rstrip("_")
         if name in OPS:
             raise AssertionError(f"op {name} is declared twice")
@@ -177,6 +273,9 @@ def op(
             text=inspect.cleandoc(function.__doc__ or ""),
             examples=examples,
             function=function,
+            weighted=weighted,
+            inputs=inputs,
+            repeats=repeats,
         )
         return function
 
@@ -185,16 +284,24 @@ def op(
 
 def example(name: str, arguments: Any, dtype: pl.DataType, given: Iterable[Any], result: Iterable[Any]) -> Example:
     """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
+    return example_of_several(name, arguments, [(dtype, given)], result)
+
+
+def example_of_several(
+    name: str, arguments: Any, columns: Iterable[tuple[pl.DataType, Iterable[Any]]], result: Iterable[Any]
+) -> Example:
+    """The same for an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    return Example(call=call, dtype=dtype, given=tuple(given), result=tuple(result))
+    return Example(call=call, columns=tuple((dtype, tuple(held)) for dtype, held in columns), result=tuple(result))
 
 
 def resolve(call: OpCall) -> BoundOp:
     """The op that a call names, with its parameters checked. Raises OpError."""
     found = OPS.get(call.op)
     if found is None:
-        raise OpError(call.path, unknown("op", call.op, OPS))
+        remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
+        raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -258,130 +365,6 @@ def _remedy(op: Op, kind: Kind) -> str:
     return '. Take one field of it with expr, such as `expr: NAME["field"]`' if kind.element == STRUCT else ""
 
 
-def _listed(words: list[str]) -> str:
+def in_words(words: list[str]) -> str:
+    """`a, b or c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
-
-
-def op_schema() -> dict[str, Any]:
-    """The JSON Schema of one op as it stands in a list of ops: a word, or a map of one key {op: parameters}."""
-    properties: dict[str, Any] = {}
-    for found in OPS.values():
-        if not found.fields:
-            continue
-        schema = found.parameters.model_json_schema()
-        parameters = {
-            name: {
-                **{key: value[key] for key in ("description", "default") if key in value},
-                "anyOf": [_bare_schema(value), _VARIABLE],
-            }
-            for name, value in schema["properties"].items()
-        }
-        mapping = {
-            "type": "object",
-            "properties": parameters,
-            "required": schema.get("required", []),
-            "additionalProperties": False,
-        }
-        first = parameters[found.fields[0]]["anyOf"]
-        others_required = set(schema.get("required", [])) - {found.fields[0]}
-        choices = [mapping] if others_required else [*first, mapping]
-        properties[found.name] = {"description": _summary(found), "anyOf": choices}
-    words = [found.name for found in OPS.values() if found.is_word]
-    calls = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        "minProperties": 1,
-        "maxProperties": 1,
-    }
-    return {"description": "An op: a word, or {op: parameters}.", "anyOf": [{"enum": words}, calls]}
-
-
-def document() -> str:
-    """The text of docs/ops.md: every op with what it takes and gives, its parameters, semantics and examples."""
-    parts = [
-        "# Ops",
-        "Generated from the declarations in `feedline/transforms`; do not edit.",
-        (
-            "An op stands in a feature's list of ops, as a word or as a map of one key, where a bare value is the op's "
-            "first parameter: `price: [{fill_null: 0}, log1p]`, `price: [{clip: {min: 0, max: 1}}]`. Ops are "
-            "applied in order. An op on numbers or strings works on the elements of lists too where it says so; a null "
-            "list stays null, and becomes an empty list in the batch. The version of an op is part of the fingerprint "
-            "of a pipeline's features."
-        ),
-    ]
-    for placement, title in (
-        ("dense", "Dense: normalisation"),
-        ("sparse", "Sparse: ids and lists"),
-        ("generated", "Generated"),
-    ):
-        parts.append(f"## {title}")
-        for found in OPS.values():
-            if found.placement == placement:
-                parts.extend(_section(found))
-    return "\n\n".join(parts) + "\n"
-
-
-def _section(found: Op) -> Iterable[str]:
-    yield f"### {found.name}"
-    yield found.text
-    yield f"Takes {found.taken}; gives {found.gives}. Version {found.version}."
-    if found.fields:
-        lines = ["| parameter | type | default | |", "|---|---|---|---|"]
-        for name, value in found.parameters.model_json_schema()["properties"].items():
-            required = found.parameters.model_fields[name].is_required()
-            default = "required" if required else _flow(value.get("default"))
-            lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
-        yield "\n".join(lines)
-    lines = ["| example | type | values | become |", "|---|---|---|---|"]
-    for shown in found.examples:
-        cells = (_flow(shown.call.written()), describe(shown.dtype), _flow(shown.given), _flow(shown.result))
-        lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
-    yield "\n".join(lines)
-
-
-def _summary(found: Op) -> str:
-    return found.text.partition("\n\n")[0].replace("\n", " ")
-
-
-def _bare_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    bare = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
-    if "anyOf" in bare:  # None is what Python calls a parameter that was left out
-        bare["anyOf"] = [choice for choice in bare["anyOf"] if choice != {"type": "null"}]
-    return bare
-
-
-def _type_words(schema: dict[str, Any]) -> str:
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "anyOf" in schema:
-        words = dict.fromkeys(_type_words(choice) for choice in _bare_schema(schema)["anyOf"])
-        return _listed([word for word in words if not (word == "integer" and "number" in words)])
-    if schema["type"] == "array":
-        return f"list of {_type_words(schema['items'])}"
-    bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if schema.get(key, MAX_INT) != MAX_INT]
-    return " ".join([schema["type"], ", ".join(bounds)]).strip()
-
-
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
-
-
-def _flow(value: object) -> str:
-    """A value as YAML writes it on one line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(str(value), repr(value))
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, bytes):
-        return json.dumps(value.decode("latin-1"))
-    plain = isinstance(value, str) and value.replace("_", "").replace(" ", "").isalnum() and not value[:1].isdigit()
-    return str(value) if plain and value not in ("null", "true", "false") else json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Ops over ids and lists of ids: hash_bucket, modulo, first_x.
+"""Ops over ids and lists of ids: hash_bucket, sigrid_hash, modulo, map_id, first_x, list_slice, id_list_transform.
 
-Built in every process, run on the workers. The hash is defined in `hashing`.
+Built in every process, run on the workers. The hash is defined in `feedline.hashing`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from typing import Annotated
 
 import numpy as np
 import polars as pl
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from feedline.expression_types import BINARY, INTEGER, STRING
-from feedline.hashing import bucket_integers, digest
-from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, list_heads, over_series, over_values
+from feedline.errors import SpecError
+from feedline.expression_types import BINARY, INTEGER, INTEGER_RANGES, STRING
+from feedline.hashing import bucket_integers, digest, sigrid
+from feedline.transforms.arrays import BLOCK_VALUES, Values, over_series, over_values
 from feedline.transforms.dense import widened
 from feedline.transforms.kinds import ANYTHING, Value
+from feedline.transforms.matching import first_of_each
+from feedline.transforms.ragged import Mask, Ragged, filtered, sliced, widened_list
 from feedline.transforms.registry import MAX_INT, Parameters, example, op
 
 
@@ -125,16 +128,178 @@ class FirstX(Parameters):
 @op(
     takes=ANYTHING,
     lists="only",
+    weighted=True,
     gives="the same type",
     parameters=FirstX,
     examples=(example("first_x", 2, pl.List(pl.Int64()), [[5, 6, 7], [8], [], None], [[5, 6], [8], [], None]),),
 )
 def first_x(x: Value, parameters: FirstX) -> Value:
-    """Keeps the first elements of a list: min(count, length) of them. As `firstx` in TorchArrow.
+    """Keeps the first elements of a list: min(count, length) of them, with their weights. As `firstx` in TorchArrow.
 
     Null elements count; a null list stays null.
     """
-    inner = x.dtype.inner if isinstance(x.dtype, pl.List) else None
-    if isinstance(inner, pl.DataType) and inner.is_numeric() and inner in NUMPY_TYPES:
-        return Value(expr=list_heads(x.expr, parameters.count, x.dtype), dtype=x.dtype)
-    return Value(expr=x.expr.list.head(parameters.count), dtype=x.dtype)
+    return sliced(x, 0, parameters.count)
+
+
+class ListSlice(Parameters):
+    """Parameters of list_slice."""
+
+    start: Annotated[
+        int, Field(ge=-MAX_INT, le=MAX_INT, description="The first place kept; negative: from the end.")
+    ] = 0
+    stop: Annotated[
+        int | None, Field(ge=-MAX_INT, le=MAX_INT, description="The first place left out; none: to the end.")
+    ] = None
+
+
+@op(
+    takes=ANYTHING,
+    lists="only",
+    weighted=True,
+    gives="the same type",
+    parameters=ListSlice,
+    examples=(
+        example("list_slice", -2, pl.List(pl.Int64()), [[5, 6, 7], [8], [], None], [[6, 7], [8], [], None]),
+        example("list_slice", {"start": 1, "stop": -1}, pl.List(pl.String()), [["a", "b", "c"], ["d"]], [["b"], []]),
+    ),
+)
+def list_slice(x: Value, parameters: ListSlice) -> Value:
+    """Keeps a run of a list's elements, with their weights: `list[start:stop]` as in Python.
+
+    Null elements count; a null list stays null. As `ListSlice` in NVTabular; what is short stays short (see pad).
+    """
+    return sliced(x, parameters.start, parameters.stop)
+
+
+class SigridHash(Parameters):
+    """Parameters of sigrid_hash."""
+
+    salt: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT, description="Another salt, another hash.")]
+    max_value: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, max_value).")]
+
+
+@op(
+    takes={INTEGER},
+    gives="int64",
+    parameters=SigridHash,
+    examples=(
+        example("sigrid_hash", {"salt": 0, "max_value": 100}, pl.Int64(), [0, 1, 2, 3, None], [6, 60, 54, 54, None]),
+        example(
+            "sigrid_hash",
+            {"salt": 0, "max_value": 100},
+            pl.List(pl.Int64()),
+            [[1], [14, 15, 16], []],
+            [[60], [83, 66, 2], []],
+        ),
+    ),
+)
+def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
+    """Maps ids to [0, max_value) by the hash of TorchArrow's `sigrid_hash`, for models trained on it.
+
+    The hash is folly's `hash_combine(salt, twang_mix64(id))` as a signed number, reduced by a floored modulo. Nulls
+    stay null. Ids of uint64 count as the 64 bits that they are. Where there is a choice, hash_bucket is faster.
+    """
+    x = widened(x)
+
+    def kernel(values: Values, out: Values) -> None:
+        sigrid(values, out, parameters.salt, parameters.max_value)
+
+    return Value(expr=over_values(x.expr, kernel, x.dtype, pl.Int64()), dtype=pl.Int64())
+
+
+class MapId(Parameters):
+    """Parameters of map_id."""
+
+    keys: Annotated[tuple[int, ...] | tuple[str, ...], Field(min_length=1, description="What is looked up; each once.")]
+    values: Annotated[tuple[int, ...], Field(description="What each of the keys becomes.")]
+    default: Annotated[int | None, Field(description="What anything else becomes; none: a null.")] = None
+
+    @model_validator(mode="after")
+    def _paired(self) -> MapId:
+        if len(self.keys) != len(self.values):
+            raise ValueError(
+                f"there must be a value for each key: got {len(self.keys)} keys, {len(self.values)} values"
+            )
+        if len(set(self.keys)) < len(self.keys):
+            twice = next(key for key in self.keys if self.keys.count(key) > 1)
+            raise ValueError(f"keys must differ: got {twice!r} twice")
+        return self
+
+
+@op(
+    takes={INTEGER, STRING},
+    gives="int64",
+    parameters=MapId,
+    examples=(
+        example("map_id", {"keys": [7, 9], "values": [1, 2]}, pl.Int64(), [7, 9, 8, None], [1, 2, None, None]),
+        example(
+            "map_id",
+            {"keys": ["DE", "US"], "values": [1, 2], "default": 0},
+            pl.List(pl.String()),
+            [["US", "FR"], None],
+            [[2, 0], None],
+        ),
+    ),
+)
+def map_id(x: Value, parameters: MapId) -> Value:
+    """Looks ids up in a table that stands in pipeline.yaml.
+
+    What is not among the keys becomes the default, or a null. Nulls stay null. The papers name the op only.
+    """
+    kind = x.kind.element
+    if isinstance(parameters.keys[0], str) is not (kind == STRING):
+        raise SpecError(f"keys must be of the column's type: got {parameters.keys[0]!r}, expected type {kind}")
+    x = widened(x) if kind == INTEGER else x
+    smallest, largest = INTEGER_RANGES.get(type(x.dtype), (0, 0))
+    table: list[tuple[int | str, int]] = list(zip(parameters.keys, parameters.values, strict=True))
+    pairs = [(key, value) for key, value in table if isinstance(key, str) or smallest <= key <= largest]
+    if any(not -MAX_INT <= value <= MAX_INT for value in (*parameters.values, parameters.default or 0)):
+        raise SpecError("values must fit int64")
+    keys = pl.Series([key for key, _ in pairs], dtype=x.dtype)
+    values = pl.Series([value for _, value in pairs], dtype=pl.Int64())
+    found = x.expr.replace_strict(keys, values, default=parameters.default, return_dtype=pl.Int64())
+    if parameters.default is not None:
+        found = pl.when(x.expr.is_not_null()).then(found)
+    return Value(expr=found, dtype=pl.Int64())
+
+
+class IdListTransform(Parameters):
+    """Parameters of id_list_transform."""
+
+    min: Annotated[int | None, Field(description="Smaller ids are left out; none: no lower bound.")] = None
+    max: Annotated[int | None, Field(description="Larger ids are left out; none: no upper bound.")] = None
+    unique: Annotated[bool, Field(description="Whether an id that stood before is left out.")] = False
+
+
+@op(
+    takes={INTEGER},
+    lists="only",
+    weighted=True,
+    gives="lists of int64 (of uint64 where the column is)",
+    parameters=IdListTransform,
+    examples=(
+        example(
+            "id_list_transform", {"min": 1}, pl.List(pl.Int64()), [[3, 0, -1, None, 3], [], None], [[3, 3], [], None]
+        ),
+        example("id_list_transform", {"unique": True}, pl.List(pl.Int32()), [[3, 1, 3, 1, 2]], [[3, 1, 2]]),
+    ),
+)
+def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
+    """Leaves out elements of a list: nulls always, ids outside [min, max], and, if asked, repetitions.
+
+    What is kept keeps its order and its weights. A null list stays null. The papers name the op only; ops over
+    elements, such as modulo or map_id, change the ids themselves.
+    """
+    x = widened_list(x)
+
+    def kept(held: Ragged) -> Mask:
+        mask = np.ones(len(held.values), dtype=np.bool_) if held.holes is None else ~held.holes
+        if parameters.min is not None:
+            mask &= held.values >= parameters.min
+        if parameters.max is not None:
+            mask &= held.values <= parameters.max
+        if parameters.unique:
+            mask[mask] = first_of_each(held.where(mask))
+        return mask
+
+    return filtered(x, kept)

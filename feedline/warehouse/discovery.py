@@ -16,20 +16,26 @@ list of one day's files still has the day as a column.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.faults import explained
+from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.partitions import is_partition, typed_columns
+from feedline.warehouse.retrying import retried
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # as s3fs, adlfs and gcsfs name it
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -37,15 +43,26 @@ _MAGIC = re.compile(r"[*?\[]")
 class Listing:
     """The files of a table, in the table's order.
 
-    `files` has columns path (string, relative to `uri`), bytes (int64) and mtime_ns (int64; -1 where the store has
-    none); `partition` one typed array per Hive key, aligned with it. `ignored` counts the files left out because of
-    their suffix.
+    `files` has columns path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 where the store has
+    none) and, where the store gives one, etag (string); `partition` one typed array per key, aligned with it.
+    `ignored` counts the files left out because of their suffix. `inferred`: keys whose type only the paths' texts
+    decided. `asked`: what the person named, in one text. `schema`: the table's columns, where not its files but a log
+    says what they are (see `declared`).
     """
 
     uri: str
     files: pa.Table
     partition: dict[str, pa.Array]
     ignored: int
+    inferred: frozenset[str] = frozenset()
+    asked: str = ""
+    schema: pa.Schema | None = None
+
+    def picked(self, places: npt.NDArray[np.int64]) -> Listing:
+        """Some of the files."""
+        kept = pa.array(places)
+        partition = {name: column.take(kept) for name, column in self.partition.items()}
+        return replace(self, files=self.files.take(kept).combine_chunks(), partition=partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +76,11 @@ class _Found:
     whole_folder: bool = False
 
 
-def discover(table: str | Sequence[str]) -> Listing:
-    """List a table.
+def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None) -> Listing:
+    """List a table. `partitions`: types of its keys, see `partitions.KEY_TYPES`.
 
     Raises TableNotFoundError where a name does not exist or no Parquet file is found, TableError where a folder may
-    not be read or the names lie on several filesystems.
+    not be read, the names lie on several filesystems, or a partition's value does not fit its type.
     """
     names = [table] if isinstance(table, str) else list(table)
     if not names:
@@ -76,9 +93,12 @@ def discover(table: str | Sequence[str]) -> Listing:
     ignored = sorted({path for entry in found for path in entry.ignored})
     if not infos:
         raise _nothing(shown(first.uri), ignored)
-    root = first.path if len(found) == 1 and found[0].whole_folder else _common_root([entry.anchor for entry in found])
-    uri = ancestor(first.uri, _depth(first.path) - _depth(root))
-    return _listing(uri, root, infos, len(ignored))
+    root = first.path if len(found) == 1 and found[0].whole_folder else common_root([entry.anchor for entry in found])
+    uri = ancestor(first.uri, depth(first.path) - depth(root))
+    listing = listing_of(uri, root, infos, partitions)
+    if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
+        listing = _tagged(listing, first)
+    return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
 
 
 def _refuse_several_stores(uris: list[str]) -> None:
@@ -94,9 +114,9 @@ def _refuse_several_stores(uris: list[str]) -> None:
 def _find(uri: str) -> _Found:
     location = _existing(uri)
     if location is not None:
-        info = location.filesystem.get_file_info(location.path)
+        info = _info(location)
         if info.type == pafs.FileType.File:
-            return _Found(location, _parent(location.path), (info,))
+            return _Found(location, parent(location.path), (info,))
         return _folder(location)
     base, pattern = _split_glob(uri)
     folder = _existing(base) if pattern else None
@@ -110,19 +130,28 @@ def _existing(uri: str) -> Location | None:
     if is_uri(uri) and _MAGIC.search(uri.partition("?")[0]):
         return None
     location = locate(uri)
-    with explained(shown(uri)):
-        info = location.filesystem.get_file_info(location.path)
-    return None if info.type == pafs.FileType.NotFound else location
+    return None if _info(location).type == pafs.FileType.NotFound else location
+
+
+def _info(location: Location) -> pafs.FileInfo:
+    files, name = location.filesystem, shown(location.uri)
+    with explained(name):
+        return retried(lambda: files.get_file_info(location.path), files, name, doing="listed")
 
 
 def _folder(location: Location) -> _Found:
     with explained(shown(location.uri)):
-        infos = location.filesystem.get_file_info(pafs.FileSelector(location.path, recursive=True))
+        infos = listed(location)
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
+    hidden: dict[str, bool] = {}
     for info in infos:
-        relative = _relative(info.path, location.path)
-        if info.type == pafs.FileType.Directory or any(_hidden(segment) for segment in relative.split("/")):
+        if info.type == pafs.FileType.Directory:
+            continue
+        folder = parent(info.path)
+        if folder not in hidden:
+            hidden[folder] = any(_hidden(segment) for segment in _relative(folder, location.path).split("/"))
+        if hidden[folder] or _hidden(info.base_name):
             continue
         if _is_parquet_name(info.base_name):
             files.append(info)
@@ -179,15 +208,18 @@ def _relative(path: str, root: str) -> str:
     return path[len(root) :].lstrip("/") if root else path
 
 
-def _depth(path: str) -> int:
+def depth(path: str) -> int:
+    """How many folders and names a path is made of."""
     return len([segment for segment in path.split("/") if segment])
 
 
-def _parent(path: str) -> str:
+def parent(path: str) -> str:
+    """The folder that a path lies in."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
 
 
-def _common_root(folders: list[str]) -> str:
+def common_root(folders: list[str]) -> str:
+    """The deepest folder that holds all of these, less the `key=value` folders at its end."""
     split = [folder.split("/") for folder in folders]
     shared = split[0]
     for other in split[1:]:
@@ -198,31 +230,62 @@ def _common_root(folders: list[str]) -> str:
     return "/".join(shared) or ("/" if folders[0].startswith("/") else "")
 
 
-def _listing(uri: str, root: str, infos: dict[str, pafs.FileInfo], ignored: int) -> Listing:
-    by_path = {_relative(path, root): info for path, info in infos.items()}
-    paths = sorted(by_path, key=lambda path: path.split("/"))
-    partition = typed_columns(paths)
+def listing_of(
+    uri: str, root: str, infos: Mapping[str, pafs.FileInfo], partitions: Mapping[str, str] | None
+) -> Listing:
+    """Files below a root (its URI, and its path on the filesystem), by their paths there, in the table's order."""
+    start = len(root) + (not root.endswith("/")) if root else 0
+    paths = sorted((path[start:] for path in infos), key=lambda path: path.split("/"))
+    prefix = next(iter(infos))[:start]
+    partition = typed_columns(paths, partitions)
     order = _table_order(len(paths), partition)
-    ordered = [by_path[paths[i]] for i in order]
-    files = pa.table(
-        {
-            "path": pa.array([paths[i] for i in order], pa.string()),
-            "bytes": pa.array([info.size for info in ordered], pa.int64()),
-            "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in ordered], pa.int64()),
-        }
-    )
+    ordered = [infos[prefix + paths[i]] for i in order.tolist()]
+    columns = {
+        "path": pa.array([paths[i] for i in order.tolist()], pa.string()),
+        "bytes": pa.array([info.size for info in ordered], pa.int64()),
+        "mtime_ns": pa.array([-1 if info.mtime_ns is None else info.mtime_ns for info in ordered], pa.int64()),
+    }
     return Listing(
         uri=uri,
-        files=files,
-        partition={name: column.take(pa.array(order, pa.int64())) for name, column in partition.items()},
-        ignored=ignored,
+        files=pa.table(columns),
+        partition={name: column.take(pa.array(order)) for name, column in partition.items()},
+        ignored=0,
+        inferred=frozenset(partition).difference(partitions or ()),
     )
 
 
-def _table_order(files: int, partition: dict[str, pa.Array]) -> list[int]:
+def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.int64]:
     """Positions by typed partition values, nulls last; equal ones stay in path order."""
-    columns: list[list[Any]] = [column.to_pylist() for column in partition.values()]
-    return sorted(range(files), key=lambda i: tuple((column[i] is None, column[i]) for column in columns))
+    ranks = [np.arange(files)]
+    for column in partition.values():
+        coded = column.dictionary_encode()
+        by_value = pc.sort_indices(coded.dictionary).to_numpy()
+        rank = np.empty(len(by_value) + 1, np.int64)
+        rank[by_value] = np.arange(len(by_value))
+        rank[-1] = len(by_value)  # what null's code is made to point at
+        codes = coded.indices.fill_null(len(by_value)).to_numpy()
+        ranks.append(rank[codes])
+    return np.lexsort((ranks[0], *reversed(ranks[1:])))
+
+
+def _tagged(listing: Listing, folder: Location) -> Listing:
+    """With what an fsspec store says beside size and time; pyarrow's own filesystems do not show it."""
+    handler = getattr(folder.filesystem, "handler", None)
+    find = getattr(getattr(handler, "fs", None), "find", None)
+    if find is None:
+        return listing
+    with explained(shown(folder.uri)):
+        details = find(folder.path, detail=True)  # mostly out of fsspec's own cache
+    paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
+    tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]
+    if all(tag is None for tag in tags):
+        return listing
+    return replace(listing, files=listing.files.append_column("etag", pa.array(tags, pa.string())))
+
+
+def _etag(detail: Mapping[str, Any]) -> str | None:
+    found = next((detail[name] for name in _TAGS if detail.get(name)), None)
+    return None if found is None else str(found)
 
 
 def _nothing(where: str, ignored: list[str]) -> TableNotFoundError:

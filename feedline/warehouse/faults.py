@@ -1,13 +1,19 @@
-"""What does it mean: exceptions of pyarrow while a file is opened, parsed or read, told apart.
+"""What does it mean: exceptions of pyarrow and of stores while a file is opened, parsed or read, told apart.
 
 Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer
 as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an errno, and one of an object store as
 `OSError` with the store's name in the text. Damage must never be confused with a permission or a network failure:
 a file may be left out of a plan for the first, never for the second.
+
+`outlook` says whether trying again may help. What a store says by name or status decides: server errors, throttling,
+timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not resolve stay. Where
+nothing is known the failure is final, but for the few shapes that only broken connections have.
 """
 
 from __future__ import annotations
 
+import enum
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,22 +22,115 @@ import pyarrow as pa
 
 from feedline.errors import CorruptFileError, FeedlineError, TableChangedError, TableError, TableNotFoundError
 
-_STORE_FAILURE = re.compile(r"AWS Error|google::cloud|Azure Error|\bcurl\b", re.IGNORECASE)
+_STORE_FAILURE = re.compile(r"AWS Error|google::cloud|Azure Error|\bcurl\b|curlCode", re.IGNORECASE)
 _ENCRYPTED = re.compile(r"decrypt|encrypted", re.IGNORECASE)
+
+# What stores call their failures: AWS by the SDK's names, Google by gRPC's, Azure by its own.
+_NAMED = re.compile(r"AWS Error (\w+)|google::cloud::Status\((\w+)|Azure Error: \[(\w+)\]")
+_STATUS = re.compile(r"HTTP status (-?\d+)|Azure Error: \[\w*\] (\d{3})\b")
+_CURL = re.compile(r"curlCode: (\d+)")
+_THROTTLED = {
+    *("SLOW_DOWN", "THROTTLING", "TOO_MANY_REQUESTS", "BANDWIDTH_LIMIT_EXCEEDED", "REQUEST_LIMIT_EXCEEDED"),
+    *("RESOURCE_EXHAUSTED", "ServerBusy"),
+}
+_TRANSIENT = {
+    *("NETWORK_CONNECTION", "INTERNAL_FAILURE", "SERVICE_UNAVAILABLE", "REQUEST_TIMEOUT", "INTERNAL_ERROR"),
+    *("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "ABORTED"),
+    *("InternalError", "OperationTimedOut", "RequestTimeout"),
+}
+_DENIED = {
+    *("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "EXPIRED_TOKEN"),
+    *("INVALID_CLIENT_TOKEN_ID", "MISSING_AUTHENTICATION_TOKEN", "UNRECOGNIZED_CLIENT", "OPT_IN_REQUIRED"),
+    *("PERMISSION_DENIED", "UNAUTHENTICATED"),
+    *("AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "NoAuthenticationInformation"),
+}
+_ABSENT = {
+    *("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND", "NOT_FOUND"),
+    *("BlobNotFound", "ContainerNotFound", "PathNotFound", "FilesystemNotFound", "ResourceNotFound"),
+}
+# A proxy or host that does not resolve, a URL or certificate that is wrong: no attempt changes that.
+_FINAL_CURL = {1, 3, 5, 6, 51, 53, 54, 58, 59, 60, 66, 77, 82, 83, 90, 91}
+_THROTTLED_STATUS = {429, 503}
+_TRANSIENT_STATUS = {-1, 408, 500, 502, 504}  # -1: the answer could not be parsed
+_TRANSIENT_ERRNO = {
+    *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EAGAIN),
+    *(errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN),
+}
+# What libraries under fsspec raise when a connection breaks; by name, for they are not imported.
+_TRANSIENT_CLASSES = {
+    *("ServerDisconnectedError", "ServerTimeoutError", "ClientPayloadError", "ClientOSError", "ClientConnectionError"),
+    *("IncompleteRead", "RemoteDisconnected", "FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"),
+    *("EndpointConnectionError", "ConnectionClosedError", "ServiceRequestError", "ServiceResponseError"),
+}
+_LONGEST_WORDS = 400  # libhdfs tells every place where it looked for Java
+_URL_OPTIONS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"<>]*)\?[^\s'\"<>]*")
+_URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]*:[^\s'\"<>]*@")
+_SECRET = re.compile(
+    r"((?:X-Amz-(?:Signature|Credential|Security-Token)|signature|sig|\w*token|\w*secret\w*)=)[^&\s'\"<>]+", re.I
+)
+
+
+class Outlook(enum.Enum):
+    """Whether the same request may succeed later, and how eager one may be to send it."""
+
+    FINAL = "final"
+    TRANSIENT = "transient"
+    THROTTLED = "throttled"
+
+
+class ShortBodyError(OSError):
+    """A store answered with fewer bytes than were asked for: the request is to be repeated."""
+
+
+def outlook(error: BaseException) -> Outlook:
+    """What to expect of another attempt."""
+    if isinstance(error, FeedlineError | FileNotFoundError | PermissionError | MemoryError | pa.ArrowCancelled):
+        return Outlook.FINAL
+    if isinstance(error, ShortBodyError | TimeoutError | ConnectionError | EOFError):
+        return Outlook.TRANSIENT
+    text, names = str(error), _names(error)
+    if names & _THROTTLED:
+        return Outlook.THROTTLED
+    if names & (_DENIED | _ABSENT):
+        return Outlook.FINAL
+    if (code := _CURL.search(text)) is not None:
+        return Outlook.FINAL if int(code[1]) in _FINAL_CURL else Outlook.TRANSIENT
+    status = _status(error)
+    if status in _THROTTLED_STATUS:
+        return Outlook.THROTTLED
+    if names & _TRANSIENT or status in _TRANSIENT_STATUS:
+        return Outlook.TRANSIENT
+    passing = isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO
+    return Outlook.TRANSIENT if passing or _classes(error) & _TRANSIENT_CLASSES else Outlook.FINAL
+
+
+def last_words(error: BaseException) -> str:
+    """An error's text in one line, without anything that could be a secret."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = _URL_USER.sub(r"\1", _URL_OPTIONS.sub(r"\1?…", text))
+    text = _SECRET.sub(r"\1…", text)
+    return text if len(text) <= _LONGEST_WORDS else text[:_LONGEST_WORDS] + "…"
 
 
 @contextmanager
-def explained(file: str, *, row_group: int | None = None, listed: bool = False) -> Iterator[None]:
+def explained(
+    file: str, *, row_group: int | None = None, listed: bool = False, fetching: bool = False, doing: str = "read"
+) -> Iterator[None]:
     """Turn what pyarrow raises in the body into an error that names the file, and the row group where one is read.
 
-    `listed`: the file is part of a snapshot, so its absence means that the table changed.
+    `listed`: the file is part of a snapshot, so its absence means that the table changed. `fetching`: the body only
+    moves bytes, so whatever goes wrong is the store's failure, never damage.
     """
     try:
         yield
     except (FeedlineError, pa.ArrowCancelled):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise _meaning(error, place(file, row_group), listed=listed) from error
+        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=fetching) from error
+    except Exception as error:
+        if not fetching:
+            raise
+        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=True) from error
 
 
 def encrypted(where: str) -> TableError:
@@ -44,20 +143,47 @@ def place(file: str, row_group: int | None) -> str:
     return file if row_group is None else f"{file}, row group {row_group}"
 
 
-def _meaning(error: BaseException, where: str, *, listed: bool) -> TableError:
-    text = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, FileNotFoundError):
+def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetching: bool) -> TableError:
+    text = last_words(error)
+    names, status = _names(error), _status(error)
+    if isinstance(error, FileNotFoundError) or names & _ABSENT or status == 404:
         if listed:
             return TableChangedError(f"{where} is gone: it was there when the snapshot was taken. Take a new snapshot")
-        return TableNotFoundError(f"{where} does not exist: expected a Parquet file or a folder of them")
+        detail = "" if isinstance(error, FileNotFoundError) else f" ({text})"
+        return TableNotFoundError(f"{where} does not exist: expected a Parquet file or a folder of them{detail}")
     if isinstance(error, PermissionError):
-        return TableError(f"{where} may not be read: permission denied. Ask for access, or name another place")
+        return TableError(f"{where} may not be {doing}: permission denied. Ask for access, or name another place")
+    if names & _DENIED or status in (401, 403):
+        return TableError(
+            f"{where} may not be {doing}: the store denies it ({text}). Check the credentials and what they may do"
+        )
     if isinstance(error, MemoryError):
         return TableError(f"{where} asks for more memory than there is: {text}")
     if isinstance(error, NotImplementedError):
         return TableError(f"{where} holds what pyarrow cannot read: {text}")
-    if _ENCRYPTED.search(text):
+    if _ENCRYPTED.search(text) and not fetching:
         return encrypted(where)
-    if isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text)):
-        return TableError(f"{where} could not be read: {text}")
+    if fetching or (isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text))):
+        return TableError(f"{where} could not be {doing}: {text}")
     return CorruptFileError(f"{where} is not valid Parquet: {text}. Restore or rewrite the file")
+
+
+def _names(error: BaseException) -> set[str]:
+    """What the store calls the failure."""
+    return {name for found in _NAMED.findall(str(error)) for name in found if name}
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status: in the text of pyarrow's errors, an attribute in those of the libraries under fsspec."""
+    if (found := _STATUS.search(str(error))) is not None:
+        return int(found[1] or found[2])
+    for owner in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            value = getattr(owner, name, None)
+            if isinstance(value, int | str) and str(value).isdigit():
+                return int(value)
+    return None
+
+
+def _classes(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}

@@ -38,11 +38,6 @@ class _Entries:
     words: list[Key]
 
 
-def flattened_name(column: str, key: Key) -> str:
-    """The top-level column that holds the values of one key of a map column: `features_map.price`, `weights.7`."""
-    return f"{column}.{key}"
-
-
 def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
     """Raise TableError for a column that cannot be flattened: no map, or one with keys of another kind than words."""
     for name in names:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,15 +24,18 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, TableError
+from feedline.errors import CorruptFileError, TableChangedError, TableError
 from feedline.warehouse.faults import encrypted, explained
+from feedline.warehouse.fetching import read_range
 from feedline.warehouse.footer_structure import PHYSICAL_NAMES, MalformedError, Structure, structure_of
+from feedline.warehouse.retrying import is_local, retried
 from feedline.warehouse.schemas import decoded, leaves
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
+_FIELD_ID = b"PARQUET:field_id"
 _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
 
 
@@ -73,8 +77,7 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
     Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both with `name` in them.
     """
     with explained(name):
-        with filesystem.open_input_file(path) as source:
-            tail = _tail(source, size, name)
+        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
         with opened(pa.BufferReader(tail)) as parquet:
             return _facts(parquet, tail, name)
 
@@ -84,16 +87,24 @@ def footer_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def opened(source: Any, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """A Parquet file with the settings that every reader of Feedline must share.
+def opened(
+    source: Any,
+    metadata: pq.FileMetaData | None = None,
+    *,
+    pre_buffer: bool = True,
+    dictionaries: Sequence[str] = (),
+) -> pq.ParquetFile:
+    """A Parquet file with the settings that every reader of Feedline must share; `pre_buffer` where reading costs.
 
     INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
-    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified.
+    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
+    paths of the Parquet columns of strings that are read as dictionaries.
     """
     return pq.ParquetFile(
         source,
         metadata=metadata,
-        pre_buffer=True,
+        read_dictionary=list(dictionaries) or None,
+        pre_buffer=pre_buffer,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
         arrow_extensions_enabled=False,
@@ -120,6 +131,11 @@ class _ParsedFooters:
                 self._kept.popitem(last=False)
         return metadata
 
+    def known(self, digest: bytes) -> pq.FileMetaData | None:
+        """The footer of that digest, if it is still kept."""
+        with self._lock:
+            return self._kept.get(digest)
+
 
 parsed_footers = _ParsedFooters()
 
@@ -137,11 +153,22 @@ def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
     return places
 
 
-def _tail(source: pa.NativeFile, size: int, name: str) -> bytes:
+def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> bytes:
+    with filesystem.open_input_file(path) as source:
+        if is_local(filesystem):
+            return _tail(source.read_at, size, name)
+        if (found := source.size()) != size:
+            raise TableChangedError(
+                f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again"
+            )
+        return _tail(lambda count, start: read_range(source, start, count), size, name)
+
+
+def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
     if size < _TRAILER_BYTES + 4:
         raise CorruptFileError(f"{name} is not Parquet: got {size} bytes, expected at least 12. Restore or delete it")
     guess = min(size, _GUESS_BYTES)
-    tail: bytes = source.read_at(guess, size - guess)
+    tail = read(guess, size - guess)
     magic = tail[-4:]
     if magic == b"PARE":
         raise encrypted(name)
@@ -155,7 +182,7 @@ def _tail(source: pa.NativeFile, size: int, name: str) -> bytes:
             f"{name} has a corrupt footer: got a length of {wanted - _TRAILER_BYTES} bytes in a file of {size}. "
             "Restore or delete it"
         )
-    return tail[-wanted:] if wanted <= guess else source.read_at(wanted, size - wanted)
+    return tail[-wanted:] if wanted <= guess else read(wanted, size - wanted)
 
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
@@ -175,7 +202,18 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
         _column(structure, place, decoded(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
-    return FileFacts(footer_digest(tail), len(tail), schema, structure.rows, columns)
+    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
+    numbers of fields."""
+
+    def number(field: pa.Field) -> dict[bytes, bytes] | None:
+        found = (field.metadata or {}).get(_FIELD_ID)
+        return None if found is None else {_FIELD_ID: found}
+
+    return pa.schema([field.with_metadata(number(field)) for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:

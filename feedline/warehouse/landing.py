@@ -196,14 +196,16 @@ def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
     )
 
 
-def refuse_overlap(source: str, target: str) -> None:
-    """Raise TableError where one of two places lies inside the other, or both are one; of a glob its folder counts."""
-    pairs = [_real(absolute(source)), _real(absolute(target))]
-    if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pairs, pairs[::-1])):
-        raise TableError(
-            f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
-            "the other. Name another target"
-        )
+def refuse_overlap(sources: Sequence[str], target: str) -> None:
+    """Raise TableError where a source lies inside the target or around it; of a glob its folder counts."""
+    place = _real(absolute(target))
+    for source in sources:
+        pair = _real(absolute(source)), place
+        if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
+            raise TableError(
+                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
+                "the other. Name another target"
+            )
 
 
 def partition_folder(path: str) -> str:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.errors import FeedlineError
+from feedline.projection import flattened_name
 from feedline.resources import available_cores, available_memory_bytes
 from feedline.warehouse.encodings import Choice, Goal, choose
-from feedline.warehouse.flattening import flattened_name
 from feedline.warehouse.footprint import Footprint, footprint
 from feedline.warehouse.landing import Landed, Target, finished, refuse_overlap
 from feedline.warehouse.recipes import Settings, check, recipe_for
@@ -89,8 +89,7 @@ def optimize(
     run = map or _in_threads(threads)
     tell = say or (lambda _: None)
     check(snapshot, settings, projection)
-    for name in source or [snapshot.uri]:
-        refuse_overlap(name, target)
+    refuse_overlap(source or [snapshot.uri], target)
     place = Target(target)
     landed = place.landed()
     place.clean()
@@ -110,16 +109,13 @@ def optimize(
             place.clean()
             raise
     written = time.perf_counter()
-    gone = sorted(set(landed) - {one.folder for one in partitions})
-    for folder in gone:
-        place.take_away(folder)
-    place.clean()
+    gone = _taken_away(place, landed, partitions)
     return Report(
         source=snapshot.uri,
         target=place.uri,
         written=len(pending),
         finished=len(partitions) - len(pending),
-        taken_away=len(gone),
+        taken_away=gone,
         columns=tuple(recipe.target.names),
         non_null=tuple(field.name for field in recipe.target if not field.nullable),
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
@@ -130,6 +126,15 @@ def optimize(
         measuring_s=measured - began,
         writing_s=written - measured,
     )
+
+
+def _taken_away(place: Target, landed: dict[str, list[Landed]], partitions: Sequence[Partition]) -> int:
+    """Delete the partitions that the source no longer has, and the hidden folder; returns how many."""
+    gone = sorted(set(landed) - {one.folder for one in partitions})
+    for folder in gone:
+        place.take_away(folder)
+    place.clean()
+    return len(gone)
 
 
 def _is_finished(partition: Partition, landed: dict[str, list[Landed]], recipe: Recipe) -> bool:

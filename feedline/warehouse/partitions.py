@@ -2,7 +2,9 @@
 
 Pure. A folder `key=value` below the table's root gives its files the column `key`. Keys and values are
 percent-decoded; `__HIVE_DEFAULT_PARTITION__` is null, and so is a key that some other file's path has and this one's
-has not. The type of a key is decided once, from every value the table has:
+has not. The type of a key is the one that the pipeline names (`declared`); else, where the files hold the key as a
+column too, that column's (`refined`: the snapshot knows it), if all values fit; else it is inferred from every value
+the table has:
 
 - int64 if each is a whole number that fits, zero-padded ones (`month=01`) included, as Spark and pyarrow have it;
 - date32 if each is an ISO date (`ds=2026-01-31`);
@@ -13,10 +15,12 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from feedline.errors import TableError
 
@@ -46,8 +50,13 @@ def keys_of(path: str) -> dict[str, str | None]:
     return keys
 
 
-def typed_columns(paths: Sequence[str]) -> dict[str, pa.Array]:
-    """One typed column per key, one value per path; keys in the order in which the paths first show them."""
+def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = None) -> dict[str, pa.Array]:
+    """One typed column per key, one value per path; keys in the order in which the paths first show them.
+
+    `declared`: types of keys, by the names of `KEY_TYPES`. Raises TableError where a value does not fit (naming path
+    and value), or where no path has a key that a type is declared for.
+    """
+    declared = declared or {}
     folders: dict[str, dict[str, str | None]] = {}
     per_path: list[dict[str, str | None]] = []
     for path in paths:
@@ -56,7 +65,69 @@ def typed_columns(paths: Sequence[str]) -> dict[str, pa.Array]:
             folders[folder] = keys_of(path)
         per_path.append(folders[folder])
     names = dict.fromkeys(name for keys in folders.values() for name in keys)
-    return {name: _typed([keys.get(name) for keys in per_path]) for name in names}
+    unknown = [name for name in declared if name not in names]
+    if unknown:
+        raise TableError(
+            f"partition key {unknown[0]!r} is declared but not in the table: got keys {', '.join(names) or 'none'}. "
+            "Correct `partitions`"
+        )
+    texts = {name: [keys.get(name) for keys in per_path] for name in names}
+    return {
+        name: _declared(name, column, paths, declared[name]) if name in declared else _typed(column)
+        for name, column in texts.items()
+    }
+
+
+def refined(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]) -> pa.Array:
+    """An inferred key in the type that a column of its name has in the files; unchanged where a value does not fit."""
+    if pat.is_string(kind) or pat.is_large_string(kind):
+        return typed_columns(paths, {name: "string"})[name].cast(kind)  # as the path spells it, leading zeros included
+    try:
+        found = column.cast(kind)
+        return found if found.cast(column.type).equals(column) else column
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return column
+
+
+def _declared(name: str, texts: Sequence[str | None], paths: Sequence[str], kind: str) -> pa.Array:
+    parse, arrow = KEY_TYPES[kind]
+    values: dict[str | None, Any] = {None: None}
+    for text, path in zip(texts, paths, strict=True):
+        if text is None or text in values:
+            continue
+        value = parse(text)
+        if value is None:
+            raise TableError(
+                f"partition key {name!r} does not fit its declared type: got {text!r} in {path}, expected {kind}. "
+                "Correct `partitions`, or rename the folder"
+            )
+        values[text] = value
+    return pa.array([values[text] for text in texts], arrow)
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if _INTEGER.match(text) and int(text) in _INT64 else None
+
+
+def _date(text: str) -> datetime.date | None:
+    return datetime.date.fromisoformat(text) if _is_date(text) else None
+
+
+def _timestamp(text: str) -> datetime.datetime | None:
+    """ISO 8601 without an offset; a date alone is its midnight."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is not None else moment
+
+
+KEY_TYPES: dict[str, tuple[Callable[[str], Any], pa.DataType]] = {
+    "int": (_integer, pa.int64()),
+    "date": (_date, pa.date32()),
+    "string": (str, pa.string()),
+    "timestamp": (_timestamp, pa.timestamp("us")),
+}
 
 
 def _decoded(text: str) -> str:

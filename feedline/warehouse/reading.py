@@ -1,10 +1,10 @@
 """How the rows of one split become frames: the hot path.
 
 Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
-for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, its
-size, time and footer digest are compared with the snapshot's, and each row group is read by pyarrow in chunks of about
-`chunk_rows`: only the columns asked for (and the filter's, where the row group is not taken whole), coalesced
-(`pre_buffer`), without Arrow's own threads. Polars filters, and never reads.
+for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, after a
+check that it is the snapshot's (`opening`), and each row group is read by pyarrow in chunks of about `chunk_rows`: only
+the columns and parts of columns asked for (and the filter's, where the row group is not taken whole; see `parts`), in
+few requests, without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
 its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
@@ -14,24 +14,26 @@ that name file and row group.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError
+from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
+from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
-from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.locations import join, locate, shown
-from feedline.warehouse.schemas import children, conformed, is_unchecked
+from feedline.warehouse.masks import unpacked
+from feedline.warehouse.opening import OpenFile, Seen, unchanged
+from feedline.warehouse.parts import FileColumns, part_bytes
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.schemas import children
+from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
 
@@ -46,8 +48,10 @@ class Fragment:
     """The row groups of one file that one task reads.
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED.
-    `partition`: the file's keys and typed values.
+    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
+    `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
+    and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (`masks`), or None
+    for none of them; empty where none of any.
     """
 
     table: str
@@ -59,11 +63,28 @@ class Fragment:
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
+    proven: tuple[int, ...] = ()
+    excluded: tuple[_Digest | None, ...] = ()
 
     @property
     def uri(self) -> str:
         """The file, as messages name it."""
         return join(shown(self.table), self.path)
+
+    def proven_of(self, position: int) -> int:
+        """What statistics say of one of its row groups."""
+        return self.proven[position] if self.proven else 0
+
+    @property
+    def seen(self) -> Seen:
+        """The file as the snapshot saw it."""
+        return Seen(
+            uri=self.uri,
+            size_bytes=self.bytes,
+            mtime_ns=self.mtime_ns,
+            footer_digest=self.footer_digest,
+            footer_bytes=self.footer_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +97,43 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment."""
+class Batch:
+    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
+
+    `first_row`: index of the first of them in the file, where there is a sample (else 0); `sieve`: what decides which
+    of them stay.
+    """
 
     position: int
     data: pa.RecordBatch
-    filtered: bool
+    first_row: int
+    sieve: Sieve
 
 
 def fragment_of(
-    snapshot: Snapshot, splits: Splits, selection_rows: npt.NDArray[np.int64], split_index: int
+    snapshot: Snapshot,
+    splits: Splits,
+    selection_rows: npt.NDArray[np.int64],
+    split_index: int,
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
     """The order to read one split: its row groups that keep rows (`selection_rows`: rows kept per row group)."""
     first, stop = int(splits.first_row_group[split_index]), int(splits.stop_row_group[split_index])
-    return fragment_at(snapshot, int(splits.file[split_index]), np.arange(first, stop), selection_rows[first:stop])
+    file, row_groups = int(splits.file[split_index]), np.arange(first, stop)
+    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proven)
 
 
 def fragment_at(
-    snapshot: Snapshot, file: int, row_groups: npt.NDArray[np.int64], expected: npt.NDArray[np.int64]
+    snapshot: Snapshot,
+    file: int,
+    row_groups: npt.NDArray[np.int64],
+    expected: npt.NDArray[np.int64],
+    proven: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
-    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out."""
+    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out.
+
+    `proven`: what statistics say of every row group of the table, see `Fragment`.
+    """
     kept = np.flatnonzero(expected)
     facts = snapshot.files
     places = snapshot.row_group_in_file[row_groups[kept]]
@@ -109,6 +147,7 @@ def fragment_at(
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[kept].tolist()),
         partition=snapshot.partition_of(file),
+        proven=() if proven is None else tuple(proven[row_groups[kept]].tolist()),
     )
 
 
@@ -118,21 +157,26 @@ def read_fragment(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """The kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
+
+    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold.
 
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
     """
     _refuse_foreign(schema, columns)
     counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
-        frame, position = _frame(batch.data), batch.position
-        if batch.filtered and where is not None:
-            frame = frame.lazy().filter(where.polars).select(columns).collect(engine="in-memory")
+    sieve = _sieve(where, sample, columns)
+    for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
+        frame, position = _kept_frame(batch, columns, fragment.path), batch.position
         del batch
+        first = counts[position]
         counts[position] += frame.height
+        if fragment.excluded and fragment.excluded[position] is not None:
+            frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
             held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
             del frame
@@ -145,76 +189,72 @@ def read_arrow(
     where: BoundExpression | None,
     schema: pa.Schema,
     *,
+    sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> pa.Table:
     """The kept rows of a fragment as one Arrow table of `columns`; errors as `read_fragment`, but any Arrow type."""
     counts = [0] * len(fragment.row_groups)
     kept = []
-    for batch in _batches(fragment, columns, where, schema, chunk_rows, counts):
+    for batch in batches(
+        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
+    ):
         data = batch.data
-        if batch.filtered and where is not None:
-            data = data.filter(_mask(data, where).to_arrow()).select(list(columns))
+        if not batch.sieve.idle:
+            sifted = batch.sieve.sift(data, fragment.path, batch.first_row)
+            data = data.select(list(columns))
+            if batch.sieve.weigh:
+                index = data.schema.get_field_index(SAMPLE_WEIGHT)
+                data = data.set_column(index, data.schema.field(index), pa.array(sifted.weights))
+            if sifted.stays is not None:
+                data = data.filter(pa.array(sifted.stays))
         counts[batch.position] += data.num_rows
         kept.append(data)
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
 
 
-def count_fragment(fragment: Fragment, where: BoundExpression, schema: pa.Schema) -> tuple[int, ...]:
-    """How many rows of each row group the filter keeps, reading the filter's columns only (it must read one)."""
-    counts = [0] * len(fragment.row_groups)
-    for batch in _batches(fragment, sorted(where.columns), where, schema, CHUNK_ROWS, counts):
-        counts[batch.position] += int(_mask(batch.data, where).sum())
-    return tuple(counts)
+def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    for _ in batches(fragment, columns, Sieve(), schema, counts=[0] * len(fragment.row_groups)):
+        pass
 
 
-def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
-    """Compressed bytes of these columns' chunks in these row groups (indices in the table; None for all).
-
-    Partition columns cost nothing. Raises TableError for a column that the table has not.
-    """
-    total = 0
-    for name in columns:
-        field_of(snapshot.schema, name)
-        if name not in snapshot.partition_columns:
-            sizes = snapshot.column_facts(name).field("bytes").to_numpy()
-            total += int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
-    return total
-
-
-def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column; raises TableError, naming the nearest one, where there is none of that name."""
-    index = schema.get_field_index(name)
-    if index >= 0:
-        return schema.field(index)
-    near = difflib.get_close_matches(name, schema.names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
-    raise TableError(f"column {name!r} is not in the table. {hint}")
-
-
-def _batches(
+def batches(
     fragment: Fragment,
     columns: Sequence[str],
-    where: BoundExpression | None,
+    sieve: Sieve,
     schema: pa.Schema,
-    chunk_rows: int,
+    *,
+    chunk_rows: int = CHUNK_ROWS,
     counts: Sequence[int],
-) -> Iterator[_Batch]:
-    """Decode the fragment's row groups; `counts` is where the caller adds up what it kept, checked group by group."""
-    if not columns:
-        raise DataError("list of columns is empty: expected at least one column to read")
-    extra = () if where is None else tuple(sorted(where.columns.difference(columns)))
-    if where is not None:
-        _refuse_foreign(schema, where.columns)
-    with _unchanged(fragment) as parquet:
-        leaves = column_leaves(parquet.schema_arrow, parquet.metadata.num_columns, fragment.uri)
-        stored = dict(zip(parquet.schema_arrow.names, leaves, strict=True))
+    skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
+) -> Iterator[Batch]:
+    """Decode the fragment's row groups: `columns`, and what is needed to sift them.
+
+    `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
+    fragment's row groups (their positions) need not be read.
+    """
+    _refuse_foreign(schema, sieve.parts)
+    location = locate(fragment.table)
+    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+        names = (*columns, *sieve.parts)
+        if not all(has_column(schema, name) for name in names):
+            whole = _columns_of(file, fragment, schema, names)
+            file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
+        skipped = skip(file)
+        starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
+        needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
-            rows, expected = parquet.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            filtered = where is not None and expected != rows
-            names = [*columns, *extra] if filtered else columns
-            fields = [field_of(schema, name) for name in names]
-            for data in _decoded(parquet, stored, fragment, row_group, fields, chunk_rows):
-                held = [_Batch(position, data, filtered)]
+            if position in skipped:
+                continue
+            rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
+            here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
+            names = (*columns, *sorted(here.parts.difference(columns)))
+            if names not in needed:
+                needed[names] = _columns_of(file, fragment, schema, names)
+            first_row = 0 if starts is None else starts[row_group]
+            for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
+                held = [Batch(position, data, first_row, here)]
+                first_row += data.num_rows
                 del data
                 yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
@@ -224,21 +264,52 @@ def _batches(
                 )
 
 
+def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
+    """Compressed bytes of these columns' and parts' chunks in these row groups (indices in the table; None for all).
+
+    Partition columns cost nothing; see `part_bytes`. Raises TableError for a column that the table has not.
+    """
+    for name in columns:
+        field_of(snapshot.schema, name)
+    sizes = part_bytes(snapshot, columns)
+    return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
+
+
+def field_of(schema: pa.Schema, name: str) -> pa.Field:
+    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
+    index = schema.get_field_index(name)
+    if index >= 0:
+        return schema.field(index)
+    part = part_of(name)
+    if part is not None:
+        try:
+            return part_field(schema, part).with_name(name)
+        except PartError as error:
+            raise TableError(f"{error}. Name a column, or one with a key that it has") from None
+    near = difflib.get_close_matches(name, schema.names, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
+    raise TableError(f"column {name!r} is not in the table. {hint}")
+
+
+def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:
+    if not columns:
+        raise DataError("list of columns is empty: expected at least one column to read")
+    return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
+
+
+def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
+    """How these columns and parts are made of what the file holds."""
+    fields = [field_of(schema, name) for name in names]
+    return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
+
+
 def _decoded(
-    parquet: pq.ParquetFile,
-    stored: Mapping[str, range],
-    fragment: Fragment,
-    row_group: int,
-    fields: Sequence[pa.Field],
-    chunk_rows: int,
+    file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """One row group in chunks, each with exactly `fields`: stored columns, the partition's constants, or nulls."""
-    keys = dict(fragment.partition)
-    wanted = {field.name for field in fields if field.name in stored and field.name not in keys}
-    indices = [leaf for field in fields if field.name in wanted for leaf in stored[field.name]]
-    batches = parquet.reader.iter_batches(chunk_rows, row_groups=[row_group], column_indices=indices, use_threads=False)
-    rows = parquet.metadata.row_group(row_group).num_rows
-    schema = pa.schema(fields)
+    """One row group in chunks, each with exactly the fields of `columns`."""
+    group = file.metadata.row_group(row_group)
+    batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
+    rows = group.num_rows
     left = rows
     while True:
         with explained(fragment.uri, row_group=row_group, listed=True):
@@ -246,16 +317,8 @@ def _decoded(
         if batch is None:
             break
         left -= batch.num_rows
-        arrays = []
-        for field in fields:
-            if field.name in keys:
-                arrays.append(pa.repeat(pa.scalar(keys[field.name], field.type), batch.num_rows))
-            elif field.name in wanted:
-                arrays.append(_conformed(batch.column(field.name), field, fragment, row_group))
-            else:
-                arrays.append(pa.nulls(batch.num_rows, field.type))
-        held = [pa.RecordBatch.from_arrays(arrays, schema=schema)]
-        del batch, arrays
+        held = [columns.batch(batch, fragment.uri, row_group)]
+        del batch
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
@@ -264,81 +327,23 @@ def _decoded(
         )
 
 
-def _conformed(array: pa.Array, field: pa.Field, fragment: Fragment, row_group: int) -> pa.Array:
-    """A stored column in the table's type, after the checks that pyarrow's reader leaves out."""
-    where = place(fragment.uri, row_group)
-    if is_unchecked(array.type):
-        try:
-            array.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-            raise CorruptFileError(
-                f"column {field.name!r} of {where} is not valid Parquet: {error}. Restore or rewrite the file"
-            ) from error
-    try:
-        return conformed(array, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"column {field.name!r} of {where} does not fit the table's type: "
-            f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
-        ) from error
-
-
-@contextmanager
-def _unchanged(fragment: Fragment) -> Iterator[pq.ParquetFile]:
-    """The fragment's file, open, after a check that it is the one of the snapshot."""
-    location = locate(fragment.table)
-    path = join(location.path, fragment.path)
-    with explained(fragment.uri, listed=True):
-        info = location.filesystem.get_file_info(path)
-        if info.type != pafs.FileType.NotFound:
-            _compare(fragment, info)
-        source = location.filesystem.open_input_file(path)
-    with source:
-        with explained(fragment.uri, listed=True):
-            start = fragment.bytes - fragment.footer_bytes
-            tail = source.read_at(fragment.footer_bytes, start)
-            if footer_digest(tail) != fragment.footer_digest:
-                raise TableChangedError(
-                    f"{fragment.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-                    "same size and time. Take a new snapshot"
-                )
-            parquet = opened(source, parsed_footers.get(fragment.footer_digest, tail))
-        try:
-            yield parquet
-        finally:
-            parquet.close(force=True)
-
-
-def _compare(fragment: Fragment, info: pafs.FileInfo) -> None:
-    mtime_ns = -1 if info.mtime_ns is None else info.mtime_ns
-    if info.size != fragment.bytes or not _same_time(mtime_ns, fragment.mtime_ns):
-        raise TableChangedError(
-            f"{fragment.uri} changed after the snapshot was taken: got {info.size} bytes of {_time(mtime_ns)}, "
-            f"expected {fragment.bytes} bytes of {_time(fragment.mtime_ns)}. Take a new snapshot"
-        )
-
-
-def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
-    (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
-    return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
-
-
-def _time(mtime_ns: int) -> str:
-    if mtime_ns < 0:
-        return "unknown time"
-    return str(np.datetime64(mtime_ns, "ns"))
-
-
 def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     frame: pl.DataFrame = pl.from_arrow(data)  # type: ignore[assignment]
     return frame
 
 
-def _mask(data: pa.RecordBatch, where: BoundExpression) -> pl.Series:
-    """Which rows the filter keeps; null for those it cannot tell, which are dropped as well."""
-    columns = [name for name in data.schema.names if name in where.columns]
-    return _frame(data.select(columns)).select(where.polars).to_series()
+def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame:
+    """A chunk's kept rows, with exactly `columns`."""
+    frame, sieve = _frame(batch.data), batch.sieve
+    if sieve.idle:
+        return frame
+    if sieve.sample is None and not sieve.weigh and sieve.where is not None:
+        return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
+    sifted = sieve.sift(batch.data, path, batch.first_row)
+    if sieve.weigh:
+        frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))
+    frame = frame.select(columns)
+    return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
 
 
 def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

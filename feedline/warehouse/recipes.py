@@ -15,9 +15,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from feedline.errors import TableError
+from feedline.projection import flattened_name
 from feedline.warehouse.clustering import refuse_keys
 from feedline.warehouse.encodings import GOALS, Goal
-from feedline.warehouse.flattening import Key, flattened_name, keys_worth, refuse_maps
+from feedline.warehouse.flattening import Key, keys_worth, refuse_maps
 from feedline.warehouse.rewriting import Recipe
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.survey import Survey, survey, without_nulls

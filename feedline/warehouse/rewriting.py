@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.errors import DataError
+from feedline.projection import flattened_name
 from feedline.warehouse.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
-from feedline.warehouse.flattening import Key, flatten, flattened_name
+from feedline.warehouse.flattening import Key, flatten
 from feedline.warehouse.landing import Target, room_for
 from feedline.warehouse.reading import Fragment, read_arrow
 from feedline.warehouse.survey import fragment_of_group, places_with_nulls, places_without_nulls

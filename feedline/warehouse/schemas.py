@@ -10,11 +10,16 @@ maps too; anything else is a changed kind of value and an error that names the c
     list, large_list            large_list          fixed-size list, any list   list or large_list
     timestamps of two units     the finer unit      timestamps of two zones     UTC (the instants are the same)
     structs                     union of fields     a column a file lacks       null in that file's rows
+
+Where a person declares a column's type (`SchemaRules`), it is that one, and what the files hold has to widen into it
+(`widens`): by the rules above, from integers into floats that hold them all, and between the two widths of offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -25,18 +30,42 @@ _UNITS = ("s", "ms", "us", "ns")
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
+_MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRules:
+    """What a person says about the union of a table's files: `source.schema` of pipeline.yaml.
+
+    `missing_error`: a column in use has to be in every file. `extra_error`: files have no column but `columns`.
+    `columns`: types that what files hold has to widen into without loss.
+    """
+
+    missing_error: bool = False
+    extra_error: bool = False
+    columns: Mapping[str, pa.DataType] = dataclasses.field(default_factory=dict)
 
 
 class KindChangedError(Exception):
     """Two types that no rule reconciles; internal: `union` turns it into a TableError with names."""
 
 
-def union(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+def union(
+    schemas: Iterable[tuple[str, pa.Schema]], rules: SchemaRules | None = None, keys: Collection[str] = ()
+) -> pa.Schema:
     """The schema of a table from (file, schema) pairs; columns in the order in which files first show them.
 
-    A field is nullable if it is so in some file or missing from one. Raises TableError where a file names a column
-    twice or a column changed its kind, naming the column and two files.
+    A field is nullable if it is so in some file or missing from one. Declared columns have their declared type and
+    are nullable; those that no file has come last. `keys`: partition keys, which no rule is about.
+
+    Raises TableError where a file names a column twice, has one that the rules do not expect, or holds a type that
+    does not widen into the declared one, and where a column changed its kind, naming the column and two files.
     """
+    rules = rules or SchemaRules()
+    declared = rules.columns
+    both = [name for name in declared if name in keys]
+    if both:
+        raise TableError(f"column {both[0]!r} is a partition key: declare its type among `partitions`")
     fields: dict[str, pa.Field] = {}
     origin: dict[str, str] = {}
     seen: list[set[str]] = []
@@ -48,21 +77,71 @@ def union(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         seen.append(names)
         for field in schema:
             known = fields.get(field.name)
-            if known is None:
+            if field.name in declared:
+                fields[field.name] = _declared(field, declared[field.name], file)
+            elif rules.extra_error and field.name not in keys:
+                raise TableError(
+                    f"column {field.name!r} of {file} is not expected: `columns` names {', '.join(declared)}. "
+                    "Add it there, or write `extra: ignore`"
+                )
+            elif known is None:
                 fields[field.name] = field.with_type(decoded(field.type)).remove_metadata()
                 origin[field.name] = file
             elif known.type != field.type or known.nullable != field.nullable:
                 fields[field.name] = _merged(known, field, origin[field.name], file)
+    fields |= {name: pa.field(name, kind) for name, kind in declared.items() if name not in fields}
     return pa.schema(
         [field if all(name in names for names in seen) else field.with_nullable(True) for name, field in fields.items()]
     )
 
 
+def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether every value of one type is a value of the other."""
+    if pat.is_null(stored) or stored == declared:
+        return True
+    if pat.is_nested(stored) and pat.is_nested(declared):
+        return _nested_widens(stored, declared)
+    if pat.is_integer(stored) and pat.is_floating(declared):
+        digits = stored.bit_width - pat.is_signed_integer(stored)
+        return bool(digits <= _MANTISSA_BITS[declared.bit_width])
+    if pat.is_timestamp(stored) and pat.is_timestamp(declared):
+        return (stored.tz is None) == (declared.tz is None) and _UNITS.index(stored.unit) <= _UNITS.index(declared.unit)
+    try:
+        both = unified(stored, declared)
+    except KindChangedError:
+        return False
+    return both in (declared, _large(declared))
+
+
+def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
+    if pat.is_fixed_size_list(declared):
+        return False  # equal ones are let through before
+    if _is_list(stored) and _is_list(declared):
+        return widens(stored.value_type, declared.value_type)
+    if pat.is_map(stored) and pat.is_map(declared):
+        return widens(stored.key_type, declared.key_type) and widens(stored.item_type, declared.item_type)
+    return False
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    """The same values behind wide offsets."""
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
+
+
+def _declared(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
+    if not widens(decoded(field.type), kind):
+        raise TableError(
+            f"column {field.name!r} of {file} does not widen into its declared type: got {field.type}, expected what "
+            f"{kind} holds without loss. Declare a wider type, or rewrite the file"
+        )
+    return pa.field(field.name, kind)
+
+
 def decoded(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, at any depth."""
+    """The type without dictionaries, at any depth; maps with Arrow's names inside, as a saved schema has no others."""
     if pat.is_dictionary(kind):
         return decoded(kind.value_type)
-    if not pat.is_nested(kind) or not _holds_dictionary(kind):
+    if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
     return _rebuilt(kind, [decoded(child.type) for child in children(kind)])
 
@@ -212,8 +291,8 @@ def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
 
 
-def _holds_dictionary(kind: pa.DataType) -> bool:
-    return pat.is_dictionary(kind) or any(_holds_dictionary(child.type) for child in children(kind))
+def _holds(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bool:
+    return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in children(kind))
 
 
 def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
@@ -222,7 +301,7 @@ def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
     if pat.is_struct(kind):
         return pa.struct(fields)
     if pat.is_map(kind):
-        return pa.map_(fields[0], fields[1], keys_sorted=kind.keys_sorted)
+        return pa.map_(fields[0].with_name("key"), fields[1].with_name("value"), keys_sorted=kind.keys_sorted)
     if pat.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
     return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])

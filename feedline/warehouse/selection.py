@@ -1,10 +1,11 @@
-"""How many rows of each row group does a `where` keep, and at what price is that known.
+"""How many rows of each row group are read, and at what price is that known.
 
 Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that can keep
-no row cost nothing, those that keep every row cost nothing either, and for the rest the counting pass reads the
-filter's columns and counts. Counting tasks are small values that any `map` may run, in threads here or on a Dask
-cluster. What was counted is kept under `work_dir/counts`, named by snapshot and filter, and used again by every later
-run; a file there that is damaged or does not fit is counted anew.
+no row cost nothing, those that keep every row cost nothing either. What a sample keeps of rows that are all sampled by
+their place is arithmetic. For the rest the counting pass (`counting`) asks bloom filters, then reads the columns of the
+filter and of the sample, and counts. Counting tasks are small values that any `map` may run, in threads here or on a
+Dask cluster. What was counted is kept under `work_dir/counts`, named by snapshot, filter and sample, and used again by
+every later run; a file there that is damaged or does not fit is counted anew.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -23,63 +24,63 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import DataError, TableError
+from feedline.errors import CorruptFileError, DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse import store
-from feedline.warehouse.pruning import ALL, NONE, SOME, Pruning, prune
-from feedline.warehouse.reading import UNCOUNTED, Fragment, bytes_of, count_fragment, fragment_at
+from feedline.warehouse.accounting import (
+    BLOOM,
+    COUNTED,
+    PARTITION,
+    SAMPLED_BY_PLACE,
+    STATISTICS,
+    WHOLE,
+    SelectionReport,
+    Verdicts,
+    report_of,
+)
+from feedline.warehouse.counting import Count, count_fragment
+from feedline.warehouse.pruning import ALL, NONE, Pruning, prune
+from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.retrying import interruptible
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, sampled_rows
+from feedline.warehouse.sieve import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.statistics import statistics_of
 
-_COUNTS_VERSION = 1
+_COUNTS_VERSION = 2
+_COUNTS_COLUMNS = ["row_group", "rows", "matched", "by_bloom", "bloom_bytes"]
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
 _TASK_FILES = 32  # and files that it opens
 
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Some of a table: row groups, and the rows stored in them."""
-
-    row_groups: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionReport:
-    """What a filter did, for people: the four shares add up to the whole `table`.
-
-    `by_partition`: pruned because of partition keys alone; `by_statistics`: pruned because of row-group statistics
-    (or because the row group is empty); `whole`: taken whole without reading; `counted`: read by the counting pass.
-    `kept`: row groups that keep at least one row, and the rows kept. `counted_bytes`: compressed bytes of the column
-    chunks that the counting pass reads; `cached`: whether their counts were known from an earlier run.
-    """
-
-    table: Share
-    by_partition: Share
-    by_statistics: Share
-    whole: Share
-    counted: Share
-    kept: Share
-    counted_bytes: int
-    cached: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
-    """Rows kept per row group (int64; UNCOUNTED where nobody counted), and how that came to be known."""
+    """What is read of every row group, and how that came to be known.
+
+    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both UNCOUNTED where nobody
+    counted). `verdicts`: who decided, and what statistics have proven.
+    """
 
     rows: Int64s
+    matched: Int64s
+    verdicts: Verdicts
     report: SelectionReport
+
+    @property
+    def proven(self) -> npt.NDArray[np.uint8]:
+        """Bits of `sieve`, per row group."""
+        return self.verdicts.proven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTask:
-    """Row groups to count: a small picklable value; the filter travels as text and is bound again where it runs."""
+    """Row groups to count: a small picklable value; filter and sample travel as text and are bound where it runs."""
 
     fragments: tuple[Fragment, ...]
-    where: str
+    where: str | None
+    sample: Sample | None
     schema: pa.Schema
 
 
@@ -87,43 +88,62 @@ class Map(Protocol):
     """`map(function, tasks)`: the results in the order of the tasks, wherever they ran."""
 
     def __call__(
-        self, function: Callable[[CountTask], tuple[int, ...]], tasks: list[CountTask], /
-    ) -> Iterable[tuple[int, ...]]: ...
+        self, function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask], /
+    ) -> Iterable[tuple[Count, ...]]: ...
 
 
 def select_rows(
-    snapshot: Snapshot, where: BoundExpression | None, *, work_dir: str, map: Map | None = None
+    snapshot: Snapshot,
+    where: BoundExpression | None,
+    *,
+    sample: BoundSample | None = None,
+    work_dir: str,
+    map: Map | None = None,
 ) -> Selection:
-    """Count the rows that `where` keeps of each row group, reading as little as possible.
+    """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
     Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
-    verdict = _verdict(snapshot, where)
-    rows = _settled(snapshot, verdict)
-    open_groups = np.flatnonzero(verdict.outcome == SOME)
-    cached = False
-    if where is not None and len(open_groups):
-        name = _counts_name(snapshot, where)
-        counts = _known_counts(work_dir, name, snapshot, open_groups)
-        cached = counts is not None
-        if counts is None:
-            counts = _counted(snapshot, where, open_groups, map or _in_threads)
-            _save_counts(work_dir, name, open_groups, counts)
-        rows[open_groups] = counts
-    return Selection(rows=rows, report=_report(snapshot, where, verdict, rows, cached=cached))
+    verdicts = _verdicts(snapshot, where, sample)
+    rows, matched = _settled(snapshot, verdicts)
+    open_groups = np.flatnonzero((verdicts.fate == COUNTED) | (verdicts.fate == SAMPLED_BY_PLACE))
+    cached, bloom_bytes = False, 0
+    if len(open_groups):
+        name = _counts_name(snapshot, where, sample)
+        table = _known_counts(work_dir, name, snapshot, open_groups)
+        cached = table is not None
+        if table is None:
+            table = _counted(snapshot, where, sample, verdicts, open_groups, map or _in_threads)
+            store.create(work_dir, name, [table])
+        rows[open_groups] = table["rows"].to_numpy()
+        matched[open_groups] = table["matched"].to_numpy()
+        verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
+        bloom_bytes = int(table["bloom_bytes"].to_numpy().sum())
+    report = report_of(
+        snapshot, where, sample, verdicts, rows=rows, matched=matched, bloom_bytes=bloom_bytes, cached=cached
+    )
+    return Selection(rows=rows, matched=matched, verdicts=verdicts, report=report)
 
 
-def screen_rows(snapshot: Snapshot, where: BoundExpression | None) -> Selection:
+def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: BoundSample | None = None) -> Selection:
     """As `select_rows`, without reading anything: row groups that would have to be counted are UNCOUNTED."""
-    verdict = _verdict(snapshot, where)
-    rows = _settled(snapshot, verdict)
-    return Selection(rows=rows, report=_report(snapshot, where, verdict, rows, cached=False))
+    verdicts = _verdicts(snapshot, where, sample)
+    rows, matched = _settled(snapshot, verdicts)
+    if sample is not None:
+        known = np.flatnonzero(verdicts.fate == SAMPLED_BY_PLACE)
+        rows[known] = _by_place(snapshot, sample.sample, known)
+        matched[known] = snapshot.rows_per_row_group[known]
+    report = report_of(snapshot, where, sample, verdicts, rows=rows, matched=matched, bloom_bytes=0, cached=False)
+    return Selection(rows=rows, matched=matched, verdicts=verdicts, report=report)
 
 
-def count_task(task: CountTask) -> tuple[int, ...]:
-    """Run one task: the rows kept of each row group of each fragment, one after the other."""
-    where = bound_again(task.where, task.schema)
-    return tuple(count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema))
+def count_task(task: CountTask) -> tuple[Count, ...]:
+    """Run one task: a count for each row group of each fragment, one after the other."""
+    where = None if task.where is None else bound_again(task.where, task.schema)
+    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
+    return tuple(
+        count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema, sample=sample)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -132,41 +152,114 @@ def bound_again(text: str, schema: pa.Schema) -> BoundExpression:
     return bind_where(text, schema)
 
 
-def _verdict(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
+@lru_cache(maxsize=8)
+def sampled_again(sample: Sample, schema: pa.Schema) -> BoundSample:
+    """A sample that travelled as values, bound once per process."""
+    return bind_sample(sample, schema)
+
+
+def _verdicts(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> Verdicts:
+    """What partition values and statistics say, before anything is read."""
+    kept = _pruning(snapshot, where)
+    proven = np.where(kept.outcome == ALL, WHERE_TRUE, 0).astype(np.uint8)
+    fate = np.full(len(proven), COUNTED)
+    fate[kept.outcome == ALL] = WHOLE
+    fate[kept.outcome == NONE] = STATISTICS
+    fate[kept.by_partition] = PARTITION
+    if sample is None:
+        return Verdicts(fate=fate, proven=proven)
+    if sample.sample.fraction == 1:
+        proven |= UNSAMPLED  # every row stays, and stands for itself
+        return Verdicts(fate=fate, proven=proven)
+    sampled = _pruning(snapshot, sample.where).outcome
+    proven |= np.where(sampled == ALL, SAMPLED, np.where(sampled == NONE, UNSAMPLED, 0)).astype(np.uint8)
+    by_place = SAMPLED_BY_PLACE if not sample.sample.key else COUNTED
+    whole = fate == WHOLE
+    fate[whole & (sampled == ALL)] = by_place
+    fate[whole & (sampled != ALL) & (sampled != NONE)] = COUNTED
+    return Verdicts(fate=fate, proven=proven)
+
+
+def _pruning(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
     rows = snapshot.rows_per_row_group
     if where is None:
         return Pruning(outcome=np.where(rows > 0, ALL, NONE), by_partition=np.zeros(len(rows), np.bool_))
     return prune(where.predicate, statistics_of(snapshot, where.columns))
 
 
-def _settled(snapshot: Snapshot, verdict: Pruning) -> Int64s:
-    rows = np.where(verdict.outcome == ALL, snapshot.rows_per_row_group, 0)
-    return np.where(verdict.outcome == SOME, UNCOUNTED, rows)
+def _settled(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, Int64s]:
+    """Rows and matched rows: known where nothing has to be read or computed."""
+    rows = np.full(len(verdicts.fate), UNCOUNTED, np.int64)
+    rows[(verdicts.fate == PARTITION) | (verdicts.fate == STATISTICS)] = 0
+    whole = verdicts.fate == WHOLE
+    rows[whole] = snapshot.rows_per_row_group[whole]
+    return rows, rows.copy()
 
 
-def _counted(snapshot: Snapshot, where: BoundExpression, row_groups: Int64s, map: Map) -> Int64s:
-    tasks = list(_tasks(snapshot, where, row_groups))
-    counts = [count for counts in map(count_task, tasks) for count in counts]
-    if len(counts) != len(row_groups):
-        raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(row_groups)}")
-    return np.asarray(counts, np.int64)
+def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
+    """Rows that the sample keeps of row groups whose rows are all sampled by their place."""
+    stored = snapshot.rows_per_row_group
+    before = np.cumsum(stored) - stored
+    file = snapshot.file_of_row_group
+    first_row = before - before[np.searchsorted(file, file)]
+    paths = snapshot.files["path"]
+
+    def count(row_group: int) -> int:
+        path = paths[int(file[row_group])].as_py()
+        return sampled_rows(sample, path, int(first_row[row_group]), int(stored[row_group]))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-sample") as pool:
+        return np.fromiter(pool.map(count, row_groups.tolist()), np.int64, len(row_groups))
 
 
-def _tasks(snapshot: Snapshot, where: BoundExpression, row_groups: Int64s) -> Iterator[CountTask]:
+def _counted(
+    snapshot: Snapshot,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    verdicts: Verdicts,
+    row_groups: Int64s,
+    map: Map,
+) -> pa.Table:
+    """The counts of row groups that are to be read, and of those that are arithmetic."""
+    rows = np.zeros(len(row_groups), np.int64)
+    matched, bloom_bytes, by_bloom = rows.copy(), rows.copy(), np.zeros(len(rows), np.bool_)
+    placed = verdicts.fate[row_groups] == SAMPLED_BY_PLACE
+    if sample is not None and placed.any():
+        rows[placed] = _by_place(snapshot, sample.sample, row_groups[placed])
+        matched[placed] = snapshot.rows_per_row_group[row_groups[placed]]
+    reading = row_groups[~placed]
+    if len(reading):
+        tasks = list(_tasks(snapshot, where, sample, verdicts, reading))
+        counts = [count for counts in map(count_task, tasks) for count in counts]
+        if len(counts) != len(reading):
+            raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(reading)}")
+        facts = [np.array(values) for values in zip(*counts, strict=True)]
+        rows[~placed], matched[~placed], by_bloom[~placed], bloom_bytes[~placed] = facts
+    return pa.table([pa.array(row_groups), rows, matched, by_bloom, bloom_bytes], names=_COUNTS_COLUMNS)
+
+
+def _tasks(
+    snapshot: Snapshot,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    verdicts: Verdicts,
+    row_groups: Int64s,
+) -> Iterator[CountTask]:
     """Fragments in the table's order, file by file, gathered into tasks of about `_TASK_ROWS`."""
-    schema = pa.schema([snapshot.schema.field(name) for name in sorted(where.columns)])
+    needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
+    schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
+    text, asked = where.text if where else None, sample.sample if sample else None
     gathered: list[Fragment] = []
     rows = 0
     for part in _runs(snapshot, row_groups):
-        gathered.append(
-            fragment_at(snapshot, int(snapshot.file_of_row_group[part[0]]), part, np.full(len(part), UNCOUNTED))
-        )
+        file = int(snapshot.file_of_row_group[part[0]])
+        gathered.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proven))
         rows += int(snapshot.rows_per_row_group[part].sum())
         if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
-            yield CountTask(fragments=tuple(gathered), where=where.text, schema=schema)
+            yield CountTask(fragments=tuple(gathered), where=text, sample=asked, schema=schema)
             gathered, rows = [], 0
     if gathered:
-        yield CountTask(fragments=tuple(gathered), where=where.text, schema=schema)
+        yield CountTask(fragments=tuple(gathered), where=text, sample=asked, schema=schema)
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
@@ -178,54 +271,27 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
     yield from np.split(row_groups, borders)
 
 
-def _in_threads(function: Callable[[CountTask], tuple[int, ...]], tasks: list[CountTask]) -> Iterator[tuple[int, ...]]:
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-count") as pool:
-        try:
-            yield from pool.map(function, tasks)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _in_threads(
+    function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]
+) -> Iterator[tuple[Count, ...]]:
+    with interruptible(os.cpu_count() or 1, "feedline-count") as pool:
+        yield from pool.map(function, tasks)
 
 
-def _counts_name(snapshot: Snapshot, where: BoundExpression) -> str:
+def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
     """Named by all that the counts depend on, the versions that evaluate the filter included."""
-    parts = [_COUNTS_VERSION, snapshot.id, where.text, pl.__version__]
+    asked = None if sample is None else asdict(sample.sample)
+    parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, asked, pl.__version__]
     return f"counts/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
 
 
-def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> Int64s | None:
+def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
     try:
         (table,) = store.load(work_dir, name, tables=1)
-    except (FileNotFoundError, TableError):
+    except (FileNotFoundError, CorruptFileError):
         return None
-    if not np.array_equal(table["row_group"].to_numpy(), row_groups):
+    if table.column_names != _COUNTS_COLUMNS or not np.array_equal(table["row_group"].to_numpy(), row_groups):
         return None  # counted by a version that pruned otherwise
-    counts: Int64s = table["rows"].to_numpy()
-    return None if (counts < 0).any() or (counts > snapshot.rows_per_row_group[row_groups]).any() else counts
-
-
-def _save_counts(work_dir: str, name: str, row_groups: Int64s, counts: Int64s) -> None:
-    store.create(work_dir, name, [pa.table({"row_group": row_groups, "rows": counts})])
-
-
-def _report(
-    snapshot: Snapshot, where: BoundExpression | None, verdict: Pruning, rows: Int64s, *, cached: bool
-) -> SelectionReport:
-    stored = snapshot.rows_per_row_group
-    outcome = verdict.outcome
-
-    def share(chosen: npt.NDArray[np.bool_], weights: Sequence[int] | Int64s = stored) -> Share:
-        return Share(row_groups=int(chosen.sum()), rows=int(np.asarray(weights)[chosen].sum()))
-
-    counted = outcome == SOME
-    columns = [] if where is None else sorted(where.columns)
-    return SelectionReport(
-        table=share(np.ones(len(stored), np.bool_)),
-        by_partition=share((outcome == NONE) & verdict.by_partition),
-        by_statistics=share(verdict.by_statistics),
-        whole=share(outcome == ALL),
-        counted=share(counted),
-        kept=share(rows > 0, rows),
-        counted_bytes=bytes_of(snapshot, np.flatnonzero(counted), columns) if counted.any() else 0,
-        cached=cached,
-    )
+    rows, matched = table["rows"].to_numpy(), table["matched"].to_numpy()
+    wrong = (rows < 0) | (rows > matched) | (matched > snapshot.rows_per_row_group[row_groups])
+    return None if wrong.any() else table

@@ -1,38 +1,50 @@
 """What a table is, frozen: its files, row groups, rows, bytes and statistics, at one moment.
 
-Taken once per job (`take_snapshot`: one listing, every footer once, in threads) and saved under `work_dir`; all other
-processes, and every resume, load it by its id and never list the table.
+Taken once per job (`take_snapshot`: one listing, then the footers of files that an earlier snapshot of the table under
+the same `work_dir` does not know) and saved under `work_dir`; all other processes, and every resume, load it by its id
+and never list the table.
 
 The id is the sha256 of what decides the table's bytes: the schema, and for each file its path below the root, size,
-modification time, footer digest and rows per row group. Partition values follow from the paths, statistics from the
-footers. The root itself is left out: the same files mounted elsewhere are the same snapshot.
+modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from
+the paths and the schema, statistics from the footers. The root itself is left out: the same files mounted elsewhere
+are the same snapshot.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
+import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse import store
+from feedline.warehouse.assembly import Assembled, Source, assembled
+from feedline.warehouse.declared import declared_schema
 from feedline.warehouse.discovery import Listing, discover
-from feedline.warehouse.footers import FileFacts, file_facts
-from feedline.warehouse.locations import join, locate, shown
-from feedline.warehouse.schemas import union
-from feedline.warehouse.tallies import Tally
+from feedline.warehouse.facts import Facts, arranged
+from feedline.warehouse.footer_tasks import Map, read_footers
+from feedline.warehouse.locations import absolute, join, shown
+from feedline.warehouse.partitions import refined
+from feedline.warehouse.remembered import taken_over, unchanged
+from feedline.warehouse.schemas import SchemaRules, union
+from feedline.warehouse.store import Artifact
+
+OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{64}")
-_THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
+_TABLES = ("head", "files", "row_groups", "schemas")  # of a saved snapshot; the facts of one column each follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,10 +52,10 @@ class Snapshot:
     """A frozen table.
 
     `uri`: the root. `schema`: the files' columns, then the partition columns. `files`: path (below the root), bytes,
-    mtime_ns, footer_digest (binary), footer_bytes, rows, row_groups and, where the table has partition keys, the
-    struct `partition`. `row_groups`: file, row_group (within the file), rows, bytes, and the struct `columns` with
-    bytes, nulls (-1: unknown) and, where kept, min and max of every column (see `tallies.Tally.table`).
-    `ignored`: files left out of the table because of their suffix.
+    mtime_ns, where the store gives one etag, footer_digest (binary), footer_bytes, rows, row_groups, schema (int32:
+    which of `file_schemas` it has) and, where the table has partition keys, the struct `partition`. `row_groups`:
+    file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: files left
+    out of the table because of their suffix. `home`: the work_dir whose file it was loaded from.
     """
 
     id: str
@@ -52,7 +64,10 @@ class Snapshot:
     partition_columns: tuple[str, ...]
     files: pa.Table
     row_groups: pa.Table
+    facts: Facts = field(repr=False)
+    file_schemas: tuple[pa.Schema, ...] = field(repr=False)
     ignored: int = 0
+    home: str | None = None
 
     @property
     def rows(self) -> int:
@@ -90,106 +105,200 @@ class Snapshot:
         return tuple((name, values[name]) for name in self.partition_columns)
 
     def column_facts(self, name: str) -> pa.StructArray:
-        """A file column's bytes, nulls, min and max, one per row group."""
-        return _array(self.row_groups, "columns").field(name)
+        """A file column's bytes, nulls (-1: unknown) and, where kept, min, max and exact, one per row group."""
+        return self.facts.column(self.schema.field(name))
+
+    def files_without(self, name: str) -> npt.NDArray[np.int64]:
+        """The files that have no such column of their own (int64 [n], indices of `files`)."""
+        lacking = np.array([name not in schema.names for schema in self.file_schemas], np.bool_)
+        return np.flatnonzero(lacking[_array(self.files, "schema").to_numpy()])
+
+    def without(self, paths: Collection[str]) -> Snapshot:
+        """The table without some files (paths below the root); its schema stays as it is.
+
+        Raises TableError where no file is left.
+        """
+        gone = pc.is_in(self.files["path"], value_set=pa.array(sorted(paths), pa.string())).to_numpy()
+        kept = np.flatnonzero(~gone)
+        if not len(kept):
+            raise TableError(f"{shown(self.uri)} has no file left: got {len(gone)} to leave out of {len(gone)}")
+        groups = np.flatnonzero(~gone[self.file_of_row_group])
+        file = (np.cumsum(~gone) - 1).astype(np.int32)[self.file_of_row_group[groups]]
+        files = self.files.take(pa.array(kept)).combine_chunks()
+        row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
+        row_groups = row_groups.set_column(0, "file", pa.array(file))
+        id = _identity(self.schema, files, row_groups)
+        facts = self.facts.picked(groups)
+        return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
     def save(self, work_dir: str) -> str:
-        """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned."""
-        facts = {
-            b"version": str(_VERSION).encode(),
-            b"uri": self.uri.encode(),
-            b"partition_columns": json.dumps(self.partition_columns).encode(),
-            b"ignored": str(self.ignored).encode(),
-        }
-        head = self.schema.with_metadata(facts).empty_table()
-        store.create(work_dir, _name(self.id), [head, self.files, self.row_groups])
+        """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned.
+
+        A whole one that lies there already is left alone.
+        """
+        if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
+            self.write(work_dir, _name(self.id))
         return self.id
+
+    def write(self, folder: str, name: str, notes: Mapping[str, str] | None = None) -> None:
+        """Write the snapshot as the file `name` below a folder; `notes` come back with `read`."""
+        store.create(folder, name, self._tables(dict(notes or {})))
 
     @classmethod
     def load(cls, work_dir: str, id: str) -> Snapshot:
         """The snapshot of that id.
 
-        Raises TableNotFoundError where `work_dir` has none, CorruptFileError where its file is damaged.
+        Raises TableNotFoundError where `work_dir` has none, CorruptFileError where its file is damaged; the facts of a
+        column are read, and seen to be damaged, when they are asked for.
         """
         try:
-            head, files, row_groups = store.load(work_dir, _name(id), tables=3)
+            snapshot, _ = cls.read(work_dir, _name(id))
         except FileNotFoundError:
             raise TableNotFoundError(
                 f"snapshot {id} is not in {shown(work_dir)}: expected the file {_name(id)}. "
                 "Name the work_dir of the job that took it"
             ) from None
-        facts = head.schema.metadata
+        if snapshot.id != id:
+            raise CorruptFileError(f"snapshot {id} holds another snapshot: got {snapshot.id}. Delete its file")
+        return dataclasses.replace(snapshot, home=absolute(work_dir))
+
+    @classmethod
+    def read(cls, folder: str, name: str) -> tuple[Snapshot, dict[str, str]]:
+        """The snapshot in a file that `write` wrote, and its notes.
+
+        Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written.
+        """
+        artifact = store.find(folder, name)
+        if len(artifact) < len(_TABLES):
+            raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
+        head, files, row_groups, schemas = (artifact.table(part).combine_chunks() for part in range(len(_TABLES)))
+        known = head.schema.metadata or {}
+        if known.get(b"version") != str(_VERSION).encode():
+            raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
+        schema = head.schema.remove_metadata()
         snapshot = cls(
-            id=id,
-            uri=facts[b"uri"].decode(),
-            schema=head.schema.remove_metadata(),
-            partition_columns=tuple(json.loads(facts[b"partition_columns"])),
-            files=files.combine_chunks(),
-            row_groups=row_groups.combine_chunks(),
-            ignored=int(facts[b"ignored"]),
+            id=_identity(schema, files, row_groups),
+            uri=known[b"uri"].decode(),
+            schema=schema,
+            partition_columns=tuple(json.loads(known[b"partition_columns"])),
+            files=files,
+            row_groups=row_groups,
+            facts=_stored_facts(artifact, schema, _array(row_groups, "rows")),
+            file_schemas=tuple(pa.ipc.read_schema(pa.py_buffer(text)) for text in schemas["schema"].to_pylist()),
+            ignored=int(known[b"ignored"]),
         )
-        found = _identity(snapshot.schema, snapshot.files, snapshot.row_groups)
-        if found != id:
-            raise CorruptFileError(f"snapshot {id} holds another snapshot: got {found}. Delete its file")
-        return snapshot
+        return snapshot, json.loads(known[b"notes"])
+
+    def _tables(self, notes: dict[str, str]) -> Iterator[pa.Table]:
+        head = {
+            b"version": str(_VERSION).encode(),
+            b"uri": self.uri.encode(),
+            b"partition_columns": json.dumps(self.partition_columns).encode(),
+            b"ignored": str(self.ignored).encode(),
+            b"notes": json.dumps(notes).encode(),
+        }
+        schemas = [schema.serialize().to_pybytes() for schema in self.file_schemas]
+        yield self.schema.with_metadata(head).empty_table()
+        yield self.files
+        yield self.row_groups
+        yield pa.table({"schema": pa.array(schemas, pa.binary())})
+        for name in self.file_columns:
+            facts = self.facts.fetch(self.schema.field(name))
+            yield pa.Table.from_arrays(facts.flatten(), names=[part.name for part in facts.type])
 
 
-def take_snapshot(table: str | Sequence[str]) -> Snapshot:
-    """List a table and read every footer.
+def take_snapshot(
+    table: str | Sequence[str],
+    *,
+    partitions: Mapping[str, str] | None = None,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """List a table (see `discover`) and freeze what was found (see `snapshot_of`)."""
+    listing = discover(table, partitions=partitions)
+    return snapshot_of(listing, rules=rules, on_bad=on_bad, work_dir=work_dir, map=map)
+
+
+def snapshot_of(
+    listing: Listing,
+    *,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """The snapshot of the files listed; `map` runs the reading of footers (default: threads of this process).
+
+    `work_dir`: where the snapshot is saved and remembered. Files that the table's last snapshot there has with the
+    same size, time and etag are not read again. `on_bad`: called with a file's path below the root and the error where
+    its footer is corrupt; the file is left out.
 
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
     Warns where a partition key is also a column in the files: the key of the path wins.
     """
-    listing = discover(table)
-    tally = Tally()
-    digests: list[bytes] = []
-    footer_bytes: list[int] = []
-    schemas: list[tuple[str, pa.Schema]] = []
-    for name, facts in _footers(listing):
-        tally.add(facts)
-        digests.append(facts.digest)
-        footer_bytes.append(facts.footer_bytes)
-        if all(facts.schema != known for _, known in reversed(schemas)):
-            schemas.append((name, facts.schema))
-    file_schema = _without_keys(union(schemas), listing)
-    row_groups = tally.table(file_schema)
+    if not len(listing.files):
+        raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
+    now_ns = time.time_ns()
+    last = None if work_dir is None else _recalled(work_dir, listing)
+    sources, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
+    corrupt: dict[int, str] = {}
+    for result in read_footers(listing.uri, _listed(listing, unread), map):
+        sources += [block.source() for block in result.blocks]
+        corrupt |= dict(result.corrupt)
+        if corrupt and on_bad is None:
+            raise CorruptFileError(next(iter(corrupt.values())))
+    if on_bad is not None and corrupt:
+        for place, message in sorted(corrupt.items()):
+            on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
+        listing, sources = _spared(listing, sources, np.array(sorted(corrupt), np.int64))
+    snapshot = _frozen(listing, assembled(sources), rules or SchemaRules())
+    if work_dir is None:
+        return snapshot
+    changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
+    if changed:
+        snapshot.save(work_dir)
+    if changed or len(unread):
+        _remember(work_dir, listing, snapshot.id, now_ns)
+    found = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
+    return dataclasses.replace(found, ignored=listing.ignored)
+
+
+def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
+    names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
+    schemas = list(zip(names, parts.schemas, strict=True))
+    if listing.schema is None:
+        whole = union(schemas, rules, keys=listing.partition)
+    else:
+        whole = declared_schema(listing.schema, schemas, keys=listing.partition, types=rules.columns)
+    partition = dict(listing.partition)
+    for name in listing.inferred.intersection(whole.names):
+        paths = listing.files["path"].to_pylist()
+        partition[name] = refined(partition[name], name, whole.field(name).type, paths)
+    schema = pa.schema(
+        [
+            *_without_keys(whole, listing),
+            *(pa.field(name, column.type) for name, column in partition.items()),
+        ]
+    )
     files = listing.files
-    added = {
-        "footer_digest": pa.array(digests, pa.binary(32)),
-        "footer_bytes": pa.array(footer_bytes, pa.int64()),
-        "rows": pa.array(tally.rows_per_file, pa.int64()),
-        "row_groups": pa.array(tally.row_groups_per_file, pa.int32()),
-    }
-    if listing.partition:
-        added["partition"] = pa.StructArray.from_arrays(list(listing.partition.values()), names=list(listing.partition))
-    for column, array in added.items():
-        files = files.append_column(column, array)
-    schema = pa.schema([*file_schema, *(pa.field(name, array.type) for name, array in listing.partition.items())])
+    for name in parts.files.schema.names:
+        files = files.append_column(name, parts.files[name])
+    if partition:
+        keys = pa.StructArray.from_arrays(list(partition.values()), names=list(partition))
+        files = files.append_column("partition", keys)
     return Snapshot(
-        id=_identity(schema, files, row_groups),
+        id=_identity(schema, files, parts.row_groups),
         uri=listing.uri,
         schema=schema,
-        partition_columns=tuple(listing.partition),
+        partition_columns=tuple(partition),
         files=files,
-        row_groups=row_groups,
+        row_groups=parts.row_groups,
+        facts=parts.facts,
+        file_schemas=parts.schemas,
         ignored=listing.ignored,
     )
-
-
-def _footers(listing: Listing) -> Iterator[tuple[str, FileFacts]]:
-    location = locate(listing.uri)
-    paths = listing.files["path"].to_pylist()
-    names = [join(shown(listing.uri), path) for path in paths]
-
-    def facts(path: str, size: int, name: str) -> FileFacts:
-        return file_facts(location.filesystem, join(location.path, path), size, name)
-
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-footers") as pool:
-        try:
-            yield from zip(names, pool.map(facts, paths, listing.files["bytes"].to_pylist(), names), strict=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
@@ -199,7 +308,7 @@ def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
             f"{shown(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "
             "the partition key is used",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     kept = [field for field in schema if field.name not in listing.partition]
     if not kept:
@@ -207,12 +316,87 @@ def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
     return pa.schema(kept)
 
 
+def _listed(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
+    files = listing.files.select(["path", "bytes"]).take(pa.array(places))
+    return list(zip(places.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
+
+
+def _spared(
+    listing: Listing, sources: Sequence[Source], corrupt: npt.NDArray[np.int64]
+) -> tuple[Listing, list[Source]]:
+    """The listing without the corrupt files, and the sources with the places that the others have in it."""
+    good = np.delete(np.arange(len(listing.files)), corrupt)
+    if not len(good):
+        raise TableError(f"{shown(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}")
+    moved = []
+    for source in sources:
+        place = np.searchsorted(good, source.files["file"].to_numpy())
+        moved.append(dataclasses.replace(source, files=source.files.set_column(0, "file", pa.array(place))))
+    return listing.picked(good), moved
+
+
+# -- what an earlier run knew -----------------------------------------------------------------------------------------
+
+
+def _recalled(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
+    """The table's last snapshot there and when it was taken; None where there is none that can be read."""
+    try:
+        (entry,) = store.load(work_dir, _entry(listing), tables=1)
+        return Snapshot.load(work_dir, entry["snapshot"][0].as_py()), int(entry["taken_ns"][0].as_py())
+    except (FileNotFoundError, TableError):
+        return None
+
+
+def _remember(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
+    store.create(work_dir, _entry(listing), [pa.table({"snapshot": [id], "taken_ns": [taken_ns]})])
+
+
+def _entry(listing: Listing) -> str:
+    name = hashlib.sha256(json.dumps([listing.uri, listing.asked]).encode()).hexdigest()
+    return f"tables/{name}.arrow"
+
+
+def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[Source], npt.NDArray[np.int64]]:
+    """The files that the last snapshot knows, and the places of those that have to be read."""
+    known = Source(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
+    old = unchanged(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
+    return ([taken_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)
+
+
+def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Facts:
+    """Facts in the parts of a saved snapshot: one per file column, in the schema's order."""
+    stored = schema.names[: len(artifact) - len(_TABLES)]
+    places = {name: part for part, name in enumerate(stored, len(_TABLES))}
+
+    def fetch(field: pa.Field) -> pa.StructArray:
+        part = places.get(field.name)
+        if part is None:
+            return arranged(None, rows, field)
+        table = artifact.table(part).combine_chunks()
+        return arranged({name: _array(table, name) for name in table.schema.names}, rows, field)
+
+    return Facts(fetch)
+
+
+def _is_whole(work_dir: str, name: str, uri: str) -> bool:
+    """Whether a snapshot of that name lies there undamaged, and says the same place for its files."""
+    try:
+        artifact = store.find(work_dir, name)
+        artifact.prove()
+        return bool(artifact.table(0).schema.metadata[b"uri"] == uri.encode())
+    except (FileNotFoundError, CorruptFileError):
+        return False
+
+
 def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
+    schema = pa.ipc.read_schema(schema.serialize())  # as it is loaded: the names inside a map's type do not survive
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     digest = hashlib.sha256(json.dumps([_VERSION, columns, files["path"].to_pylist()]).encode())
     for table, name in ((files, "bytes"), (files, "mtime_ns"), (files, "row_groups"), (row_groups, "rows")):
         digest.update(_array(table, name).to_numpy().astype("<i8").tobytes())
     digest.update(b"".join(files["footer_digest"].to_pylist()))
+    if "etag" in files.schema.names:
+        digest.update(json.dumps(files["etag"].to_pylist()).encode())
     return digest.hexdigest()
 
 

@@ -7,21 +7,23 @@ moment. Whoever needs two calls to see the same rows takes a `snapshot()` and wo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
+from feedline.warehouse.formats import list_table
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.locations import shown
 from feedline.warehouse.optimize import Map, Report, Say, optimize
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
 from feedline.warehouse.recipes import Settings
+from feedline.warehouse.retrying import interruptible
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.usage import load_uses, popular_columns
 
 Names = str | Sequence[str]
@@ -30,46 +32,85 @@ Names = str | Sequence[str]
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
+    With `format="delta"` or `"iceberg"` a table of that format, as it is now, or at a `version` (delta), a
+    `snapshot_id` (iceberg) or an ISO time `as_of` (both).
+
     Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each
     other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
     """
 
-    def __init__(self, uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self,
+        uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: str = "hive",
+        version: int | None = None,
+        snapshot_id: int | None = None,
+        as_of: str | None = None,
+    ) -> None:
         names = os.fspath(uri) if isinstance(uri, str | os.PathLike) else tuple(os.fspath(part) for part in uri)
         self.uri: str | tuple[str, ...] = names
+        self._state: dict[str, Any] = {
+            "format": format,
+            "version": version,
+            "snapshot_id": snapshot_id,
+            "as_of": as_of,
+        }
+
+    @classmethod
+    def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
+        """The files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`."""
+        return cls(uri, format="manifest")
 
     def __repr__(self) -> str:
-        return f"Table({self.uri!r})"
+        state = "".join(f", {name}={value!r}" for name, value in self._state.items() if value not in (None, "hive"))
+        return f"Table({self.uri!r}{state})"
 
     def snapshot(self) -> Snapshot:
         """List the table and read its footers."""
-        return take_snapshot(self.uri)
+        return snapshot_of(list_table(self.uri, **self._state))
 
     def to_dask(
-        self, columns: Sequence[str] | None = None, where: str | None = None, *, split_rows: int = SPLIT_ROWS
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        *,
+        sample: Sample | Mapping[str, Any] | None = None,
+        split_rows: int = SPLIT_ROWS,
     ) -> Any:
-        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split."""
-        snapshot = self.snapshot()
-        bound = _bound(where, snapshot)
-        return to_dask(snapshot, screen_rows(snapshot, bound), columns, bound, split_rows=split_rows)
+        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split.
 
-    def read(self, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
-        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns."""
+        `sample`: a share of them, as in `read`.
+        """
         snapshot = self.snapshot()
-        bound = _bound(where, snapshot)
+        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
+        selection = screen_rows(snapshot, bound, sample=sampled)
+        return to_dask(snapshot, selection, columns, bound, sample=sampled, split_rows=split_rows)
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        *,
+        sample: Sample | Mapping[str, Any] | None = None,
+    ) -> pa.Table:
+        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns.
+
+        `sample`: a share of them, by the keys of `source.sample` in pipeline.yaml, such as `{"fraction": 0.1}`;
+        `columns` may then name `sample_weight` (float32). Raises SpecError for a sample that does not fit the table.
+        """
+        snapshot = self.snapshot()
+        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
         names = snapshot.schema.names if columns is None else list(columns)
-        schema = pa.schema([field_of(snapshot.schema, name) for name in names])
+        whole = snapshot.schema if sampled is None else with_weight(snapshot.schema, columns)
+        schema = pa.schema([field_of(whole, name) for name in names])
 
         def part(fragment: Fragment) -> pa.Table:
-            return read_arrow(fragment, names, bound, snapshot.schema)
+            return read_arrow(fragment, names, bound, whole, sample=sampled)
 
-        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound), SPLIT_ROWS)
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-read") as pool:
-            try:
-                return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
+        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
+            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
 
     def optimize(
         self,
@@ -122,6 +163,11 @@ class Table:
             memory_bytes=memory_bytes,
             say=say,
         )
+
+
+def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
+    asked = Sample.of(sample)
+    return None if asked is None else bind_sample(asked, snapshot.schema)
 
 
 def _names(names: Names) -> tuple[str, ...]:

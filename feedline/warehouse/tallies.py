@@ -1,9 +1,9 @@
-"""How the facts of many footers become few typed Arrow columns: a snapshot's `row_groups`.
+"""How the facts of many footers become few typed Arrow columns.
 
-Pure; runs where a snapshot is taken. Files arrive one by one as Python lists. Runs of files with equal schemas are
-gathered (`Tally`) and turned into arrays of the files' own types together, because making an array costs microseconds
-and a large table has millions of column chunks. At the end, when the table's schema is known, each block is cast to
-it: bounds widen without loss, a bound that does not fit is unknown, a column that a block lacks is all null.
+Pure; runs where footers are read. Files with equal schemas are gathered into a block and turned into arrays of the
+files' own types together, because making an array costs microseconds and a large table has millions of column chunks.
+A block travels (from a Dask worker) and waits (for the rest of the table) compressed, each column for itself: one
+chunk's facts take about 10 bytes so, and 40 otherwise.
 """
 
 from __future__ import annotations
@@ -14,77 +14,86 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
-from feedline.warehouse.bounds import bounds_of, has_bounds, is_text
+from feedline.warehouse.assembly import Source
+from feedline.warehouse.bounds import bounds_of, has_bounds
+from feedline.warehouse.facts import Facts, arranged
 from feedline.warehouse.footers import ColumnFacts, FileFacts
 from feedline.warehouse.schemas import decoded
 
-_FILES_PER_BLOCK = 512
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Row groups of consecutive files of one kind: per column bytes, nulls, exact and, where kept, bounds."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """What the footers of files of one schema say.
 
-    rows: pa.Array
-    columns: dict[str, dict[str, pa.Array]]
+    `files`, `row_groups`: as in `assembly.Source`. `columns`: per column of `schema` an Arrow stream of its facts.
+    """
+
+    schema: pa.Schema
+    files: pa.Table
+    row_groups: pa.Table
+    columns: tuple[pa.Buffer, ...]
+
+    def source(self) -> Source:
+        """As what a snapshot is put together from."""
+        places = {name: index for index, name in enumerate(self.schema.names)}
+        rows = self.row_groups["rows"].combine_chunks()
+
+        def fetch(field: pa.Field) -> pa.StructArray:
+            place = places.get(field.name)
+            return arranged(None if place is None else _unpacked(self.columns[place]), rows, field)
+
+        return Source(files=self.files, schemas=(self.schema,), row_groups=self.row_groups, facts=Facts(fetch))
 
 
-class Tally:
-    """Collects footers in the table's order; `table` gives their row groups under the table's schema."""
+def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[Block]:
+    """Blocks of files (each with its place in the listing), one per schema and way of storing it."""
+    alike: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, FileFacts]]] = {}
+    for place, file in facts:
+        # one Arrow type may have several physical ones, and bounds are stored as the physical one says
+        key = file.schema.serialize().to_pybytes(), tuple(file.physical)
+        alike.setdefault(key, []).append((place, file))
+    return [_block(files) for files in alike.values()]
 
-    def __init__(self) -> None:
-        self.rows_per_file: list[int] = []
-        self.row_groups_per_file: list[int] = []
-        self._blocks: list[_Block] = []
-        self._open: list[FileFacts] = []
 
-    def add(self, facts: FileFacts) -> None:
-        """Take the next file's facts."""
-        self.rows_per_file.append(sum(facts.rows))
-        self.row_groups_per_file.append(len(facts.rows))
-        if self._open and (len(self._open) >= _FILES_PER_BLOCK or not _alike(self._open[-1], facts)):
-            self._close()
-        self._open.append(facts)
-
-    def table(self, schema: pa.Schema) -> pa.Table:
-        """Row groups in order: file (int32), row_group (int32, within the file), rows, bytes (int64) and `columns`.
-
-        `columns` is a struct with one field per column of `schema`, itself a struct of bytes and nulls (int64, -1
-        unknown) and, for types that have them, min and max in the column's type (null: unknown). Strings and bytes
-        have the boolean `exact` besides: bounds are values of the column, not truncated ones.
-        """
-        if self._open:
-            self._close()
-        counts = np.asarray(self.row_groups_per_file, np.int64)
-        file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        columns = [pa.concat_arrays([_conformed(block, field) for block in self._blocks]) for field in schema]
-        sizes = sum((column.field("bytes").to_numpy() for column in columns), np.zeros(len(file), np.int64))
-        return pa.table(
+def _block(numbered: Sequence[tuple[int, FileFacts]]) -> Block:
+    files = [file for _, file in numbered]
+    columns = [
+        _arrays([file.columns[index] for file in files], decoded(field.type))
+        for index, field in enumerate(files[0].schema)
+    ]
+    rows = np.fromiter(chain.from_iterable(file.rows for file in files), np.int64)
+    sizes = sum((column["bytes"].to_numpy() for column in columns), np.zeros(len(rows), np.int64))
+    return Block(
+        schema=files[0].schema,
+        files=pa.table(
             {
-                "file": pa.array(file),
-                "row_group": pa.array((np.arange(len(file)) - starts).astype(np.int32)),
-                "rows": pa.concat_arrays([pa.array([], pa.int64()), *(block.rows for block in self._blocks)]),
-                "bytes": pa.array(sizes, pa.int64()),
-                "columns": pa.StructArray.from_arrays(columns, names=schema.names),
+                "file": pa.array([place for place, _ in numbered], pa.int64()),
+                "footer_digest": pa.array([file.digest for file in files], pa.binary(32)),
+                "footer_bytes": pa.array([file.footer_bytes for file in files], pa.int64()),
+                "rows": pa.array([sum(file.rows) for file in files], pa.int64()),
+                "row_groups": pa.array([len(file.rows) for file in files], pa.int32()),
+                "schema": pa.array(np.zeros(len(files), np.int32)),
             }
-        )
-
-    def _close(self) -> None:
-        files, self._open = self._open, []
-        columns = {
-            field.name: _arrays([facts.columns[index] for facts in files], decoded(field.type))
-            for index, field in enumerate(files[0].schema)
-        }
-        rows = pa.array([count for facts in files for count in facts.rows], pa.int64())
-        self._blocks.append(_Block(rows, columns))
+        ),
+        row_groups=pa.table({"rows": pa.array(rows), "bytes": pa.array(sizes)}),
+        columns=tuple(_packed(column) for column in columns),
+    )
 
 
-def _alike(one: FileFacts, other: FileFacts) -> bool:
-    """Whether bounds of both are stored alike; one Arrow type may have several physical ones."""
-    return one.physical == other.physical and bool(one.schema == other.schema)
+def _packed(arrays: dict[str, pa.Array]) -> pa.Buffer:
+    batch = pa.RecordBatch.from_pydict(arrays)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return pa.py_buffer(sink.getvalue().to_pybytes())  # the stream's own buffer has room to grow
+
+
+def _unpacked(packed: pa.Buffer) -> dict[str, pa.Array]:
+    batch = pa.ipc.open_stream(packed).read_next_batch()
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 def _arrays(facts: Sequence[ColumnFacts], kind: pa.DataType) -> dict[str, pa.Array]:
@@ -98,26 +107,3 @@ def _arrays(facts: Sequence[ColumnFacts], kind: pa.DataType) -> dict[str, pa.Arr
         high = list(chain.from_iterable(column.high for column in facts))
         arrays["min"], arrays["max"] = bounds_of(low, high, facts[0].physical, kind)
     return arrays
-
-
-def _conformed(block: _Block, field: pa.Field) -> pa.StructArray:
-    """A block's facts of one column of the table's schema."""
-    found = block.columns.get(field.name)
-    size = len(block.rows)
-    if found is None:
-        nulls = pa.array(np.full(size, -1)) if pat.is_nested(field.type) else block.rows
-        found = {"bytes": pa.array(np.zeros(size, np.int64)), "nulls": nulls, "exact": pa.array([False] * size)}
-    parts = {"bytes": found["bytes"], "nulls": found["nulls"]}
-    if has_bounds(field.type):
-        for side in ("min", "max"):
-            parts[side] = _cast(found[side], field.type) if side in found else pa.nulls(size, field.type)
-    if is_text(field.type):
-        parts["exact"] = found["exact"]
-    return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
-
-
-def _cast(bound: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return bound.cast(kind)
-    except pa.ArrowInvalid:
-        return pa.nulls(len(bound), kind)

@@ -1,0 +1,331 @@
+"""What do many files cost before the first row is read? Listing, snapshot and plan of a table of small files.
+
+    python benchmarks/snapshots.py --files 20000      real files, hard links of a few: listing, cold, warm, plan
+    python benchmarks/snapshots.py --synthetic 200000 made footers, no files: growth per file, doubling up to this many
+    python benchmarks/snapshots.py --tiny             64 files and 512 footers: does it all still work?
+
+Each measure runs in a fresh process; seconds are without imports, memory is the process's peak with them (not that of
+Dask's workers). `cold` reads every footer (in threads; `cold, 2 processes`: on a Dask cluster of two workers, its start
+apart), `warm` takes a snapshot that the run before remembers, `plan` is `Pipeline.plan` on top of that: list, recall,
+prune, cut into splits. Synthetic footers skip the parsing and the disk, and making them is not counted: they show how
+the rest grows. 45 columns, 3 row groups a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from feedline.pipeline import Pipeline
+from feedline.sections import ClusterSpec
+from feedline.service.cluster import Cluster
+from feedline.sources import listing_of_source
+from feedline.warehouse.discovery import Listing
+from feedline.warehouse.footer_tasks import FooterResult, FooterTask, footer_task
+from feedline.warehouse.footers import FileFacts, file_facts
+from feedline.warehouse.locations import locate
+from feedline.warehouse.snapshot import snapshot_of
+from feedline.warehouse.tallies import blocks_of
+
+DENSE, IDS, TEXTS = 13, 26, 5  # with the label 45 columns
+GROUPS, GROUP_ROWS = 3, 20
+BASES = 16  # real files that all others are links to
+FILES_PER_DAY = 100
+FIRST_DAY = datetime.date(2020, 1, 1)
+LONG_AGO = 1_700_000_000  # older than the clock's grain: a young file is read again
+
+
+def write_table(folder: Path, files: int) -> None:
+    """A table of so many small files, `ds=…/part-….parquet`."""
+    bases = folder.parent / "bases"
+    bases.mkdir(parents=True, exist_ok=True)
+    for index in range(BASES):
+        pq.write_table(base(index), bases / f"{index}", row_group_size=GROUP_ROWS, compression="zstd")
+        os.utime(bases / f"{index}", (LONG_AGO, LONG_AGO))
+    for index in range(files):
+        day = folder / f"ds={FIRST_DAY + datetime.timedelta(index // FILES_PER_DAY)}"
+        if index % FILES_PER_DAY == 0:
+            day.mkdir(parents=True)
+        source, target = bases / f"{index % BASES}", day / f"part-{index:06d}.parquet"
+        try:
+            os.link(source, target)
+        except OSError:  # a file system without links, or too many of them
+            shutil.copy2(source, target)
+
+
+def base(seed: int) -> pa.Table:
+    """The rows of one file."""
+    rng = np.random.default_rng(seed)
+    rows = GROUPS * GROUP_ROWS
+    columns: dict[str, Any] = {f"d{i}": rng.random(rows).astype(np.float32) for i in range(DENSE)}
+    columns |= {f"i{i}": rng.integers(0, 1 << 40, rows) for i in range(IDS)}
+    columns |= {f"t{i}": [f"text {value}" for value in rng.integers(0, 1000, rows)] for i in range(TEXTS)}
+    return pa.table({**columns, "label": rng.integers(0, 2, rows).astype(np.int8)})
+
+
+def write_pipeline(folder: Path, files: int) -> Path:
+    """All dense and id columns; a filter that prunes by day and by statistics, and counts nothing."""
+    middle = FIRST_DAY + datetime.timedelta(files // FILES_PER_DAY // 2)
+    path = folder / "pipeline.yaml"
+    lines = [
+        "version: 1",
+        "name: snapshots",
+        f"work_dir: {folder / 'work'}",
+        "source:",
+        f"  table: {folder / 'table'}",
+        f'  where: ds >= "{middle}" and i0 >= 0 and t0 >= ""',
+        "features:",
+        f"  dense: {{{', '.join(f'd{i}: []' for i in range(DENSE))}}}",
+        f"  categorical: {{{', '.join(f'i{i}: []' for i in range(IDS))}}}",
+        "  label: {label: []}",
+        "batch: {size: 100}",
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# -- what is measured, each in a process of its own -------------------------------------------------------------------
+
+
+def measure_listing(folder: Path) -> dict[str, Any]:
+    start = time.perf_counter()
+    listing = listing_of_source(Pipeline.from_yaml(folder / "pipeline.yaml").spec)
+    return {"seconds": time.perf_counter() - start, "files": len(listing.files)}
+
+
+def measure_cold(folder: Path, workers: int = 0) -> dict[str, Any]:
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
+    if not workers:
+        return _timed(pipeline.snapshot)
+    cluster = Cluster(ClusterSpec(workers=workers), threads=1)
+    try:
+        cluster.client.wait_for_workers(workers)
+        return _timed(lambda: pipeline.snapshot(map=cluster.map))
+    finally:
+        cluster.close()
+
+
+def measure_warm(folder: Path) -> dict[str, Any]:
+    return _timed(Pipeline.from_yaml(folder / "pipeline.yaml").snapshot)
+
+
+def measure_plan(folder: Path) -> dict[str, Any]:
+    pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
+    start = time.perf_counter()
+    plan = pipeline.plan(world_size=8)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "files": len(plan.snapshot.files), "id": plan.snapshot.id}
+
+
+def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:
+    """Cold, warm and plan of a table that is not there: its listing and its footers are made."""
+    made = _MadeTable(folder, files)
+    pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
+    work_dir = pipeline.spec.work_dir
+    start = time.perf_counter()
+    listing = made.listing()
+    listed = time.perf_counter()
+    cold = snapshot_of(listing, work_dir=work_dir, map=made.read)
+    between = time.perf_counter()
+    cold_peak = _peak_bytes()
+    warm = snapshot_of(listing, work_dir=work_dir, map=made.read)
+    middle = time.perf_counter()
+    pipeline.plan(world_size=8, snapshot=warm)
+    end = time.perf_counter()
+    if warm.id != cold.id or len(made.tasks) != -(-files // 256):
+        raise RuntimeError("the warm snapshot is another one, or read footers")
+    return {
+        "made_s": listed - start,
+        "cold_s": between - listed - made.seconds,
+        "cold_peak": cold_peak,
+        "warm_s": middle - between,
+        "plan_s": end - middle,
+    }
+
+
+class _MadeTable:
+    """A listing and footers without files: those of a few real ones, with other digests and bounds."""
+
+    def __init__(self, folder: Path, files: int) -> None:
+        self._folder, self._files = folder, files
+        self.tasks: list[FooterTask] = []
+        self.seconds = 0.0
+        self._random = np.random.default_rng(0)
+        location = locate(str(folder))
+        bases = sorted((folder / "bases").iterdir())
+        self._facts = [file_facts(location.filesystem, str(path), path.stat().st_size, path.name) for path in bases]
+
+    def listing(self) -> Listing:
+        number = np.arange(self._files)
+        days = [f"{FIRST_DAY + datetime.timedelta(int(day))}" for day in range(self._files // FILES_PER_DAY + 1)]
+        paths = [f"ds={days[i // FILES_PER_DAY]}/part-{i:06d}.parquet" for i in number.tolist()]
+        day = (np.datetime64(FIRST_DAY) + number // FILES_PER_DAY).astype("datetime64[D]")
+        times = pa.array(np.full(self._files, LONG_AGO * 10**9))
+        files = pa.table({"path": paths, "bytes": pa.array(number + 10_000), "mtime_ns": times})
+        return Listing(uri=str(self._folder / "table"), files=files, partition={"ds": pa.array(day)}, ignored=0)
+
+    def read(self, function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[FooterResult]:
+        if function is not footer_task:
+            raise RuntimeError("only footers are made")
+        for task in tasks:
+            self.tasks.append(task)
+            start = time.perf_counter()
+            facts = [(place, self._made(place)) for place, _, _ in task.files]
+            self.seconds += time.perf_counter() - start
+            yield FooterResult(blocks=tuple(blocks_of(facts)), corrupt=())
+
+    def _made(self, place: int) -> FileFacts:
+        """A known file's facts with a digest of its own, and bounds of their own for the id columns."""
+        known = self._facts[place % len(self._facts)]
+        draws = self._random.integers(0, 1 << 40, (2, IDS * GROUPS))
+        low, high = (_as_bytes(bounds) for bounds in (draws.min(0), draws.max(0)))
+        columns = [
+            dataclasses.replace(
+                column, low=low[i * GROUPS : (i + 1) * GROUPS], high=high[i * GROUPS : (i + 1) * GROUPS]
+            )
+            for i, column in enumerate(known.columns[DENSE : DENSE + IDS])
+        ]
+        columns = [*known.columns[:DENSE], *columns, *known.columns[DENSE + IDS :]]
+        return dataclasses.replace(known, digest=hashlib.sha256(place.to_bytes(8, "little")).digest(), columns=columns)
+
+
+def _as_bytes(bounds: np.ndarray[Any, np.dtype[np.int64]]) -> list[bytes]:
+    """Numbers as footers store them."""
+    content = bounds.astype("<i8").tobytes()
+    return [content[i : i + 8] for i in range(0, len(content), 8)]
+
+
+def _timed(take: Callable[[], Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    snapshot = take()
+    return {"seconds": time.perf_counter() - start, "files": len(snapshot.files), "id": snapshot.id}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _cpu_s() -> float:
+    """Of this process and those that it started and that ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
+    "listing": measure_listing,
+    "cold": measure_cold,
+    "cold, 2 processes": lambda folder: measure_cold(folder, workers=2),
+    "warm": measure_warm,
+    "plan": measure_plan,
+}
+
+
+# -- the benchmark's own process --------------------------------------------------------------------------------------
+
+
+def run(name: str, folder: Path, files: int) -> dict[str, Any]:
+    """One measure in a process of its own."""
+    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--files", str(files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def real(folder: Path, files: int, console: Console) -> None:
+    start = time.perf_counter()
+    write_table(folder / "table", files)
+    write_pipeline(folder, files)
+    console.print(f"{files:,} files of {DENSE + IDS + TEXTS + 1} columns x {GROUPS} row groups")
+    console.print(f"written in {time.perf_counter() - start:.1f} s")
+    table = Table("", "s", "CPU s", "ms per file", "peak MB")
+    ids = set()
+    for name in MEASURES:
+        found = run(name, folder, files)
+        if found["files"] != files:
+            raise SystemExit(f"{name} found {found['files']} files, expected {files}")
+        ids.add(found.get("id"))
+        seconds = found["seconds"]
+        per_file = f"{1e3 * seconds / files:.3f}"
+        table.add_row(name, f"{seconds:.2f}", f"{found['cpu_s']:.2f}", per_file, f"{found['peak'] / 1e6:,.0f}")
+    if len(ids - {None}) != 1:
+        raise SystemExit("the snapshots differ")
+    console.print(table)
+
+
+def synthetic(folder: Path, largest: int, console: Console) -> None:
+    """Sizes up to the largest, each twice the one before."""
+    table = Table("made footers", "cold us/file", "warm us/file", "plan us/file", "warm + plan s", "cold MB", "peak MB")
+    for files in sorted(size for size in (largest >> shift for shift in range(4)) if size):
+        place = folder / f"made-{files}"
+        write_table(place / "table", 0)
+        write_pipeline(place, files)
+        found = run("synthetic", place, files)
+        table.add_row(
+            f"{files:,}",
+            *(f"{1e6 * found[key] / files:.1f}" for key in ("cold_s", "warm_s", "plan_s")),
+            f"{found['warm_s'] + found['plan_s']:.2f}",
+            f"{found['cold_peak'] / 1e6:,.0f}",
+            f"{found['peak'] / 1e6:,.0f}",
+        )
+        shutil.rmtree(place)
+    console.print(table)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=0, help="real files")
+    parser.add_argument("--synthetic", type=int, default=0, help="made footers, at most")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where the table is made (default: a temporary folder)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.tiny:
+        options.files, options.synthetic = 64, 512
+    elif not options.files and not options.synthetic:
+        options.files, options.synthetic = 20_000, 200_000
+    return options
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = parse(arguments)
+    if options.child is not None:
+        before = _cpu_s()
+        if options.child == "synthetic":
+            found = measure_synthetic(options.folder, options.files)
+        else:
+            found = MEASURES[options.child](options.folder)
+        print(json.dumps({**found, "cpu_s": _cpu_s() - before, "peak": _peak_bytes()}))
+        return
+    console = Console()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        if options.files:
+            real(Path(folder), options.files, console)
+        if options.synthetic:
+            synthetic(Path(folder), options.synthetic, console)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,191 @@
+"""What does `feedline check` do? Looks at all files of a pipeline's table, says what is wrong, and remembers it.
+
+Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. What is
+found is remembered in work_dir whatever `on_bad_file` says: it is a fact about the files, used by whoever skips.
+Files that are found good are forgotten there: by a deep check all that it looked at, by another those whose footer
+was bad.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import pyarrow as pa
+
+from feedline.expressions import bind_where
+from feedline.plan import compile_spec
+from feedline.resources import available_cores
+from feedline.service.cluster import Cluster
+from feedline.sources import listing_of_source
+from feedline.spec import PipelineSpec
+from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
+from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages
+from feedline.warehouse.locations import shown
+
+_FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
+_AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
+_SHOW_S = 5.0  # a line of progress this often, where the line before cannot be overwritten
+_REDRAW_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What was looked at and what was found. `columns`: those whose pages were decoded; empty without `deep`."""
+
+    table: str
+    files: int
+    ignored: int
+    rows: int
+    deep: bool
+    columns: tuple[str, ...]
+    bad_files: tuple[BadFile, ...]
+    problems: tuple[Problem, ...]
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing at all was found."""
+        return not self.bad_files and not self.problems
+
+    def facts(self) -> dict[str, Any]:
+        """Plain numbers and texts, for `--json`."""
+        return {
+            "table": self.table,
+            "files": self.files,
+            "files_ignored": self.ignored,
+            "rows": self.rows,
+            "deep": self.deep,
+            "columns": list(self.columns),
+            "bad_files": [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.bad_files],
+            "problems": [{"path": problem.file, "reason": problem.reason} for problem in self.problems],
+            "seconds": self.seconds,
+        }
+
+    def text(self) -> str:
+        """The same for people."""
+        looked = f"every page of {len(self.columns):,} columns" if self.deep else "footers"
+        lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {looked} in {self.seconds:.1f} s"]
+        lines += [f"bad      {bad.line()}" for bad in self.bad_files]
+        lines += [f"problem  {problem.file}: {problem.reason}" for problem in self.problems]
+        if self.clean:
+            return f"{lines[0]}: nothing found"
+        lines.append(
+            f"{len(self.bad_files):,} bad files, {len(self.problems):,} with other problems. "
+            "`on_bad_file: skip` leaves the bad ones out of the plan; nothing leaves out the others"
+        )
+        return "\n".join(lines)
+
+
+def run_check(
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: Progress | None = None
+) -> CheckReport:
+    """Check the table of a pipeline. Raises what listing it raises; whatever is wrong with a file is in the report.
+
+    `deep`: decode every page of the columns that the pipeline reads, or of all with `all_columns`.
+    """
+    began = time.perf_counter()
+    listing = listing_of_source(spec)
+    columns: tuple[str, ...] = ()
+    with _mapper(spec) as mapper:
+        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), progress=progress)
+        _remember(spec.work_dir, findings, deep=False)
+        if deep and findings.footers:
+            columns = _columns(spec, findings, all_columns=all_columns)
+            check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
+            _remember(spec.work_dir, findings, deep=True)
+    return CheckReport(
+        table=shown(listing.uri),
+        files=len(listing.files),
+        ignored=listing.ignored,
+        rows=findings.rows,
+        deep=deep,
+        columns=columns,
+        bad_files=tuple(sorted(findings.bad, key=lambda bad: bad.file)),
+        problems=tuple(sorted(findings.problems, key=lambda problem: problem.file)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class ProgressLine:
+    """One line that says how far a check is: overwritten on a terminal, elsewhere repeated every few seconds."""
+
+    def __init__(self, out: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._out = out or sys.stderr
+        self._now_s = now_s
+        self._next_s = now_s() + _SHOW_S
+        self._open = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Say it, if it is time to."""
+        terminal = self._out.isatty()
+        if self._now_s() >= self._next_s or (terminal and done == total):
+            self._next_s = self._now_s() + (_REDRAW_S if terminal else _SHOW_S)
+            unit = "files" if what == "footers" else "tasks"
+            print(f"{what}: {done:,} of {total:,} {unit}", end="\r" if terminal else "\n", file=self._out, flush=True)
+            self._open = terminal
+
+    def close(self) -> None:
+        """Leave the line for what comes next."""
+        if self._open:
+            print("\033[K", end="", file=self._out, flush=True)
+
+
+def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
+    """The stored columns to decode: all, or those that the pipeline's features, filter and runs need."""
+    if all_columns:
+        return tuple(findings.schema.names)
+    keys = [pa.field(name, column.type) for name, column in findings.listing.partition.items()]
+    schema = pa.schema([*(field for field in findings.schema if field.name not in findings.listing.partition), *keys])
+    names = dict.fromkeys(compile_spec(spec, schema).columns)
+    source = spec.source
+    for text in (source.where, source.sample.where if source.sample is not None else None):
+        if text is not None:
+            names.update(dict.fromkeys(sorted(bind_where(text, schema).columns)))
+    names.update(dict.fromkeys((source.sample.key or ()) if source.sample is not None else ()))
+    if spec.shuffle is not None and spec.shuffle.by is not None:
+        names[spec.shuffle.by] = None
+    return tuple(name for name in names if name not in findings.listing.partition)
+
+
+def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
+    known = known_bad_files(work_dir)
+    sound = [file for file in findings.sound() if file in known and (deep or known[file].footer_digest is None)]
+    remember(work_dir, findings.bad, sound=sound)
+
+
+Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+
+@contextmanager
+def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
+    """Gives, for a number of threads, a `map` in threads; or one on the pipeline's cluster, which has its own."""
+    if spec.cluster.workers is None and spec.cluster.scheduler is None:
+        yield lambda threads: lambda function, tasks: _in_threads(function, tasks, threads)
+        return
+    cluster = Cluster(spec.cluster, threads=available_cores())
+    try:
+        cluster.check_workers()
+        yield lambda _: lambda function, tasks: _on_cluster(cluster, function, tasks)
+    finally:
+        cluster.close()
+
+
+def _in_threads(function: Callable[[Any], Any], tasks: Sequence[Any], threads: int) -> Iterator[Any]:
+    with ThreadPoolExecutor(threads, thread_name_prefix="feedline-check") as pool:
+        try:
+            yield from pool.map(function, tasks)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    at_once = _AHEAD * cluster.threads()
+    for start in range(0, len(tasks), at_once):
+        yield from cluster.map(function, tasks[start : start + at_once])

@@ -1,0 +1,156 @@
+"""How do the declared ops look in the JSON Schema of pipeline.yaml, and on the page docs/ops.md?
+
+Runs in: `feedline schema`, and whoever writes the page. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from feedline.expression_types import describe
+from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
+
+SECTIONS = {  # the modules of ops -> their headings
+    "dense": "Dense: normalisation",
+    "vectors": "Dense: vectors",
+    "sparse": "Sparse: ids and lists",
+    "weighted": "Sparse: weighted lists",
+    "generated": "Generated",
+    "crossings": "Generated: several columns crossed",
+    "scores": "Generated: two columns compared",
+}
+_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
+
+
+def op_schema() -> dict[str, Any]:
+    """The JSON Schema of one op as it stands in a list of ops: a word, or a map of one key {op: parameters}."""
+    properties: dict[str, Any] = {}
+    for found in OPS.values():
+        if not found.fields:
+            continue
+        schema = found.parameters.model_json_schema()
+        parameters = {
+            name: {
+                **{key: value[key] for key in ("description", "default") if key in value},
+                "anyOf": [_bare_schema(value), _VARIABLE],
+            }
+            for name, value in schema["properties"].items()
+        }
+        mapping = {
+            "type": "object",
+            "properties": parameters,
+            "required": schema.get("required", []),
+            "additionalProperties": False,
+        }
+        first = parameters[found.fields[0]]["anyOf"]
+        others_required = set(schema.get("required", [])) - {found.fields[0]}
+        choices = [mapping] if others_required else [*first, mapping]
+        properties[found.name] = {"description": _summary(found), "anyOf": choices}
+    words = [found.name for found in OPS.values() if found.is_word]
+    calls = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+    return {"description": "An op: a word, or {op: parameters}.", "anyOf": [{"enum": words}, calls]}
+
+
+def document() -> str:
+    """The text of docs/ops.md: every op with what it takes and gives, its parameters, semantics and examples."""
+    parts = [
+        "# Ops",
+        "Generated from the declarations in `feedline/transforms`; do not edit.",
+        (
+            "An op stands in a feature's list of ops, as a word or as a map of one key, where a bare value is the op's "
+            "first parameter: `price: [{fill_null: 0}, log1p]`, `price: [{clip: {min: 0, max: 1}}]`. Ops are "
+            "applied in order. An op on numbers or strings works on the elements of lists too where it says so; a null "
+            "list stays null, and becomes an empty list in the batch. The version of an op is part of the fingerprint "
+            "of a pipeline's features."
+        ),
+        (
+            "An op over several columns is what a feature is made by: `NAME: {op: cartesian, inputs: [a, b], ops: "
+            "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "
+            "[{first_x: 10}]}`. A *weighted* list has a float32 weight beside each id; a *vector* is a list that is "
+            "equally long in every row ([pipeline.md](pipeline.md#features)). Ops over elements keep both."
+        ),
+    ]
+    for placement, title in SECTIONS.items():
+        parts.append(f"## {title}")
+        for found in OPS.values():
+            if found.placement == placement:
+                parts.extend(_section(found))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(found: Op) -> Iterable[str]:
+    yield f"### {found.name}"
+    yield found.text
+    yield f"Takes {found.taken}; gives {found.gives}. Version {found.version}."
+    if found.inputs:
+        names = [given.name for given in found.inputs] + (["…"] if found.repeats else [])
+        yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."
+    if found.fields:
+        lines = ["| parameter | type | default | |", "|---|---|---|---|"]
+        for name, value in found.parameters.model_json_schema()["properties"].items():
+            required = found.parameters.model_fields[name].is_required()
+            default = "required" if required else _flow(value.get("default"))
+            lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
+        yield "\n".join(lines)
+    lines = ["| example | type | values | become |", "|---|---|---|---|"]
+    for shown in found.examples:
+        dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
+        given = [values for _, values in shown.columns] if len(shown.columns) > 1 else shown.columns[0][1]
+        cells = (_flow(shown.call.written()), dtypes, _flow(given), _flow(shown.result))
+        lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+    yield "\n".join(lines)
+
+
+def _summary(found: Op) -> str:
+    return found.text.partition("\n\n")[0].replace("\n", " ")
+
+
+def _bare_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    bare = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
+    if "anyOf" in bare:  # None is what Python calls a parameter that was left out
+        bare["anyOf"] = [choice for choice in bare["anyOf"] if choice != {"type": "null"}]
+    return bare
+
+
+def _type_words(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        words = dict.fromkeys(_type_words(choice) for choice in _bare_schema(schema)["anyOf"])
+        return in_words([word for word in words if not (word == "integer" and "number" in words)])
+    if schema["type"] == "array":
+        return f"list of {_type_words(schema['items'])}"
+    bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if schema.get(key, MAX_INT) != MAX_INT]
+    return " ".join([schema["type"], ", ".join(bounds)]).strip()
+
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+
+
+def _flow(value: object) -> str:
+    """A value as YAML writes it on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(str(value), repr(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, datetime):
+        return str(value)
+    if isinstance(value, bytes):
+        return json.dumps(value.decode("latin-1"))
+    plain = isinstance(value, str) and value.replace("_", "").replace(" ", "").isalnum() and not value[:1].isdigit()
+    return str(value) if plain and value not in ("null", "true", "false") else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,184 @@
+"""Which files are corrupt, how is that remembered, and how many of them may a plan leave out?
+
+Runs where a snapshot is taken, and in `feedline check`. A finding is a fact about a file as it was: path, size,
+modification time and, where it could be read, the digest of its footer. Findings are kept in `work_dir/bad/files.arrow`
+so that later plans leave those files out without reading them; a file that was replaced since matches no finding, and
+is looked at anew. Where a store has no modification times, the footer's digest decides instead.
+
+Only damage makes a finding (`CorruptFileError`, see `faults`): never a permission, a network or a missing file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from feedline.errors import CorruptFileError
+from feedline.warehouse import store
+from feedline.warehouse.discovery import Listing
+from feedline.warehouse.locations import join, shown
+
+_RECORD = "bad/files.arrow"
+_SHOWN = 20  # files that a message lists
+_Digest: TypeAlias = bytes  # `BadFile.bytes` hides the type of that name
+_SCHEMA = pa.schema(
+    {
+        "file": pa.string(),
+        "bytes": pa.int64(),
+        "mtime_ns": pa.int64(),
+        "footer_digest": pa.binary(),
+        "rows": pa.int64(),
+        "reason": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadFile:
+    """A corrupt file, as it was when it was found.
+
+    `file`: its full name. `rows`: those that its footer states, None where the footer itself is corrupt (then
+    `footer_digest` is None, too). `reason`: what is wrong, row group included where one was read.
+    """
+
+    file: str
+    bytes: int
+    mtime_ns: int
+    footer_digest: _Digest | None
+    rows: int | None
+    reason: str
+
+    def line(self) -> str:
+        """The finding for people."""
+        return f"{self.file}: {self.reason}" + ("" if self.rows is not None else " (rows unknown, counted as 0)")
+
+
+class Frozen(Protocol):
+    """What is asked of a snapshot."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def files(self) -> pa.Table: ...
+
+
+def reason_of(error: CorruptFileError, file: str) -> str:
+    """What an error says, less the file's name at its beginning."""
+    text = str(error)
+    return text.removeprefix(file).lstrip(", ") if text.startswith(file) else text
+
+
+def known_bad_files(work_dir: str) -> dict[str, BadFile]:
+    """What was found so far, by file. Raises CorruptFileError where the record itself is damaged."""
+    return {bad.file: bad for bad in _load(work_dir, _RECORD)}
+
+
+def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = ()) -> None:
+    """Add findings to the record, and forget those about files that turned out to be `sound`."""
+    before = known_bad_files(work_dir)
+    after = {**before, **{bad.file: bad for bad in found}}
+    for file in sound:
+        after.pop(file, None)
+    if after != before:
+        store.create(work_dir, _RECORD, [_table(sorted(after.values(), key=lambda bad: bad.file))])
+
+
+def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> None:
+    """Keep what was left out of a snapshot, for everyone who loads it. `skipped` may be empty: it mostly is."""
+    if skipped or skipped_of(work_dir, snapshot):
+        store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
+
+
+def skipped_of(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
+    """What was left out of a snapshot."""
+    return tuple(_load(work_dir, _skipped_name(snapshot)))
+
+
+def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
+    """A listing less the files that are known to be bad and have not changed since; and those."""
+    if not known:
+        return listing, []
+    found = _matches(listing.uri, listing.files, known)
+    found = {index: bad for index, bad in found.items() if bad.mtime_ns >= 0}
+    if not found:
+        return listing, []
+    return listing.picked(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
+
+
+def known_within(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
+    """The files of a snapshot that are known to be bad, by their path below its root."""
+    if not known:
+        return {}
+    paths, digests = snapshot.files["path"], snapshot.files["footer_digest"]
+    found = _matches(snapshot.uri, snapshot.files, known)
+    return {
+        paths[index].as_py(): bad
+        for index, bad in found.items()
+        if bad.footer_digest in (None, digests[index].as_py()) and (bad.mtime_ns >= 0 or bad.footer_digest is not None)
+    }
+
+
+def refuse_too_many(
+    table: str, skipped: Sequence[BadFile], *, max_files: int | None = None, max_rows: int | None = None
+) -> None:
+    """Raise CorruptFileError, listing the files, where more is left out than allowed."""
+    rows = sum(bad.rows or 0 for bad in skipped)
+    for what, key, got, limit in (
+        ("bad files", "max_bad_files", len(skipped), max_files),
+        ("rows in bad files", "max_bad_rows", rows, max_rows),
+    ):
+        if limit is not None and got > limit:
+            raise CorruptFileError(
+                f"{table} has more {what} than source.{key} allows: got {got:,}, expected at most {limit:,}. "
+                f"Restore them, or raise the limit.\n{listed(skipped)}"
+            )
+
+
+def refuse_all(table: str, skipped: Sequence[BadFile]) -> CorruptFileError:
+    """The error for a table of which nothing is left."""
+    return CorruptFileError(
+        f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{listed(skipped)}"
+    )
+
+
+def listed(skipped: Sequence[BadFile]) -> str:
+    """Findings for people, one per line, the first of very many."""
+    lines = [f"  {bad.line()}" for bad in skipped[:_SHOWN]]
+    if len(skipped) > _SHOWN:
+        lines.append(f"  and {len(skipped) - _SHOWN:,} more")
+    return "\n".join(lines)
+
+
+def _matches(uri: str, files: pa.Table, known: Mapping[str, BadFile]) -> dict[int, BadFile]:
+    """Which files are those of a finding, by name, size and time: index and finding."""
+    root = shown(uri)
+    found = {}
+    for index, path in enumerate(files["path"].to_pylist()):
+        bad = known.get(join(root, path))
+        if bad is None:
+            continue
+        facts = files.slice(index, 1)
+        if (bad.bytes, bad.mtime_ns) == (facts["bytes"][0].as_py(), facts["mtime_ns"][0].as_py()):
+            found[index] = bad
+    return found
+
+
+def _skipped_name(snapshot: str) -> str:
+    return f"skipped/{snapshot}.arrow"
+
+
+def _load(work_dir: str, name: str) -> list[BadFile]:
+    try:
+        (table,) = store.load(work_dir, name, tables=1)
+    except FileNotFoundError:
+        return []
+    return [BadFile(**row) for row in table.to_pylist()]
+
+
+def _table(found: Iterable[BadFile]) -> pa.Table:
+    rows = [{name: getattr(bad, name) for name in _SCHEMA.names} for bad in found]
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)

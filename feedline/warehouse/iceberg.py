@@ -1,0 +1,185 @@
+"""Which files are an Iceberg table, at one of its snapshots?
+
+Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
+and columns come from them, statistics from the files' own footers. A table is named by its folder (the newest metadata
+there: what version-hint.text names, else the file with the highest number) or by one metadata.json; a catalog is not
+asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files of
+an identity transform that lack the column: then it is a partition key.
+
+Refused by name: position and equality deletes, deletion vectors, files that are not Parquet, and (in `declared`)
+columns that were renamed, or dropped and added again, as long as files from before are in the table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.types as pat
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.declared import declared_listing, package_missing, plain
+from feedline.warehouse.discovery import Listing
+from feedline.warehouse.faults import explained
+from feedline.warehouse.locations import absolute, ancestor, is_uri, join, locate, shown
+
+_METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
+# What the URI says of its store, as pyarrow.fs has it, in pyiceberg's words; credentials come from the environment.
+_OPTIONS = {"region": "s3.region", "endpoint_override": "s3.endpoint"}
+
+
+def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | None = None) -> Listing:
+    """The files of a snapshot (None: the newest), or of the snapshot that was the newest at an ISO time.
+
+    A time without a zone is UTC. Raises TableNotFoundError where no table, no snapshot or no file is, TableError for
+    what cannot be read, TableChangedError for files that were deleted since.
+    """
+    try:
+        import pyiceberg.exceptions  # noqa: PLC0415 -- an extra: only where a table of this format is asked for
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 -- likewise
+        from pyiceberg.table import StaticTable  # noqa: PLC0415 -- likewise
+    except ImportError:
+        raise package_missing("pyiceberg", "iceberg") from None
+    uri, metadata = _metadata_of(absolute(table))
+    try:
+        log = StaticTable.from_metadata(metadata, properties=_options(uri))
+        scan = log.scan(snapshot_id=_snapshot_id(log, uri, snapshot_id, as_of))
+        tasks = list(scan.plan_files())
+        schema = schema_to_pyarrow(scan.projection(), include_field_ids=True)
+    except (pyiceberg.exceptions.ValidationError, OSError, ValueError, TypeError) as error:
+        if isinstance(error, TableError):
+            raise
+        if "equality delete" in str(error):
+            raise _deletes(uri, "equality deletes") from error
+        raise TableError(f"{shown(uri)} cannot be read as an Iceberg table: {_said(error)}") from error
+    _refuse(tasks, uri)
+    files = [task.file for task in tasks]
+    partition = _identity_keys(files, log, scan.projection(), schema, uri)
+    return declared_listing(uri, [file.file_path for file in files], partition, schema, format="iceberg")
+
+
+def _metadata_of(uri: str) -> tuple[str, str]:
+    """The table's folder and its metadata file, both as a URI or an absolute path."""
+    address = uri.partition("?")[0] if is_uri(uri) else uri
+    if address.endswith((".metadata.json", ".metadata.json.gz")):
+        return ancestor(uri, 2), address
+    location = locate(uri)
+    folder = join(location.path, "metadata")
+    with explained(shown(uri)):
+        infos = location.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    names = {info.base_name for info in infos if info.type == pafs.FileType.File}
+    numbered = [(int(found[1]), name) for name in names if (found := _METADATA.match(name))]
+    if not numbered:
+        raise TableNotFoundError(
+            f"{shown(uri)} is no Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
+            "table that only a catalog knows, name the metadata.json that the catalog shows as its metadata location"
+        )
+    name = max(numbered)[1]
+    if "version-hint.text" in names:
+        with explained(shown(uri)), location.filesystem.open_input_stream(join(folder, "version-hint.text")) as source:
+            hint = source.read().decode().strip()
+        hinted = [hint, f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json"]
+        name = next((text for text in hinted if text in names), name)
+    return uri, f"{address}/metadata/{name}"
+
+
+def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None) -> int | None:
+    if snapshot_id is not None and log.snapshot_by_id(snapshot_id) is None:
+        known = ", ".join(str(one.snapshot_id) for one in log.snapshots()[-5:]) or "none"
+        raise TableNotFoundError(
+            f"{shown(uri)} has no snapshot {snapshot_id}: its last ones are {known}. Expired ones are gone for good"
+        )
+    if as_of is None:
+        if snapshot_id is None and log.current_snapshot() is None:
+            raise TableNotFoundError(f"{shown(uri)} is empty: expected at least one snapshot")
+        return snapshot_id
+    moment = datetime.datetime.fromisoformat(as_of)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    found = log.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
+    if found is None:
+        raise TableError(f"{shown(uri)} has no snapshot of {as_of} or before. Name a later time")
+    return int(found.snapshot_id)
+
+
+def _refuse(tasks: Sequence[Any], uri: str) -> None:
+    for task in tasks:
+        kinds = {
+            "deletion vectors" if file.file_format.value.upper() == "PUFFIN" else _content(file)
+            for file in task.delete_files
+        }
+        if kinds:
+            raise _deletes(uri, " and ".join(sorted(kinds)))
+        if task.file.file_format.value.upper() != "PARQUET":
+            raise TableError(
+                f"{shown(uri)} has a file that is not Parquet: got {task.file.file_format.value} in "
+                f"{shown(task.file.file_path)}. Rewrite the table as Parquet"
+            )
+
+
+def _content(file: Any) -> str:
+    return "equality deletes" if file.content.name == "EQUALITY_DELETES" else "position deletes"
+
+
+def _deletes(uri: str, what: str) -> TableError:
+    return TableError(
+        f"{shown(uri)} has {what}, which take rows out of its files: expected none. Run rewrite_data_files, which "
+        "writes the files anew without those rows"
+    )
+
+
+def _identity_keys(files: Sequence[Any], log: Any, columns: Any, schema: pa.Schema, uri: str) -> dict[str, pa.Array]:
+    """The columns that some file lacks because its partition says their value: one value per file."""
+    lacking: dict[str, None] = {}
+    values: list[dict[str, Any]] = []
+    for file in files:
+        known = _identities(file, log, columns)
+        values.append(known)
+        present = {*(file.column_sizes or ()), *(file.value_counts or ())}
+        if present:  # without any counts nothing is known, and files hold all columns: that is the rule
+            lacking.update({name: None for name in known if columns.find_field(name).field_id not in present})
+    keys = {}
+    for name in schema.names:
+        if name in lacking:
+            if not all(name in known for known in values):
+                raise TableError(
+                    f"column {name!r} of {shown(uri)} is a partition's value for some files and a column in others: "
+                    "expected one of the two. Rewrite the old files"
+                )
+            keys[name] = _typed([known[name] for known in values], plain(schema.field(name).type))
+    return keys
+
+
+def _identities(file: Any, log: Any, columns: Any) -> dict[str, Any]:
+    spec = log.specs()[file.spec_id]
+    found = {}
+    for place, field in enumerate(spec.fields):
+        name = columns.find_column_name(field.source_id)
+        if str(field.transform) == "identity" and name is not None:
+            found[name] = file.partition[place]
+    return found
+
+
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Partition values, which are numbers of days or microseconds where they are dates or times."""
+    numeric = pat.is_date(kind) or pat.is_timestamp(kind) or pat.is_time(kind)
+    if numeric and all(value is None or isinstance(value, int) for value in values):
+        return pa.array(values, pa.int32() if pat.is_date32(kind) else pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+def _options(uri: str) -> dict[str, str]:
+    given = dict(parse_qsl(uri.partition("?")[2])) if is_uri(uri) else {}
+    options = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    if "s3.endpoint" in options:
+        options["s3.endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+    return options
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,75 @@
+"""A table of small files, and the ways in which one of them may change or rot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS, GROUP = 4096, 512
+
+
+def write(folder: Path, files: int = 4, **changes: Any) -> Path:
+    """A table of small files whose pages carry checksums; `changes` replace columns of the third file."""
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        columns: dict[str, Any] = {
+            "id": np.arange(ROWS) + number * ROWS,
+            "x": rng.random(ROWS, dtype=np.float32),
+            "y": rng.integers(0, 2, ROWS),
+            "ids": [list(range(row % 4)) for row in range(ROWS)],
+            **(changes if number == 2 else {}),
+        }
+        path = folder / f"part={number}" / "data.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table(columns), path, row_group_size=GROUP, write_page_checksum=True, compression="snappy")
+    return folder
+
+
+def delete(file: Path) -> None:
+    file.unlink()
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def replace_by_another(file: Path) -> None:
+    draft = file.with_name(".draft")
+    pq.write_table(pq.read_table(file, partitioning=None).slice(0, 100), draft)
+    draft.rename(file)
+
+
+def replace_by_one_of_the_same_size_and_time(file: Path) -> None:
+    """The same bytes but for one in the footer: only the footer's digest tells."""
+    status = file.stat()
+    content = bytearray(file.read_bytes())
+    content[content.rindex(b"parquet-cpp")] ^= 1
+    draft = file.with_name(".draft")
+    draft.write_bytes(content)
+    draft.rename(file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def flip_a_footer(file: Path) -> None:
+    _flip(file, slice(-200, -100))
+
+
+def flip_a_page(file: Path) -> None:
+    """Within the data of x in row group 5; size and time stay."""
+    chunk = pq.read_metadata(file).row_group(5).column(1)
+    start = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
+    _flip(file, slice(start, start + 8))
+
+
+def _flip(file: Path, place: slice) -> None:
+    status = file.stat()
+    content = bytearray(file.read_bytes())
+    content[place] = bytes(byte ^ 0xFF for byte in content[place])
+    with file.open("r+b") as same:
+        same.write(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))

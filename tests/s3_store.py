@@ -1,0 +1,272 @@
+"""An S3 store that tests can break: a real S3 server in a process of its own, and a proxy before it that makes faults.
+
+The proxy speaks plain HTTP/1.1, counts every request, and lets a `Fault` spoil those it matches, as often as it says.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import select
+import socket
+import socketserver
+import struct
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "a-secret/that+nobody=may-see",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+ALWAYS = 10**9
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>{1}</Message></Error>'
+_ANSWERS = {
+    "slow_down": (503, "SlowDown", "Please reduce your request rate."),
+    "server_error": (500, "InternalError", "We encountered an internal error. Please try again."),
+    "denied": (403, "AccessDenied", "Access Denied"),
+    "missing": (404, "NoSuchKey", "The specified key does not exist."),
+    "no_bucket": (404, "NoSuchBucket", "The specified bucket does not exist"),
+    "bad_key": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the proxy saw it; `bytes` of the body that it answered with."""
+
+    method: str
+    path: str
+    range: str
+    bytes: int = 0
+
+
+@dataclass
+class Fault:
+    """What happens to the requests that match, `times` times after `after` were let through.
+
+    `kind`: an error answer by name (see `_ANSWERS`), or delay, hang, reset, reset_body, truncated, short.
+    `truncated` promises the whole body and sends half; `short` promises half, and keeps that promise.
+    """
+
+    kind: str
+    path: str = ""
+    method: str = "GET|HEAD|PUT|POST"
+    ranged: bool | None = None
+    times: int = 1
+    after: int = 0
+    seconds: float = 0.0
+    met: int = field(default=0, init=False)
+
+    def spoils(self, request: Request) -> bool:
+        if not re.fullmatch(self.method, request.method) or not re.search(self.path, request.path):
+            return False
+        if self.ranged is not None and self.ranged != bool(request.range):
+            return False
+        self.met += 1
+        return self.after < self.met <= self.after + self.times
+
+
+class Store:
+    """The proxy's end that tests hold: its address, what it saw, and the faults it makes now."""
+
+    def __init__(self, upstream: int) -> None:
+        self.upstream = upstream
+        self.faults: list[Fault] = []
+        self.requests: list[Request] = []
+        self.lock = threading.Lock()
+        self.ending = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.store = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def uri(self, path: str, **options: str) -> str:
+        """The URI of `bucket/key…` behind this proxy."""
+        query = {"endpoint_override": self.address, "scheme": "http", "region": "us-east-1", **options}
+        return f"s3://{path}?" + "&".join(f"{key}={value}" for key, value in query.items())
+
+    def fault(self, kind: str, path: str = "", **options: object) -> Fault:
+        made = Fault(kind, path, **options)
+        with self.lock:
+            self.faults.append(made)
+        return made
+
+    def forget(self) -> None:
+        """No faults, and nothing seen."""
+        with self.lock:
+            self.faults.clear()
+            self.requests.clear()
+
+    def counts(self, path: str = "") -> Counter[str]:
+        """Requests whose path matches, by method; GETs of a part of an object count as "range"."""
+        with self.lock:
+            seen = [request for request in self.requests if re.search(path, request.path)]
+        return Counter("range" if request.range and request.method == "GET" else request.method for request in seen)
+
+    def close(self) -> None:
+        self.ending.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+    store: Store
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is no event."""
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+    request: socket.socket
+
+    def setup(self) -> None:
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def handle(self) -> None:
+        store = self.server.store
+        upstream = http.client.HTTPConnection("127.0.0.1", store.upstream, timeout=30)
+        reader = self.request.makefile("rb")
+        try:
+            while self._readable() and self._one(reader, upstream):
+                pass
+        finally:
+            upstream.close()
+            reader.close()
+
+    def _readable(self) -> bool:
+        while not self.server.store.ending.is_set():
+            if select.select([self.request], [], [], 0.05)[0]:
+                return True
+        return False
+
+    def _one(self, reader: BinaryIO, upstream: http.client.HTTPConnection) -> bool:
+        """Answer one request; whether the connection lives on."""
+        line = reader.readline()
+        if not line:
+            return False
+        method, path, _ = line.decode("latin-1").split(" ", 2)
+        headers = http.client.parse_headers(reader)
+        if headers.get("Expect", "").lower() == "100-continue":
+            self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = (
+            _chunks(reader)
+            if "chunked" in headers.get("Transfer-Encoding", "")
+            else reader.read(int(headers.get("Content-Length", 0)))
+        )
+        request = Request(method, path, headers.get("Range", ""))
+        store = self.server.store
+        with store.lock:
+            fault = next((fault for fault in store.faults if fault.spoils(request)), None)
+        kind = fault.kind if fault else ""
+        if kind in _ANSWERS:
+            status, code, message = _ANSWERS[kind]
+            content = b"" if method == "HEAD" else _ERROR.format(code, message).encode()
+            self._note(request, 0)
+            return self._send(status, [("Content-Type", "application/xml")], content, len(content))
+        if kind in ("hang", "delay"):
+            store.ending.wait(fault.seconds)
+        if kind in ("hang", "reset"):
+            self._note(request, 0)
+            return self._reset()
+        kept = {
+            key: value
+            for key, value in headers.items()
+            if key.lower() not in ("expect", "connection", "transfer-encoding", "content-length")
+        }
+        upstream.request(method, path, body, kept)
+        answer = upstream.getresponse()
+        content = answer.read()
+        self._note(request, len(content))
+        promised = int(answer.headers.get("Content-Length", len(content)))
+        fields = [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP]
+        if kind == "short":
+            content = content[: len(content) // 2]
+            return self._send(answer.status, fields, content, len(content))
+        if kind in ("reset_body", "truncated"):
+            self._send(answer.status, fields, content[: len(content) // 2], promised)
+            return self._reset() if kind == "reset_body" else False
+        return self._send(answer.status, fields, content, promised)
+
+    def _note(self, request: Request, size: int) -> None:
+        with self.server.store.lock:
+            self.server.store.requests.append(Request(request.method, request.path, request.range, size))
+
+    def _send(self, status: int, fields: list[tuple[str, str]], content: bytes, promised: int) -> bool:
+        lines = [f"HTTP/1.1 {status} {http.client.responses.get(status, '')}"]
+        lines += [f"{key}: {value}" for key, value in fields] + [f"Content-Length: {promised}", "", ""]
+        self.request.sendall("\r\n".join(lines).encode("latin-1") + content)
+        return True
+
+    def _reset(self) -> bool:
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends RST
+        self.request.close()
+        return False
+
+
+def _chunks(reader: BinaryIO) -> bytes:
+    """A body in chunks, whole."""
+    body = b""
+    while size := int(reader.readline().split(b";")[0], 16):
+        body += reader.read(size)
+        reader.readline()
+    while reader.readline().strip():
+        pass
+    return body
+
+
+_HOP = ("content-length", "connection", "transfer-encoding", "keep-alive", "server")
+
+
+@contextmanager
+def s3_server() -> Iterator[int]:
+    """A real S3 server for the time of a block: its port."""
+    command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def put(port: int, path: str, content: bytes = b"") -> None:
+    """Make a bucket (`bucket`) or an object (`bucket/key`), past every proxy."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(
+            "PUT",
+            "/" + path,
+            content,
+            {"Authorization": "AWS4-HMAC-SHA256 Credential=testing/x/us-east-1/s3/aws4_request"},
+        )
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200, answer.status
+    finally:
+        connection.close()
+
+
+def put_folder(port: int, bucket: str, folder: Path) -> None:
+    """A bucket with the files of a local folder, below the folder's name."""
+    put(port, bucket)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            put(port, f"{bucket}/{path.relative_to(folder.parent)}", path.read_bytes())

@@ -1,0 +1,195 @@
+"""Does `feedline check` find every bad file and every other problem, and do later plans know?"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from damage import ROWS, flip_a_page, truncate, write
+from pipelines import CLICKS
+from processes import ended
+
+from feedline import Pipeline
+from feedline.checking import CheckReport, ProgressLine, run_check
+from feedline.errors import SpecError, TableNotFoundError
+from feedline.spec import load_spec
+from feedline.warehouse.bad_files import known_bad_files
+
+FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
+
+
+def pipeline(folder: Path, **changes: Any) -> Path:
+    document = {
+        **CLICKS,
+        "features": FEATURES,
+        "source": {"table": str(folder / "t"), **changes.pop("source", {})},
+        "work_dir": str(folder / "work"),
+        **changes,
+    }
+    path = folder / "p.yaml"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def part(folder: Path, number: int) -> Path:
+    return folder / "t" / f"part={number}" / "data.parquet"
+
+
+def checked(path: Path, **options: Any) -> CheckReport:
+    return run_check(load_spec(path, options.pop("set", {})), **options)
+
+
+def test_a_clean_table_is_said_to_be_clean(tmp_path: Path):
+    write(tmp_path / "t")
+    path = pipeline(tmp_path)
+    for flags in ((), ("--deep",), ("--deep", "--all-columns")):
+        done = ended("check", path, *flags)
+        assert (done.returncode, "4 files, 16,384 rows" in done.stdout) == (0, True), done.stderr
+        assert "nothing found" in done.stdout
+    report = checked(path, deep=True)
+    assert (set(report.columns), report.clean) == ({"x", "ids", "y"}, True)
+    assert set(checked(path, deep=True, all_columns=True).columns) == {"id", "x", "y", "ids"}
+    assert checked(path, deep=True, set={"source.where": "id > 3", "shuffle.by": "id"}).columns == (
+        *report.columns,
+        "id",
+    )
+
+
+def test_every_problem_of_every_file_is_said(tmp_path: Path):
+    """Not only the first: two corrupt footers, two columns of another kind, and a corrupt page in one more."""
+    write(tmp_path / "t", 7)
+    truncate(part(tmp_path, 0))
+    part(tmp_path, 1).write_bytes(b"no Parquet")
+    for number in (2, 3):
+        texts = pa.table({"id": np.arange(ROWS), "x": ["x"] * ROWS, "y": np.zeros(ROWS, np.int64)})
+        pq.write_table(texts, part(tmp_path, number))
+    flip_a_page(part(tmp_path, 6))
+    path = pipeline(tmp_path)
+    done = ended("check", path, "--deep", "--json")
+    assert done.returncode == 1, done.stderr
+    facts = json.loads(done.stdout)
+    assert [bad["path"] for bad in facts["bad_files"]] == [str(part(tmp_path, number)) for number in (0, 1, 6)]
+    assert [bad["rows"] for bad in facts["bad_files"]] == [None, None, ROWS]
+    assert "row group 5 is not valid Parquet" in facts["bad_files"][2]["reason"]
+    problems = {problem["path"]: problem["reason"] for problem in facts["problems"]}
+    assert set(problems) == {str(part(tmp_path, number)) for number in (2, 3)}
+    assert all("column 'x' changed its kind" in reason for reason in problems.values())
+    done = ended("check", path, "--deep")
+    assert done.returncode == 1
+    for number in (0, 1, 2, 3, 6):
+        assert str(part(tmp_path, number)) in done.stdout
+    assert "3 bad files, 2 with other problems" in done.stdout
+
+
+def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
+    """A page that no counting pass reads: only a deep check could know."""
+    write(tmp_path / "t")
+    flip_a_page(part(tmp_path, 1))
+    path = pipeline(tmp_path, source={"on_bad_file": "skip"})
+    assert not Pipeline.from_yaml(path).plan().skipped
+    assert checked(path).clean
+    [bad] = checked(path, deep=True).bad_files
+    plan = Pipeline.from_yaml(path).plan()
+    assert plan.skipped == (bad,)
+    assert plan.snapshot.files["path"].to_pylist() == [f"part={number}/data.parquet" for number in (0, 2, 3)]
+    assert not checked(path).bad_files, "footers alone neither find it nor take it back"
+    assert Pipeline.from_yaml(path).plan().skipped == (bad,)
+
+
+def test_a_restored_file_is_found_sound_again(tmp_path: Path):
+    """Restored with its old time and size: only looking at it again can tell."""
+    write(tmp_path / "t")
+    for number, deep in ((1, True), (2, False)):
+        file = part(tmp_path, number)
+        status, content = file.stat(), file.read_bytes()
+        if deep:
+            flip_a_page(file)
+        else:
+            file.write_bytes(content[:-4] + b"oops")
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        path = pipeline(tmp_path, source={"on_bad_file": "skip"})
+        assert len(checked(path, deep=deep).bad_files) == 1
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert len(Pipeline.from_yaml(path).plan().skipped) == 1
+        assert checked(path, deep=deep).clean
+        assert not known_bad_files(str(tmp_path / "work"))
+        assert not Pipeline.from_yaml(path).plan().skipped
+
+
+def test_findings_are_remembered_whatever_the_pipeline_does_with_them(tmp_path: Path):
+    write(tmp_path / "t")
+    truncate(part(tmp_path, 1))
+    assert len(checked(pipeline(tmp_path)).bad_files) == 1
+    assert list(known_bad_files(str(tmp_path / "work"))) == [str(part(tmp_path, 1))]
+
+
+def test_on_worker_processes(tmp_path: Path):
+    write(tmp_path / "t")
+    truncate(part(tmp_path, 0))
+    flip_a_page(part(tmp_path, 1))
+    path = pipeline(tmp_path, cluster={"workers": 1, "threads": 1})
+    said: list[tuple[str, int, int]] = []
+    report = checked(path, deep=True, progress=lambda *words: said.append(words))
+    assert [bad.file for bad in report.bad_files] == [str(part(tmp_path, number)) for number in (0, 1)]
+    assert [words for words in said if words[1] == words[2]] == [("footers", 4, 4), ("pages", 1, 1)]
+
+
+def test_thousands_of_files(tmp_path: Path):
+    """In tasks of many files, without memory to speak of."""
+    table = pa.table({"x": np.arange(50, dtype=np.float32), "y": np.zeros(50, np.int64), "ids": [[1]] * 50})
+    first = tmp_path / "t" / "f00000.parquet"
+    first.parent.mkdir()
+    pq.write_table(table, first)
+    files = [first.with_name(f"f{number:05d}.parquet") for number in range(3000)]
+    for file in files[1:]:
+        os.link(first, file)
+    for number in (7, 1500, 2999):
+        files[number].unlink()
+        files[number].write_bytes(b"bad")
+    path = pipeline(tmp_path)
+    before = psutil.Process().memory_info().rss
+    report = checked(path, deep=True)
+    assert [bad.file for bad in report.bad_files] == [str(files[number]) for number in (7, 1500, 2999)]
+    assert (report.files, report.rows) == (3000, 2997 * 50)
+    assert psutil.Process().memory_info().rss - before < 200 * 2**20
+
+
+def test_what_cannot_be_checked_is_an_error(tmp_path: Path):
+    path = pipeline(tmp_path)
+    with pytest.raises(TableNotFoundError):
+        checked(path)
+    write(tmp_path / "t")
+    with pytest.raises(SpecError, match=r"features\.dense"):
+        checked(path, deep=True, set={"features.dense": {"nothing": []}})
+    assert ended("check", path, "--all-columns").returncode == 2
+
+
+def test_the_progress_line():
+    now = [0.0]
+    lines = io.StringIO()
+    line = ProgressLine(lines, now_s=lambda: now[0])
+    for second in range(13):
+        now[0] = float(second)
+        line("footers", second, 12)
+    line.close()
+    assert lines.getvalue() == "footers: 5 of 12 files\nfooters: 10 of 12 files\n"
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    line = ProgressLine(shown, now_s=lambda: now[0])
+    line("pages", 1, 2)
+    line("pages", 2, 2)
+    line.close()
+    assert shown.getvalue() == "pages: 2 of 2 tasks\r\033[K"

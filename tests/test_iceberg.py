@@ -1,0 +1,263 @@
+"""Iceberg tables: the rows that pyiceberg reads, older snapshots, and what is refused by name."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from feedline import Table
+from feedline.errors import TableChangedError, TableError, TableNotFoundError
+from feedline.expressions import bind_where
+from feedline.warehouse.selection import screen_rows
+
+deltalake = pytest.importorskip("deltalake")
+pyiceberg = pytest.importorskip("pyiceberg")
+
+from pyiceberg.partitioning import PartitionField, PartitionSpec  # noqa: E402
+from pyiceberg.schema import Schema  # noqa: E402
+from pyiceberg.transforms import DayTransform  # noqa: E402
+from pyiceberg.types import (  # noqa: E402
+    DoubleType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+)
+from table_logs import BY_DAY, DAY, FIELDS, FolderCatalog, ice_rows, ice_table, rows, same_rows  # noqa: E402
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Any:
+    return ice_table(tmp_path / "iceberg")
+
+
+def read_iceberg(table: Any, **options: Any) -> pa.Table:
+    return Table(table.metadata.location, format="iceberg", **options).read()
+
+
+def test_an_iceberg_table_is_what_pyiceberg_reads(iceberg: Any):
+    read = read_iceberg(iceberg)
+    same_rows(read, iceberg.scan().to_arrow())
+    assert read.schema.names == [field.name for field in FIELDS], "the key is in the files, as a column"
+    snapshot = Table(iceberg.metadata.location, format="iceberg").snapshot()
+    assert snapshot.partition_columns == ()
+    where = bind_where('day == "2026-01-02"', snapshot.schema)
+    report = screen_rows(snapshot, where).report
+    expected = iceberg.scan(row_filter="day = '2026-01-02'").to_arrow()
+    assert (report.whole.rows, report.by_statistics.rows) == (len(expected), 24 - len(expected))
+
+
+def test_older_states_of_an_iceberg_table(iceberg: Any):
+    first, second = iceberg.snapshots()
+    for one in (first, second):
+        expected = iceberg.scan(snapshot_id=one.snapshot_id).to_arrow()
+        same_rows(read_iceberg(iceberg, snapshot_id=one.snapshot_id), expected)
+        moment = datetime.datetime.fromtimestamp(one.timestamp_ms / 1000, datetime.UTC).isoformat()
+        same_rows(read_iceberg(iceberg, as_of=moment), expected)
+    same_rows(Table(iceberg.metadata_location, format="iceberg").read(), iceberg.scan().to_arrow())
+    with pytest.raises(TableError, match=r"no snapshot of 2020-01-01 or before. Name a later time"):
+        read_iceberg(iceberg, as_of="2020-01-01")
+    with pytest.raises(TableNotFoundError, match=rf"has no snapshot 17: its last ones are {first.snapshot_id}, "):
+        read_iceberg(iceberg, snapshot_id=17)
+
+
+def test_the_newest_metadata_is_found(iceberg: Any):
+    """By the hint where there is one, else by number, 10 after 9."""
+    for start in range(200, 1000, 100):
+        iceberg.append(ice_rows(iceberg, start))
+    assert "00010-" in iceberg.metadata_location
+    assert read_iceberg(iceberg).num_rows == 120
+    folder = Path(iceberg.metadata.location) / "metadata"
+    [early] = folder.glob("00001-*")
+    for hint, name in (("7", "v7.metadata.json"), (early.name, early.name)):
+        if not (folder / name).exists():
+            (folder / name).write_bytes(early.read_bytes())
+        (folder / "version-hint.text").write_text(hint)
+        assert read_iceberg(iceberg).num_rows == 12
+
+
+def test_columns_that_were_added_and_widened(iceberg: Any):
+    with iceberg.update_schema() as update:
+        update.add_column("score", DoubleType())
+        update.add_column(("user", "country"), StringType())
+    arrow = iceberg.schema().as_arrow()
+    more = rows(200).to_pylist()
+    for row in more:
+        row |= {"score": 1.5, "ts": row["ts"].replace(tzinfo=None), "user": {**row["user"], "country": "DE"}}
+    iceberg.append(pa.Table.from_pylist(more, schema=arrow))
+    read = read_iceberg(iceberg)
+    same_rows(read, iceberg.scan().to_arrow())
+    assert read["score"].null_count == 24
+
+
+def test_a_column_of_a_wider_type(tmp_path: Path):
+    table = FolderCatalog().create(tmp_path / "t", Schema(NestedField(1, "id", IntegerType(), required=False)))
+    table.append(pa.table({"id": pa.array([1, 2], pa.int32())}))
+    with table.update_schema() as update:
+        update.update_column("id", field_type=LongType())
+    table.append(pa.table({"id": pa.array([2**40], pa.int64())}))
+    read = read_iceberg(table)
+    assert read["id"].type == pa.int64()
+    same_rows(read, table.scan().to_arrow())
+
+
+def test_a_delete_that_rewrites_files_is_read(iceberg: Any):
+    iceberg.delete("id = 101")
+    same_rows(read_iceberg(iceberg), iceberg.scan().to_arrow())
+    assert read_iceberg(iceberg).num_rows == 23
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["renamed", "dropped and added"])
+def test_columns_whose_numbers_moved_are_refused(iceberg: Any, again: bool):
+    """By name the old files would be read wrong, or not at all."""
+    with iceberg.update_schema(allow_incompatible_changes=True) as update:
+        if again:
+            update.delete_column("price")
+        else:
+            update.rename_column("price", "cost")
+    if again:
+        with iceberg.update_schema() as update:
+            update.add_column("price", DoubleType())
+    what = "column 'price' was dropped and added again" if again else "column 'cost' was renamed"
+    with pytest.raises(TableError, match=rf"{what}: .*\.parquet has 'price' with field id 4, expected.*rewrite"):
+        read_iceberg(iceberg)
+    names = ["price" if field.name == "cost" else field.name for field in iceberg.schema().fields]
+    before = iceberg.scan().to_arrow().rename_columns(names)
+    iceberg.overwrite(ice_rows(iceberg, 0, **({} if again else {"cost": before.sort_by("id")["price"][:12]})))
+    assert read_iceberg(iceberg).num_rows == 12, "rewritten files have the new numbers"
+
+
+def test_a_dropped_column_is_gone(iceberg: Any):
+    with iceberg.update_schema() as update:
+        update.delete_column("price")
+    same_rows(read_iceberg(iceberg), iceberg.scan().to_arrow())
+    assert "price" not in read_iceberg(iceberg).schema.names
+
+
+def test_files_that_lack_the_columns_of_their_partition(tmp_path: Path):
+    """As Hive wrote them: the value is in the manifest only, and so the column is a partition key."""
+    table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS[:3]), BY_DAY)
+    for number, day in enumerate((DAY, DAY + datetime.timedelta(1))):
+        file = tmp_path / f"f{number}.parquet"
+        whole = rows(number * 100).select(["id", "k"])
+        columns = [pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})]
+        columns.append(pa.field("k", pa.string(), metadata={"PARQUET:field_id": "3"}))
+        pq.write_table(whole.cast(pa.schema(columns)), file)
+        add_file(table, file, day, len(whole))
+    read = read_iceberg(table)
+    snapshot = Table(table.metadata.location, format="iceberg").snapshot()
+    assert snapshot.partition_columns == ("day",)
+    assert snapshot.schema.field("day").type == pa.date32()
+    same_rows(read, table.scan().to_arrow())
+    assert set(pc.unique(read["day"]).to_pylist()) == {DAY, DAY + datetime.timedelta(1)}
+
+
+def add_file(table: Any, file: Path, day: datetime.date, count: int, **changes: Any) -> None:
+    """Commit a file that pyiceberg did not write."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    data = DataFile.from_args(
+        **{
+            "content": DataFileContent.DATA,
+            "file_path": str(file),
+            "file_format": FileFormat.PARQUET,
+            "partition": Record((day - datetime.date(1970, 1, 1)).days),
+            "record_count": count,
+            "file_size_in_bytes": file.stat().st_size,
+            "column_sizes": {1: 10, 3: 10},
+            "value_counts": {1: count, 3: count},
+            "null_value_counts": {},
+            "nan_value_counts": {},
+            "lower_bounds": {},
+            "upper_bounds": {},
+            "spec_id": 0,
+            **changes,
+        }
+    )
+    data.spec_id = 0
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as update:
+        update.append_data_file(data)
+
+
+def test_hidden_partitioning_changes_nothing(tmp_path: Path):
+    spec = PartitionSpec(PartitionField(5, 1000, DayTransform(), "ts_day"))
+    table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS), spec)
+    one_day = rows(0).set_column(4, "ts", pa.array(list(range(12)), pa.timestamp("us")))
+    file = tmp_path / "f.parquet"
+    numbered = table.schema().as_arrow()
+    pq.write_table(one_day.cast(pa.schema([field.remove_metadata() for field in numbered])), file)
+    table.add_files([str(file)])
+    same_rows(read_iceberg(table), table.scan().to_arrow())
+    assert Table(table.metadata.location, format="iceberg").snapshot().partition_columns == ()
+
+
+class File:
+    """A data or delete file as a manifest's entry has it."""
+
+    def __init__(self, format: str = "PARQUET", content: str = "DATA") -> None:
+        self.file_format = type("F", (), {"value": format})
+        self.content = type("C", (), {"name": content})
+        self.file_path = "s3://b/f.orc"
+
+
+@pytest.mark.parametrize(
+    ("file", "deletes", "message"),
+    [
+        (File(), [File(content="POSITION_DELETES")], "has position deletes, which take rows out.*rewrite_data_files"),
+        (File(), [File("PUFFIN", "POSITION_DELETES")], "has deletion vectors"),
+        (File(), [File(content="EQUALITY_DELETES")], "has equality deletes"),
+        (File("ORC"), [], "has a file that is not Parquet: got ORC in s3://b/f.orc. Rewrite"),
+    ],
+)
+def test_what_takes_rows_out_of_files_is_refused(file: File, deletes: list[File], message: str):
+    from feedline.warehouse.iceberg import _refuse
+
+    with pytest.raises(TableError, match=message):
+        _refuse([type("Task", (), {"file": file, "delete_files": deletes})], "t")
+
+
+def test_position_deletes_in_a_real_table_are_refused(tmp_path: Path):
+    from pyiceberg.manifest import DataFileContent
+
+    table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS[:3]))
+    table.append(rows(0).select(["id", "day", "k"]).cast(table.schema().as_arrow()))
+    [task] = table.scan().plan_files()
+    file = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"file_path": [task.file.file_path], "pos": [0]}), file)
+    from pyiceberg.typedef import Record
+
+    changes = {"content": DataFileContent.POSITION_DELETES, "partition": Record(), "column_sizes": {}}
+    commit_deletes(table, file, changes)
+    with pytest.raises(TableError, match="has position deletes"):
+        read_iceberg(table)
+
+
+def commit_deletes(table: Any, file: Path, changes: dict[str, Any]) -> None:
+    """A delete manifest, which pyiceberg reads but does not write."""
+    import pyiceberg.manifest as manifest
+
+    original = manifest.ManifestWriterV2.content
+    manifest.ManifestWriterV2.content = lambda self: manifest.ManifestContent.DELETES
+    try:
+        add_file(table, file, DAY, 1, **changes)
+    finally:
+        manifest.ManifestWriterV2.content = original
+
+
+def test_files_that_are_gone_and_folders_that_are_no_table(iceberg: Any, tmp_path: Path):
+    [first, *_] = sorted(Path(iceberg.metadata.location).rglob("*.parquet"))
+    first.unlink()
+    with pytest.raises(TableChangedError, match=rf"has lost files of this version: .*{first.name}"):
+        read_iceberg(iceberg)
+    with pytest.raises(TableNotFoundError, match=r"is no Iceberg table.*name the metadata\.json"):
+        Table(tmp_path, format="iceberg").snapshot()
+    empty = FolderCatalog().create(tmp_path / "e", Schema(*FIELDS))
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one snapshot"):
+        read_iceberg(empty)
