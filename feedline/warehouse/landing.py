@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from feedline.errors import TableError
 from feedline.warehouse.faults import explained
+from feedline.warehouse.footers import file_notes
+from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import absolute, is_uri, join, locate, shown
 from feedline.warehouse.partitions import is_partition
+from feedline.warehouse.retrying import is_local, retried
 from feedline.warehouse.writing import NOTE_KEY, SUFFIX, UNFINISHED
 
 HIDDEN = "_feedline"
@@ -52,7 +54,7 @@ class Target:
         self.uri = absolute(uri)
         location = locate(self.uri)
         self.filesystem, self.root = location.filesystem, location.path
-        self.is_local = self.filesystem.type_name == "local"
+        self.is_local = is_local(self.filesystem)
 
     @property
     def suffix(self) -> str:
@@ -130,22 +132,22 @@ class Target:
 
     def landed(self) -> dict[str, list[Landed]]:
         """Our files by partition folder. Raises TableError where the target holds anything that is not ours."""
-        selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         with explained(shown(self.uri)):
-            if self.filesystem.get_file_info(self.root).type == pafs.FileType.File:
+            kind = retried(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
+            if kind == pafs.FileType.File:
                 raise self._foreign("a file")
-            infos = self.filesystem.get_file_info(selector)
-        paths = []
+            infos = [] if kind == pafs.FileType.NotFound else listed(locate(self.uri))
+        sizes: dict[str, int] = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")
             if info.type != pafs.FileType.File or path.split("/")[0] == HIDDEN:
                 continue
             if not path.endswith(SUFFIX):
                 raise self._foreign(path)
-            paths.append(path)
+            sizes[path] = info.size
         found: dict[str, list[Landed]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
-            for path, note in zip(paths, pool.map(self._note, paths), strict=True):
+            for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
                     raise self._foreign(path)
                 found.setdefault(path.rpartition("/")[0], []).append(Landed(path=path, note=note))
@@ -155,10 +157,8 @@ class Target:
         """A partition's folder."""
         return join(self.root, folder) if folder else self.root
 
-    def _note(self, path: str) -> Mapping[str, Any] | None:
-        with explained(join(shown(self.uri), path)):
-            metadata = pq.read_metadata(join(self.root, path), filesystem=self.filesystem).metadata or {}
-        note = metadata.get(NOTE_KEY)
+    def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
+        note = file_notes(self.filesystem, join(self.root, path), size, join(shown(self.uri), path)).get(NOTE_KEY)
         return None if note is None else dict(json.loads(note))
 
     def _foreign(self, what: str) -> TableError:
