@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from feedline.warehouse.optimize import Report, Settings, optimize
+from feedline.warehouse.optimize import Report, optimize
+from feedline.warehouse.recipes import Settings
 from feedline.warehouse.snapshot import take_snapshot
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
-from feedline.warehouse.flattening import count_keys, flatten, flattened_name, keys_worth, refuse_maps
+from feedline.projection import flattened_name
+from feedline.warehouse.flattening import count_keys, flatten, keys_worth, refuse_maps
 
 Maps = list[list[tuple[str, int | None]] | None]
 maps = st.lists(

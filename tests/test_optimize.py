@@ -19,7 +19,6 @@ from warehouse_samples import sample
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse import rewriting
-from feedline.warehouse.landing import Target
 from feedline.warehouse.snapshot import take_snapshot
 from feedline.warehouse.survey import survey
 from feedline.warehouse.writing import TableWriter
@@ -131,7 +130,7 @@ def test_lists_that_are_empty_somewhere_are_read_to_find_nulls(tmp_path: Path) -
 
 def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = warehouse(tmp_path / "in", days=1)
-    monkeypatch.setattr("feedline.warehouse.optimize.without_nulls", lambda field, _: field.with_nullable(False))
+    monkeypatch.setattr("feedline.warehouse.recipes.without_nulls", lambda field, _: field.with_nullable(False))
     with pytest.raises(DataError, match=r"column 'session' of .* holds a null: .*--keep-nullable"):
         rewrite(source, tmp_path / "out", **CLUSTERED)
     assert not (tmp_path / "out" / "_feedline").exists()
@@ -164,24 +163,6 @@ def test_finished_partitions_are_skipped_changed_ones_done_again_gone_ones_taken
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-@pytest.mark.parametrize("memory_bytes", [None, 40_000])
-def test_a_store_without_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int | None) -> None:
-    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
-    make = Target.__init__
-
-    def remote(self: Target, uri: str) -> None:
-        make(self, uri)
-        self.is_local = False
-
-    monkeypatch.setattr(Target, "__init__", remote)
-    rewrite(source, target, **CLUSTERED, memory_bytes=memory_bytes)
-    assert_clustered(target)
-    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
-    (files_of(target / "ds=2026-01-02")[-1]).unlink()  # as a killed run leaves it
-    assert rewrite(source, target, **CLUSTERED, memory_bytes=memory_bytes).written == 1
-    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
 
 
 def test_small_partitions_are_merged_or_kept(tmp_path: Path) -> None:
@@ -344,4 +325,29 @@ def test_the_front_door(tmp_path: Path) -> None:
     assert_clustered(tmp_path / "out")
     assert report.projection == ("price",)
     assert report.columns[0] == "word"
-    assert said == ["2 of 2 partitions to write; 7 columns measured"]
+    assert said == ["2 of 2 partitions to write; 7 columns measured", "2 of 2 partitions written"]
+
+
+def test_partitions_within_partitions_and_without_rows(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    for number, folder in enumerate(("a=1", "a=1/b=2", "a=1/b=2/c=3", "a=2/b=1", ".")):
+        pq.write_table(events(200, seed=number), _made(source / folder) / "x.parquet")
+    pq.write_table(events(0), _made(source / "a=5") / "x.parquet")
+    expected = multiset(Table(str(source)).read())
+    for settings in (CLUSTERED, {**CLUSTERED, "goal": "size", "small_partitions": "keep"}, CLUSTERED):
+        report = rewrite(source, target, **settings, threads=2)
+        assert report.written == 6
+        assert multiset(Table(str(target)).read()) == expected
+        assert rewrite(source, target, **settings).finished == 6
+    for path in files_of(source / "a=1" / "b=2"):
+        path.unlink()
+    assert rewrite(source, target, **CLUSTERED).taken_away == 2
+    assert multiset(Table(str(target)).read()) == multiset(Table(str(source)).read())
+
+
+def test_lists_of_files_and_globs_are_tables_too(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=2)
+    some = [str(path) for path in files_of(source / "ds=2026-01-02")]
+    for names, target in ((some, tmp_path / "in" / "listed"), (f"{source}/ds=*/1.parquet", tmp_path / "globbed")):
+        Table(names).optimize(target, cluster_by="session", threads=1)
+        assert multiset(Table(target).read()) == multiset(Table(names).read())

@@ -82,6 +82,13 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
             return _facts(parquet, tail, name)
 
 
+def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
+    """What a file's writer noted in its footer. Raises as `file_facts`."""
+    with explained(name):
+        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
+        return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
+
+
 def footer_digest(tail: bytes) -> bytes:
     """The digest that tells one footer from another: sha256 of footer and trailer."""
     return hashlib.sha256(tail).digest()

@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from feedline.errors import TableError
 from feedline.warehouse.faults import explained
+from feedline.warehouse.footers import file_notes
+from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import absolute, is_uri, join, locate, shown
 from feedline.warehouse.partitions import is_partition
+from feedline.warehouse.retrying import is_local, retried
 from feedline.warehouse.writing import NOTE_KEY, SUFFIX, UNFINISHED
 
 HIDDEN = "_feedline"
@@ -52,7 +54,7 @@ class Target:
         self.uri = absolute(uri)
         location = locate(self.uri)
         self.filesystem, self.root = location.filesystem, location.path
-        self.is_local = self.filesystem.type_name == "local"
+        self.is_local = is_local(self.filesystem)
 
     @property
     def suffix(self) -> str:
@@ -70,8 +72,13 @@ class Target:
             self.remove(stage)
         else:
             self._delete_files(folder)
-        self.filesystem.create_dir(stage, recursive=True)
+        self.make(stage)
         return stage
+
+    def make(self, path: str) -> None:
+        """Make a folder where there are folders: an object store would show an empty object in its place."""
+        if self.is_local:
+            self.filesystem.create_dir(path, recursive=True)
 
     def stage(self, folder: str, slug: str) -> str:
         """That folder, as it is."""
@@ -85,21 +92,24 @@ class Target:
         for name in names:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_finished(name)}")
         kind = self.filesystem.get_file_info(final).type
-        if kind == pafs.FileType.NotFound:
-            self.filesystem.create_dir(final.rpartition("/")[0], recursive=True)
-            self.filesystem.move(stage, final)
-        elif folder and not self._has_folders(final):
-            old = self.hidden("old", slug)
+        old = self.hidden("old", slug)
+        if kind != pafs.FileType.NotFound and folder and not self._has_folders(final):
             self.remove(old)
-            self.filesystem.create_dir(old.rpartition("/")[0], recursive=True)
+            self.make(old.rpartition("/")[0])
             self.filesystem.move(final, old)
-            self.filesystem.move(stage, final)
-            self.remove(old)
-        else:
+            kind = pafs.FileType.NotFound
+        if kind == pafs.FileType.NotFound:
+            self.make(final.rpartition("/")[0])
+            try:
+                self.filesystem.move(stage, final)
+            except OSError:  # another partition that lies in this one's folder came in between
+                kind = pafs.FileType.Directory
+        if kind != pafs.FileType.NotFound:
             self._delete_files(folder)
             for name in names:
                 self.filesystem.move(f"{stage}/{_finished(name)}", f"{final}/{_finished(name)}")
             self.remove(stage)
+        self.remove(old)
 
     def remove(self, path: str) -> None:
         """Delete a folder and what is in it, if it is there."""
@@ -122,22 +132,22 @@ class Target:
 
     def landed(self) -> dict[str, list[Landed]]:
         """Our files by partition folder. Raises TableError where the target holds anything that is not ours."""
-        selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         with explained(shown(self.uri)):
-            if self.filesystem.get_file_info(self.root).type == pafs.FileType.File:
+            kind = retried(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
+            if kind == pafs.FileType.File:
                 raise self._foreign("a file")
-            infos = self.filesystem.get_file_info(selector)
-        paths = []
+            infos = [] if kind == pafs.FileType.NotFound else listed(locate(self.uri))
+        sizes: dict[str, int] = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")
             if info.type != pafs.FileType.File or path.split("/")[0] == HIDDEN:
                 continue
             if not path.endswith(SUFFIX):
                 raise self._foreign(path)
-            paths.append(path)
+            sizes[path] = info.size
         found: dict[str, list[Landed]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
-            for path, note in zip(paths, pool.map(self._note, paths), strict=True):
+            for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
                     raise self._foreign(path)
                 found.setdefault(path.rpartition("/")[0], []).append(Landed(path=path, note=note))
@@ -147,10 +157,8 @@ class Target:
         """A partition's folder."""
         return join(self.root, folder) if folder else self.root
 
-    def _note(self, path: str) -> Mapping[str, Any] | None:
-        with explained(join(shown(self.uri), path)):
-            metadata = pq.read_metadata(join(self.root, path), filesystem=self.filesystem).metadata or {}
-        note = metadata.get(NOTE_KEY)
+    def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
+        note = file_notes(self.filesystem, join(self.root, path), size, join(shown(self.uri), path)).get(NOTE_KEY)
         return None if note is None else dict(json.loads(note))
 
     def _foreign(self, what: str) -> TableError:
@@ -188,14 +196,16 @@ def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
     )
 
 
-def refuse_overlap(source: str, target: str) -> None:
-    """Raise TableError where one of two places lies inside the other, or both are one; of a glob its folder counts."""
-    pairs = [_real(absolute(uri)) for uri in (_WILDCARD.sub("", source), target)]
-    if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pairs, pairs[::-1])):
-        raise TableError(
-            f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
-            "the other. Name another target"
-        )
+def refuse_overlap(sources: Sequence[str], target: str) -> None:
+    """Raise TableError where a source lies inside the target or around it; of a glob its folder counts."""
+    place = _real(absolute(target))
+    for source in sources:
+        pair = _real(absolute(source)), place
+        if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
+            raise TableError(
+                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
+                "the other. Name another target"
+            )
 
 
 def partition_folder(path: str) -> str:
@@ -225,4 +235,5 @@ def _finished(name: str) -> str:
 
 
 def _real(uri: str) -> str:
-    return shown(uri) if is_uri(uri) else os.path.realpath(uri)
+    """The place without links and connection options, and of a glob the folder before its first wildcard."""
+    return _WILDCARD.sub("", shown(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))

@@ -16,77 +16,29 @@ left. Encodings are measured anew then and are no part of the fingerprint: they 
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import pyarrow as pa
-
-from feedline.errors import FeedlineError, TableError
+from feedline.errors import FeedlineError
 from feedline.projection import flattened_name
 from feedline.resources import available_cores, available_memory_bytes
-from feedline.warehouse.clustering import refuse_keys
-from feedline.warehouse.encodings import GOALS, Choice, Goal, choose
-from feedline.warehouse.flattening import Key, keys_worth, refuse_maps
+from feedline.warehouse.encodings import Choice, Goal, choose
 from feedline.warehouse.footprint import Footprint, footprint
 from feedline.warehouse.landing import Landed, Target, finished, refuse_overlap
+from feedline.warehouse.recipes import Settings, check, recipe_for
 from feedline.warehouse.rewriting import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
-from feedline.warehouse.survey import Survey, survey, without_nulls
 from feedline.warehouse.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
-from feedline.warehouse.writing import Limits
 
-_VERSION = 1
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # a partition is not cut into smaller units to keep more cores busy
+_WAVES, _WAVE_TASKS = 20, 8  # so many times progress is told, unless that means fewer tasks per thread
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What `optimize` is asked for.
-
-    `cluster_by`, `sort_by`: columns; none keeps the order. `order`: the columns that come first in files, `popular`
-    telling that they come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
-    bytes; `file_bytes`: a file is ended before the row group that would pass them. `small_partitions`: a partition with
-    fewer rows than a row group becomes one file (`merge`), or keeps its files, each rewritten by itself (`keep`).
-    `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: whatever holds
-    no null stays nullable.
-    """
-
-    cluster_by: tuple[str, ...] = ()
-    sort_by: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
-    popular: bool = False
-    goal: Goal = "balanced"
-    row_group_rows: int = 65_536
-    row_group_bytes: int | None = None
-    file_bytes: int = 256 << 20
-    small_partitions: Literal["merge", "keep"] = "merge"
-    flatten: tuple[str, ...] = ()
-    flatten_coverage: float = 0.01
-    keep_nullable: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuses values out of range (TableError)."""
-        for name, low in (("row_group_rows", 1), ("row_group_bytes", 1), ("file_bytes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise TableError(f"--{name.replace('_', '-')} is out of range: got {value}, expected at least {low}")
-        if not 0 <= self.flatten_coverage <= 1:
-            raise TableError(f"--flatten-coverage is no share: got {self.flatten_coverage}, expected 0 to 1")
-        for name, allowed in (("goal", GOALS), ("small_partitions", ("merge", "keep"))):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise TableError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
-        if self.sort_by and not self.cluster_by:
-            raise TableError("--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +88,12 @@ def optimize(
     threads = threads or available_cores()
     run = map or _in_threads(threads)
     tell = say or (lambda _: None)
-    _check(snapshot, settings, projection)
-    for name in source or [snapshot.uri]:
-        refuse_overlap(name, target)
+    check(snapshot, settings, projection)
+    refuse_overlap(source or [snapshot.uri], target)
     place = Target(target)
     landed = place.landed()
     place.clean()
-    recipe, known = _recipe(snapshot, place, settings, survey_with=run)
+    recipe = recipe_for(snapshot, place.uri, settings, map=run)
     partitions = partitions_of(snapshot)
     pending = [one for one in partitions if not _is_finished(one, landed, recipe)]
     choices: list[Choice] = []
@@ -153,24 +104,21 @@ def optimize(
         measured = time.perf_counter()
         tell(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         try:
-            _write(snapshot, place, recipe, pending, sizes, settings, run, tell)
+            _write(snapshot, place, recipe, pending, sizes, settings, run, threads, tell)
         except FeedlineError:
             place.clean()
             raise
     written = time.perf_counter()
-    gone = sorted(set(landed) - {one.folder for one in partitions})
-    for folder in gone:
-        place.take_away(folder)
-    place.clean()
+    gone = _taken_away(place, landed, partitions)
     return Report(
         source=snapshot.uri,
         target=place.uri,
         written=len(pending),
         finished=len(partitions) - len(pending),
-        taken_away=len(gone),
+        taken_away=gone,
         columns=tuple(recipe.target.names),
         non_null=tuple(field.name for field in recipe.target if not field.nullable),
-        flattened=tuple(flattened_name(name, key) for name, keys in known for key in keys),
+        flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
         choices=tuple(choices),
         projection=tuple(projection),
         before=footprint(snapshot, projection, map=run),
@@ -180,89 +128,13 @@ def optimize(
     )
 
 
-def _check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
-    schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
-    for option, names in (
-        ("--cluster-by", settings.cluster_by),
-        ("--sort-by", settings.sort_by),
-        ("--flatten", settings.flatten),
-    ):
-        for name in names:
-            _known(name, schema.names, option)
-    for name in projection:
-        _known(name, snapshot.schema.names, "--projection")
-    refuse_keys(schema, settings.cluster_by, "--cluster-by")
-    refuse_keys(schema, settings.sort_by, "--sort-by")
-    refuse_maps(schema, settings.flatten)
-    if not snapshot.rows:
-        raise TableError(f"{snapshot.uri} holds no rows: expected at least one to measure")
-
-
-def _known(name: str, names: Sequence[str], option: str) -> None:
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
-        raise TableError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
-
-
-def _recipe(
-    snapshot: Snapshot, place: Target, settings: Settings, *, survey_with: Map
-) -> tuple[Recipe, tuple[tuple[str, tuple[Key, ...]], ...]]:
-    """Everything but the encodings, and the keys that become columns."""
-    known = survey(snapshot, settings.flatten, map=survey_with, keep_nullable=settings.keep_nullable)
-    keys = tuple(
-        (name, keys_worth(known.keys[name], snapshot.rows, settings.flatten_coverage)) for name in settings.flatten
-    )
-    source = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
-    target = _target_schema(snapshot, source, known, dict(keys), settings)
-    return (
-        Recipe(
-            uri=place.uri,
-            source=source,
-            target=target,
-            encodings=(),
-            limits=Limits(
-                row_group_rows=settings.row_group_rows,
-                row_group_bytes=settings.row_group_bytes,
-                file_bytes=settings.file_bytes,
-            ),
-            cluster_by=settings.cluster_by,
-            sort_by=settings.sort_by,
-            flatten=keys,
-            settings=_fingerprint(settings, target),
-        ),
-        keys,
-    )
-
-
-def _target_schema(
-    snapshot: Snapshot, source: pa.Schema, known: Survey, keys: dict[str, tuple[Key, ...]], settings: Settings
-) -> pa.Schema:
-    fields: dict[str, pa.Field] = {}
-    for field in source:
-        for key in keys.get(field.name, ()):
-            name = flattened_name(field.name, key)
-            if name in snapshot.schema.names:
-                raise TableError(
-                    f"--flatten {field.name} makes a column {name!r}, which the table has: expected a free name. "
-                    "Rename it, or raise --flatten-coverage"
-                )
-            everywhere = known.keys[field.name][key] == snapshot.rows and not settings.keep_nullable
-            fields[name] = pa.field(name, field.type.item_type, nullable=not everywhere)
-        fields[field.name] = without_nulls(field, known.nulls)
-    for name in settings.order:
-        if not settings.popular:
-            _known(name, list(fields), "--order")
-    first = [name for name in dict.fromkeys(settings.order) if name in fields]
-    return pa.schema([fields[name] for name in dict.fromkeys([*first, *fields])])
-
-
-def _fingerprint(settings: Settings, target: pa.Schema) -> str:
-    """Of what decides a partition's rows, their order and their types; popularity may change without a rewrite."""
-    facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name != "order")]
-    facts.append("popular" if settings.popular else settings.order)
-    facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+def _taken_away(place: Target, landed: dict[str, list[Landed]], partitions: Sequence[Partition]) -> int:
+    """Delete the partitions that the source no longer has, and the hidden folder; returns how many."""
+    gone = sorted(set(landed) - {one.folder for one in partitions})
+    for folder in gone:
+        place.take_away(folder)
+    place.clean()
+    return len(gone)
 
 
 def _is_finished(partition: Partition, landed: dict[str, list[Landed]], recipe: Recipe) -> bool:
@@ -293,6 +165,7 @@ def _write(
     sizes: Sizes,
     settings: Settings,
     run: Map,
+    threads: int,
     tell: Say,
 ) -> None:
     small: list[PartitionTask] = []
@@ -313,8 +186,10 @@ def _write(
                 )
             )
     small.sort(key=lambda task: -sum(fragment.bytes for unit in task.units for fragment in unit.fragments))
-    for _ in run(rewrite_partition, small):
-        continue
+    wave = max(_WAVE_TASKS * threads, math.ceil(len(small) / _WAVES))
+    for start in range(0, len(small), wave):  # sorted by size, so that the tasks of a wave end together
+        list(run(rewrite_partition, small[start : start + wave]))
+        tell(f"{min(start + wave, len(small))} of {len(pending)} partitions written")
     for number, partition in enumerate(large):
         tell(f"partition {partition.folder or 'without keys'} ({number + 1} of {len(large)} larger than a task)")
         write_large(snapshot, place, partition, recipe, sizes, run)
@@ -328,7 +203,9 @@ def _in_threads(threads: int) -> Map:
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)  # the hidden folder is removed next
+            raise
+        pool.shutdown()
 
     return run

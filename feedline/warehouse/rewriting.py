@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,8 +25,9 @@ from feedline.warehouse.clustering import Gatherer, buckets_of, key_hashes, row_
 from feedline.warehouse.flattening import Key, flatten
 from feedline.warehouse.landing import Target, room_for
 from feedline.warehouse.reading import Fragment, read_arrow
+from feedline.warehouse.retrying import retried
 from feedline.warehouse.survey import fragment_of_group, places_with_nulls, places_without_nulls
-from feedline.warehouse.writing import Encoding, Limits, TableWriter, Written
+from feedline.warehouse.writing import Encoding, Limits, TableWriter, Written, upload
 
 _READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole
 
@@ -128,13 +130,17 @@ def scatter(task: ScatterTask) -> list[int]:
     sizes = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with room_for(target.uri):
-        target.filesystem.create_dir(task.path.rpartition("/")[0], recursive=True)
-        sink = target.filesystem.open_output_stream(task.path)
-        with sink, pa.ipc.new_file(sink, recipe.target, options=options) as spill:
+        target.make(task.path.rpartition("/")[0])
+        sink = target.filesystem.open_output_stream(task.path) if target.is_local else pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, recipe.target, options=options) as spill:
             for low, high in pairwise(borders):
                 part = rows.take(order[low:high])
                 sizes.append(part.nbytes)
                 spill.write_batch(_batch(part))
+        if target.is_local:
+            sink.close()
+        else:
+            upload(target.filesystem, task.path, sink.getvalue())
     return sizes
 
 
@@ -210,10 +216,13 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
 
 def _spilled(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
     for path in unit.spills:
-        with target.filesystem.open_input_file(path) as source:
-            spill = pa.ipc.open_file(source)
-            batches = [spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)]
-        yield pa.Table.from_batches(batches, recipe.target)
+        yield retried(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
+
+
+def _buckets(target: Target, path: str, unit: Unit, schema: pa.Schema) -> pa.Table:
+    with target.filesystem.open_input_file(path) as source:
+        spill = pa.ipc.open_file(source)
+        return pa.Table.from_batches([spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)], schema)
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:

@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.warehouse.clustering import whole
-from feedline.warehouse.faults import explained
 from feedline.warehouse.flattening import Key, count_keys
-from feedline.warehouse.footers import column_leaves, opened
+from feedline.warehouse.footers import column_leaves
 from feedline.warehouse.locations import join, locate
+from feedline.warehouse.opening import unchanged
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at, read_arrow
 from feedline.warehouse.snapshot import Snapshot
 
@@ -118,10 +118,8 @@ def places_without_nulls(field: pa.Field) -> Iterator[str]:
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
     """A file's footer and Arrow schema."""
     location = locate(fragment.table)
-    with explained(fragment.uri, listed=True):
-        source = location.filesystem.open_input_file(join(location.path, fragment.path))
-        with source, opened(source) as parquet:
-            return parquet.metadata, parquet.schema_arrow
+    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+        return file.metadata, file.schema
 
 
 def whole_file(snapshot: Snapshot, file: int) -> Fragment:

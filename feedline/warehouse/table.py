@@ -17,8 +17,9 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.locations import shown
-from feedline.warehouse.optimize import Map, Report, Say, Settings, optimize
+from feedline.warehouse.optimize import Map, Report, Say, optimize
 from feedline.warehouse.reading import Fragment, field_of, read_arrow
+from feedline.warehouse.recipes import Settings
 from feedline.warehouse.retrying import interruptible
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection import screen_rows
@@ -131,7 +132,7 @@ class Table:
 
         Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,
         from the usage record in `work_dir`. `settings`: goal, row_group_rows, row_group_bytes, file_bytes,
-        small_partitions, flatten_coverage, keep_nullable, as `optimize.Settings` has them. `map` runs the tasks, such
+        small_partitions, flatten_coverage, keep_nullable, as `recipes.Settings` has them. `map` runs the tasks, such
         as a Dask cluster's; without one they run in `threads` threads of this process.
         """
         snapshot = self.snapshot()

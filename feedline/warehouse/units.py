@@ -122,7 +122,7 @@ def small_units(
     if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
         return None
     groups = list(_row_groups(snapshot, partition))
-    if not keep_files:
+    if not keep_files or not groups:
         return [Unit(number=0, units=1, fragments=tuple(groups))]
     paths = list(dict.fromkeys(group.path for group in groups))
     return [

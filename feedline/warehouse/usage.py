@@ -32,6 +32,7 @@ from feedline.errors import FeedlineError
 from feedline.warehouse.landing import partition_folder
 from feedline.warehouse.locations import absolute, join, locate, shown
 from feedline.warehouse.snapshot import Snapshot
+from feedline.warehouse.store import get, put
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +102,9 @@ def record_usage(
     try:
         use = _use(snapshot, columns, np.flatnonzero(rows), job)
         line = json.dumps(asdict(use), separators=(",", ":")).encode() + b"\n"
-        folder = _folder(snapshot.uri)
         location = locate(absolute(work_dir))
-        _write(location.filesystem, join(location.path, folder), f"{_stamp(use.time)}-{secrets.token_hex(4)}", line)
+        put(location, f"{_folder(snapshot.uri)}/{_stamp(use.time)}-{secrets.token_hex(4)}.json", [line])
+        _forget(location.filesystem, join(location.path, _folder(snapshot.uri)))
     except (OSError, FeedlineError, pa.ArrowException) as error:
         logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
 
@@ -113,19 +114,20 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
     location = locate(absolute(work_dir))
     folder = join(location.path, _folder(absolute(table)))
     infos = location.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    paths = sorted(info.path for info in infos if info.base_name.endswith(".json"))
+    names = sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
-    def load(path: str) -> Use | None:
+    def load(name: str) -> Use | None:
         try:
-            with location.filesystem.open_input_stream(path) as source:
-                facts: dict[str, Any] = json.loads(source.read())
+            facts: dict[str, Any] = json.loads(
+                memoryview(get(location, f"{_folder(absolute(table))}/{name}")).tobytes()
+            )
             return Use(**{**facts, "partitions": tuple(facts["partitions"])})
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
-            logger.warning("the usage record %s cannot be read: it is left out", shown(path))
+            logger.warning("the usage record %s cannot be read: it is left out", name)
             return None
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-usage") as pool:
-        return [use for use in pool.map(load, paths) if use is not None]
+        return [use for use in pool.map(load, names) if use is not None]
 
 
 def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
@@ -196,17 +198,10 @@ def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float
     return tuple((share, float(held)) for share, held in zip(SHARES, shares, strict=True))
 
 
-def _write(filesystem: pafs.FileSystem, folder: str, name: str, line: bytes) -> None:
-    filesystem.create_dir(folder, recursive=True)
-    target = f"{folder}/{name}.json"
-    local = filesystem.type_name == "local"
-    path = f"{folder}/{name}.tmp" if local else target
-    with filesystem.open_output_stream(path) as sink:
-        sink.write(line)
-    if local:
-        filesystem.move(path, target)
-    old = sorted(info.path for info in filesystem.get_file_info(pafs.FileSelector(folder)))[:-KEPT]
-    for stale in old:
+def _forget(filesystem: pafs.FileSystem, folder: str) -> None:
+    """Delete the oldest records beyond those that are kept."""
+    names = (info.path for info in filesystem.get_file_info(pafs.FileSelector(folder)))
+    for stale in sorted(names)[:-KEPT]:
         filesystem.delete_file(stale)
 
 

@@ -1,7 +1,8 @@
 """How do rows become Parquet files: row groups of a size, files of a size, each column in the encoding chosen for it.
 
 Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
-Files are written under another suffix, so no reader takes one for data before `landing` renames it. Every file carries
+On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; what goes
+to an object store is held in memory file by file, so that it can be sent again. Every file carries
 the note it is given (what it was made from) and its own number; the unit's last file says so: whoever finds numbers
 0 to the last knows that the unit is whole.
 
@@ -19,6 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+
+from feedline.warehouse.retrying import is_local, retried
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
 NOTE_KEY = b"feedline.optimize"
@@ -101,7 +104,7 @@ class TableWriter:
         self._limits, self._note = limits, dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
-        self._sink: pa.NativeFile | None = None
+        self._sink: Any = None  # a file, or a buffer on its way to an object store
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._groups = self._last_bytes = 0
         self.written: list[Written] = []
@@ -170,7 +173,9 @@ class TableWriter:
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def _open(self) -> None:
-        self._sink = self._filesystem.open_output_stream(f"{self._folder}/{self._name}")
+        local = is_local(self._filesystem)
+        path = f"{self._folder}/{self._name}"
+        self._sink = self._filesystem.open_output_stream(path) if local else pa.BufferOutputStream()
         try:
             self._writer = pq.ParquetWriter(self._sink, self._schema, **self._options)
         except BaseException:
@@ -187,9 +192,22 @@ class TableWriter:
         writer.add_key_value_metadata({NOTE_KEY: json.dumps(note, sort_keys=True).encode()})
         writer.close()
         size = sink.tell()
-        sink.close()
+        if is_local(self._filesystem):
+            sink.close()
+        else:
+            upload(self._filesystem, f"{self._folder}/{self._name}", sink.getvalue())
         self.written.append(Written(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
         self._writer = self._sink = None
+
+
+def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
+    """Write an object whole, again where the store fails for a moment."""
+
+    def write() -> None:
+        with filesystem.open_output_stream(path) as sink:
+            sink.write(content)
+
+    retried(write, filesystem, path, doing="written")
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
