@@ -1,19 +1,17 @@
 """What does a table take on disk, and what does reading some of its columns fetch? Counted from footers.
 
-Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are counted as Arrow's reader
-makes them for a projection (`pre_buffer`): of one row group, the column chunks in the order of their places; two
-neighbours become one request where the gap between them is at most `HOLE_BYTES`, as long as the request stays within
-`RANGE_BYTES`. The bytes fetched are those of the requests, gaps included.
+Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are those that Feedline would
+make of an object store for a projection, row group by row group (`fetching`): neighbouring column chunks are one
+request over the hole between them. The bytes fetched are those of the requests, holes included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
-
+from feedline.warehouse.fetching import chunk_ranges, coalesced
 from feedline.warehouse.footers import column_leaves
 from feedline.warehouse.reading import Fragment
 from feedline.warehouse.snapshot import Snapshot
@@ -21,8 +19,6 @@ from feedline.warehouse.survey import footer_of, whole_file
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
-HOLE_BYTES = 8 << 10  # Arrow's CacheOptions: hole_size_limit
-RANGE_BYTES = 32 << 20  # and range_size_limit
 _TASK_FILES = 64
 
 
@@ -95,36 +91,11 @@ def measure_files(task: FootprintTask) -> tuple[int, int, int, int, int]:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
-            ranges = [_range(chunks[leaf]) for leaf in leaves]
-            found = list(coalesced(ranges))
+            found = coalesced(chunk_ranges(metadata, index, leaves, fragment.bytes))
             totals[0] += sum(chunk.total_uncompressed_size for chunk in chunks)
             totals[1] += sum(chunk.total_compressed_size for chunk in chunks)
-            totals[2] += sum(size for _, size in ranges)
+            totals[2] += sum(chunks[leaf].total_compressed_size for leaf in leaves)
             totals[3] += len(found)
-            totals[4] += sum(size for _, size in found)
+            totals[4] += sum(stop - start for start, stop in found)
     first, second, third, fourth, fifth = totals
     return first, second, third, fourth, fifth
-
-
-def coalesced(
-    ranges: Iterable[tuple[int, int]], hole_bytes: int = HOLE_BYTES, range_bytes: int = RANGE_BYTES
-) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the requests that fetch these (offset, size)."""
-    begun: tuple[int, int] | None = None
-    for offset, size in sorted(ranges):
-        if begun is None:
-            begun = offset, size
-        elif offset - sum(begun) <= hole_bytes and offset + size - begun[0] <= range_bytes:
-            begun = begun[0], max(begun[1], offset + size - begun[0])
-        else:
-            yield begun
-            begun = offset, size
-    if begun is not None:
-        yield begun
-
-
-def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        start = min(start, chunk.dictionary_page_offset)
-    return start, chunk.total_compressed_size
