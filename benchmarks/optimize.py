@@ -188,9 +188,8 @@ def same_rows(one: Path, other: Path) -> bool:
     return True
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
-    options = parse(arguments)
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The answers to the questions that were asked."""
     found: dict[str, Any] = {"options": vars(options)}
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
         scratch = Path(folder)
@@ -202,6 +201,13 @@ def main(arguments: Sequence[str]) -> int:
             found["throughput"] = throughput(log, scratch, options)
         if "decode" in questions:
             found["decode"] = decode(scratch, options)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    options = parse(arguments)
+    found = measured(options)
     print(json.dumps(found, indent=1))
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1))

@@ -18,14 +18,13 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
-from feedline.expressions import bind_where
-from feedline.plan import compile_spec
+from feedline.plan import columns_read
 from feedline.resources import available_cores
 from feedline.service.cluster import Cluster
-from feedline.sources import listing_of_source
+from feedline.sources import listing_of_source, schema_rules
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
-from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages
+from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages, check_presence
 from feedline.warehouse.locations import shown
 
 _FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
@@ -93,9 +92,12 @@ def run_check(
     listing = listing_of_source(spec)
     columns: tuple[str, ...] = ()
     with _mapper(spec) as mapper:
-        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), progress=progress)
+        rules = schema_rules(spec)
+        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
-        if deep and findings.footers:
+        if rules.missing_error and findings.kinds:
+            check_presence(findings, _columns(spec, findings, all_columns=False))
+        if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
             check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
             _remember(spec.work_dir, findings, deep=True)
@@ -137,20 +139,12 @@ class ProgressLine:
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
-    """The stored columns to decode: all, or those that the pipeline's features, filter and runs need."""
+    """The stored columns to decode: all, or those that the pipeline reads."""
     if all_columns:
         return tuple(findings.schema.names)
     keys = [pa.field(name, column.type) for name, column in findings.listing.partition.items()]
     schema = pa.schema([*(field for field in findings.schema if field.name not in findings.listing.partition), *keys])
-    names = dict.fromkeys(compile_spec(spec, schema).columns)
-    source = spec.source
-    for text in (source.where, source.sample.where if source.sample is not None else None):
-        if text is not None:
-            names.update(dict.fromkeys(sorted(bind_where(text, schema).columns)))
-    names.update(dict.fromkeys((source.sample.key or ()) if source.sample is not None else ()))
-    if spec.shuffle is not None and spec.shuffle.by is not None:
-        names[spec.shuffle.by] = None
-    return tuple(name for name in names if name not in findings.listing.partition)
+    return tuple(name for name in columns_read(spec, schema) if name not in findings.listing.partition)
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:

@@ -26,6 +26,7 @@ from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
+from feedline.projection import source_columns
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
@@ -295,6 +296,15 @@ def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Se
     where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
     sample = _bound_sample(spec, snapshot.schema)
     return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+
+
+def columns_read(spec: PipelineSpec, schema: pa.Schema) -> tuple[str, ...]:
+    """The table's columns that a run reads: for features, filter, sample and runs; partition keys may be among them."""
+    features = compile_spec(spec, planned_schema(spec, schema))
+    where = _bound_where(spec, schema) if spec.source.where is not None else None
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    needed = _needed(features, (where, _bound_sample(spec, schema)), by)
+    return tuple(name for name in source_columns(schema, sorted(needed)) if name in schema.names)
 
 
 def compile_spec(

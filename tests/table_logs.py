@@ -67,10 +67,10 @@ BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"))
 class FolderCatalog(NoopCatalog):
     """Enough of a catalog to create tables in folders and to commit to them."""
 
-    def __init__(self) -> None:
-        super().__init__("folder")
+    def __init__(self, **properties: str) -> None:
+        super().__init__("folder", **properties)
 
-    def create(self, folder: Path, schema: Any, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC) -> Table:
+    def create(self, folder: Path | str, schema: Any, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC) -> Table:
         """A new table; `schema` is pyiceberg's own, as columns that it numbers are those of its partition spec."""
         metadata = new_table_metadata(
             location=str(folder),
@@ -94,8 +94,9 @@ class FolderCatalog(NoopCatalog):
 
     def _written(self, metadata: TableMetadata, number: int) -> Table:
         place = f"{metadata.location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
-        io = load_file_io({}, place)
-        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        io = load_file_io(self.properties, place)
+        if "://" not in place:
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
         ToOutputFile.table_metadata(metadata, io.new_output(place))
         return Table(("t",), metadata, place, io, self)
 

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from damage import GROUP, ROWS, flip_a_page, truncate, write
 from pipelines import Place, furnished, image
-from processes import ended
+from processes import ended, feedline
 
 import feedline.warehouse.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
+from feedline.sources import freeze
+from feedline.spec import load_spec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, known_within, remember, without_known
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
@@ -300,3 +302,33 @@ def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: 
     without = [[image(b) for b in Pipeline.from_yaml(path, settings).batches(0, rank, 2)] for rank in (0, 1)]
     assert skipping == without
     assert len(skipping[0]) == len(skipping[1])
+
+
+def test_a_run_that_serves_trainers_says_what_is_left_out(place: Place, tmp_path: Path):
+    """As soon as there is a plan, and in the summary."""
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    path = pipeline_over(place, table)
+    with feedline("run", path, "--json") as run:
+        run.line("waiting for a trainer")
+        with pytest.warns(UserWarning, match="1 bad file left out"), FeedlineDataset(path) as dataset:
+            assert sum(batch.rows for batch in dataset) == 3 * ROWS
+        run.line("1 bad file left out of the plan, 0 rows, besides those of 1 whose footer cannot be read")
+        assert str(part(table, 1)) in run.line("data.parquet").string
+        [bad] = json.loads(run.line(r'"bad_files"').string)["bad_files"]
+        assert bad["path"] == str(part(table, 1))
+        assert run.wait(60) == 0
+
+
+def test_a_saved_snapshot_loses_its_bad_files_too(place: Place, tmp_path: Path):
+    """What is known of them, and what the counting pass meets; nothing of it is listed or read again."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table, where="x > -1")
+    file = tmp_path / "saved.arrow"
+    freeze(load_spec(path, {}), str(file))
+    flip_a_page(part(table, 2))
+    saved = pipeline_over(place, table, where="x > -1", snapshot=str(file))
+    for _ in range(2):
+        plan = Pipeline.from_yaml(saved).plan()
+        assert [bad.file for bad in plan.skipped] == [str(part(table, 2))]
+        assert plan.selection.rows.sum() == 3 * ROWS

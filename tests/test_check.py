@@ -19,8 +19,9 @@ from processes import ended
 
 from feedline import Pipeline
 from feedline.checking import CheckReport, ProgressLine, run_check
-from feedline.errors import SpecError, TableNotFoundError
+from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
+from feedline.warehouse import checking
 from feedline.warehouse.bad_files import known_bad_files
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
@@ -57,10 +58,8 @@ def test_a_clean_table_is_said_to_be_clean(tmp_path: Path):
     report = checked(path, deep=True)
     assert (set(report.columns), report.clean) == ({"x", "ids", "y"}, True)
     assert set(checked(path, deep=True, all_columns=True).columns) == {"id", "x", "y", "ids"}
-    assert checked(path, deep=True, set={"source.where": "id > 3", "shuffle.by": "id"}).columns == (
-        *report.columns,
-        "id",
-    )
+    more = checked(path, deep=True, set={"source.where": "id > 3", "shuffle.by": "id"})
+    assert set(more.columns) == {*report.columns, "id"}
 
 
 def test_every_problem_of_every_file_is_said(tmp_path: Path):
@@ -87,6 +86,25 @@ def test_every_problem_of_every_file_is_said(tmp_path: Path):
     for number in (0, 1, 2, 3, 6):
         assert str(part(tmp_path, number)) in done.stdout
     assert "3 bad files, 2 with other problems" in done.stdout
+
+
+def test_the_rules_of_the_schema_are_checked_in_every_file(tmp_path: Path):
+    write(tmp_path / "t", 5)
+    for number in (1, 3):
+        table = pq.read_table(part(tmp_path, number), partitioning=None)
+        pq.write_table(
+            table.drop_columns(["x"]) if number == 1 else table.append_column("z", table["x"]), part(tmp_path, number)
+        )
+    assert checked(pipeline(tmp_path)).clean
+    report = checked(pipeline(tmp_path, source={"schema": {"missing": "error"}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 1))]
+    assert "lacks 'x', which the pipeline reads" in report.problems[0].reason
+    columns = {"id": "int64", "x": "float32", "y": "int64", "ids": "list<int64>"}
+    report = checked(pipeline(tmp_path, source={"schema": {"extra": "error", "columns": columns}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 3))]
+    report = checked(pipeline(tmp_path, source={"schema": {"columns": {"y": "int32"}}}))
+    assert len(report.problems) == 5
+    assert not report.bad_files
 
 
 def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
@@ -161,6 +179,26 @@ def test_thousands_of_files(tmp_path: Path):
     assert [bad.file for bad in report.bad_files] == [str(files[number]) for number in (7, 1500, 2999)]
     assert (report.files, report.rows) == (3000, 2997 * 50)
     assert psutil.Process().memory_info().rss - before < 200 * 2**20
+
+
+def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is no finding about a file, and would be met again and again; a file without permission is a finding."""
+    write(tmp_path / "t")
+    path = pipeline(tmp_path)
+
+    def failing(error: Exception) -> Any:
+        def file_facts(*_: Any) -> None:
+            raise error
+
+        return file_facts
+
+    monkeypatch.setattr(checking, "file_facts", failing(StoreError("the store kept failing")))
+    with pytest.raises(StoreError):
+        checked(path)
+    monkeypatch.setattr(checking, "file_facts", failing(TableError("may not be read: permission denied")))
+    report = checked(path)
+    assert (len(report.bad_files), len(report.problems)) == (0, 4)
+    assert not known_bad_files(str(tmp_path / "work"))
 
 
 def test_what_cannot_be_checked_is_an_error(tmp_path: Path):

@@ -17,7 +17,7 @@ import pytest
 from warehouse_samples import sample, write
 
 from feedline import Table
-from feedline.warehouse import partition_sizes, reading
+from feedline.warehouse import opening, partition_sizes
 from feedline.warehouse.partition_sizes import memory_share, partition_bytes
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import take_snapshot
@@ -161,7 +161,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count = Counted()
-    original = reading.opened
+    original = opening.opened
 
     class Reader:
         def __init__(self, parquet: pq.ParquetFile) -> None:
@@ -182,7 +182,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._parquet, name)
 
-    monkeypatch.setattr(reading, "opened", lambda *arguments: File(original(*arguments)))
+    monkeypatch.setattr(opening, "opened", lambda *arguments: File(original(*arguments)))
     return count
 
 

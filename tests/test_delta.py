@@ -180,6 +180,13 @@ def test_column_mapping_and_unknown_features_are_refused(tmp_path: Path):
         _refuse_features(Log(), "t")
 
 
+def test_a_table_all_of_whose_files_are_gone(delta: Path):
+    for file in delta.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(TableChangedError, match=r"has lost files of this version: .* and 31 more"):
+        Table(delta, format="delta").snapshot()
+
+
 def test_what_is_no_delta_table(tmp_path: Path):
     (tmp_path / "t").mkdir()
     for folder in (tmp_path / "t", tmp_path / "nothing"):

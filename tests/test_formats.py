@@ -69,6 +69,17 @@ def test_a_pipeline_over_each(delta: Path, iceberg: Any, tmp_path: Path):
         assert ids(pipeline(tmp_path, table=location, format="iceberg", snapshot_id=first)) == list(range(12))
 
 
+def test_bad_files_of_a_table_with_a_log_are_left_out(delta: Path, tmp_path: Path):
+    plan = pipeline(tmp_path, table=str(delta), format="delta", version=0, on_bad_file="skip").plan()
+    first = delta / plan.snapshot.files["path"][0].as_py()
+    lost = plan.snapshot.files["rows"][0].as_py()
+    first.write_bytes(b"no Parquet any more")
+    left = pipeline(tmp_path, table=str(delta), format="delta", version=0, on_bad_file="skip").plan()
+    assert [bad.file for bad in left.skipped] == [str(first)]
+    assert left.selection.rows.sum() == 12 - lost
+    assert left.snapshot.schema == plan.snapshot.schema
+
+
 def test_a_snapshot_is_that_of_the_same_files(delta: Path, tmp_path: Path):
     """Another format of one table: as folders it is the same files, in the same order."""
     as_delta = Table(delta, format="delta").snapshot()

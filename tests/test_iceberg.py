@@ -14,6 +14,8 @@ import pytest
 from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
+from feedline.warehouse.checking import check_footers
+from feedline.warehouse.iceberg import list_iceberg
 from feedline.warehouse.selection import screen_rows
 
 deltalake = pytest.importorskip("deltalake")
@@ -131,6 +133,19 @@ def test_columns_whose_numbers_moved_are_refused(iceberg: Any, again: bool):
     before = iceberg.scan().to_arrow().rename_columns(names)
     iceberg.overwrite(ice_rows(iceberg, 0, **({} if again else {"cost": before.sort_by("id")["price"][:12]})))
     assert read_iceberg(iceberg).num_rows == 12, "rewritten files have the new numbers"
+
+
+def test_a_check_names_every_file_with_another_name(iceberg: Any, tmp_path: Path):
+    with iceberg.update_schema(allow_incompatible_changes=True) as update:
+        update.rename_column("price", "cost")
+    iceberg.append(ice_rows(iceberg, 200, cost=rows(200)["price"]))
+    listing = list_iceberg(iceberg.metadata.location)
+    findings = check_footers(listing, map=lambda function, tasks: [function(task) for task in tasks])
+    assert not findings.bad
+    renamed = {problem.file for problem in findings.problems}
+    assert 0 < len(renamed) < len(listing.files)
+    assert all("column 'cost' was renamed" in problem.reason for problem in findings.problems)
+    assert findings.schema.names == [field.name for field in iceberg.schema().fields]
 
 
 def test_a_dropped_column_is_gone(iceberg: Any):

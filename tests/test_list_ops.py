@@ -381,6 +381,11 @@ def test_get_local_hour(times: list[datetime | None], name: str):
         assert run("get_local_hour", name, elsewhere).to_list() == expected
 
 
+def test_get_local_hour_of_lists():
+    moments = pl.Series([[datetime(2026, 1, 1, 23), None], [], None], dtype=pl.List(pl.Datetime("us")))
+    assert run("get_local_hour", "Europe/Zurich", moments).to_list() == [[0, None], [], None]
+
+
 def test_get_local_hour_through_the_change_of_clocks():
     start = datetime(2026, 3, 29, 0, 30)
     hours = pl.Series([start + timedelta(hours=hour) for hour in range(3)])

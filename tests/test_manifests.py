@@ -76,7 +76,7 @@ def test_table_reads_it(root: Path) -> None:
     expected = Table([root / NAMES[1], root / NAMES[0]]).read()
     assert table.read().equals(expected)
     assert table.snapshot().id == Table([str(root / name) for name in NAMES[:2]]).snapshot().id
-    assert "from_manifest" in repr(table)
+    assert "format='manifest'" in repr(table)
 
 
 def test_names_on_an_object_store_are_asked_for_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,17 @@ def test_hashed_cross(rows: list[Any]):
     check_rows("hashed_cross", buckets, [words, numbers, words], oracle)
 
 
+def test_fixed_size_lists_are_lists_to_ops_over_several_columns():
+    left, right = pl.Series([[1, 2], [3, 3], None]), pl.Series([[2, 2], [3, 3], [1, 1]])
+    fixed = [series.cast(pl.Array(pl.Int32, 2)) for series in (left, right)]
+    scores = pl.Series([[0.5, 1.0], [2.0, 3.0], None], dtype=pl.Array(pl.Float32, 2))
+    for op, arguments in (("id_overlap_count", None), ("cartesian", 99), ("positive_intersect", None)):
+        assert combined(op, arguments, *fixed) == combined(op, arguments, left, right)
+    found = combined("weighted", None, fixed[0], scores)
+    assert found == ([[1, 2], [3, 3], None], [[0.5, 1.0], [2.0, 3.0], None])
+    assert combined("get_score_sum", None, fixed[1], fixed[0], scores)[0] == [1.0, 5.0, None]
+
+
 def test_hashed_cross_does_not_depend_on_the_width_of_integers():
     narrow, wide, word = pl.Series([-3], dtype=pl.Int8), pl.Series([-3], dtype=pl.Int64), pl.Series(["x"])
     assert combined("hashed_cross", 10**9, narrow, word) == combined("hashed_cross", 10**9, wide, word)

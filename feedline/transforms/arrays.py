@@ -44,23 +44,28 @@ def over_values(values: pl.Expr, kernel: Kernel, dtype: pl.DataType, result: pl.
     read, wrote, arrow = NUMPY_TYPES[dtype], NUMPY_TYPES[result], _ARROW_TYPES[result]
 
     def run(series: pl.Series) -> pl.Series:
-        array = series.to_arrow()
-        validity, data = array.buffers()
-        # validity is bits: it can be cut at a byte only, so up to seven values in front come along
-        lead = array.offset % 8
-        count = lead + len(array)
-        if data is None or not len(array):
-            return pl.Series([], dtype=result)
-        held = np.frombuffer(data, read, count=count, offset=(array.offset - lead) * read.itemsize)
+        held, bits, lead = _held(series, read)
+        count = len(held)
         buffer = pa.allocate_buffer(count * wrote.itemsize)
         out = np.frombuffer(buffer, wrote)
         with np.errstate(all="ignore"):
             for start in range(0, count, BLOCK_VALUES):
                 kernel(held[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES])
-        bits = None if validity is None or not array.null_count else validity.slice(array.offset // 8)
-        return pl.Series(pa.Array.from_buffers(arrow, len(array), [bits, buffer], -1 if bits else 0, lead))
+        return pl.Series(pa.Array.from_buffers(arrow, len(series), [bits, buffer], -1 if bits else 0, lead))
 
     return mapped(values, run, result)
+
+
+def _held(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
+    """The values as they lie, the bits of their validity (None without nulls), and how many stand in front of both."""
+    if not series.null_count():
+        return series.to_numpy(), None, 0
+    array = series.to_arrow()
+    validity, data = array.buffers()
+    # validity is bits: it can be cut at a byte only, so up to seven values in front come along
+    lead = array.offset % 8
+    start = (array.offset - lead) * dtype.itemsize
+    return np.frombuffer(data, dtype, count=lead + len(array), offset=start), validity.slice(array.offset // 8), lead
 
 
 def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> pl.Expr:

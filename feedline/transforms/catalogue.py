@@ -129,11 +129,11 @@ def _type_words(schema: dict[str, Any]) -> str:
         return in_words([word for word in words if not (word == "integer" and "number" in words)])
     if schema["type"] == "array":
         return f"list of {_type_words(schema['items'])}"
-    bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if schema.get(key, MAX_INT) != MAX_INT]
+    bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if abs(schema.get(key, MAX_INT)) != MAX_INT]
     return " ".join([schema["type"], ", ".join(bounds)]).strip()
 
 
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def _flow(value: object) -> str:

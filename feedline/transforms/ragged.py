@@ -113,8 +113,13 @@ def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataTyp
     """`list[start:stop]` of each list, as Python slices, for lists of anything.
 
     A list of numbers is cut as the binary string of its bytes: 7 ns per row against 13 of Polars' head (lists of 27
-    int64 cut to 20). Lists with null elements, and of other things, are gathered.
+    int64 cut to 20). Polars cuts lists of other things, and first elements that may be null; what is left is gathered.
     """
+    if not element_type(result).is_numeric():
+        if start >= 0 and (stop is None or stop >= 0):
+            return lists.list.slice(min(start, _INT32_LIMIT), None if stop is None else max(stop - start, 0))
+        if stop is None:
+            return lists.list.tail(min(-start, _INT32_LIMIT))
 
     def run(series: pl.Series) -> pl.Series:
         series = series.rechunk()

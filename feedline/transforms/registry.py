@@ -71,12 +71,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What an op over several columns takes as one of them; `weighted`: a list may have weights."""
+    """What an op over several columns takes as one of them.
+
+    weighted: a list may have weights. vectors: a vector comes as one, not as a list.
+    """
 
     name: str
     takes: frozenset[str]
     lists: Lists
     weighted: bool = False
+    vectors: bool = False
     optional: bool = False
 
     def fits(self, kind: Kind) -> bool:
@@ -181,14 +185,15 @@ class BoundOp:
         if not op.inputs:
             names = "column" if len(values) == 1 else f"{len(values)} columns"
             raise OpError(self.path, f"{op.name} takes one column: got `inputs` of {names}. Put it under `ops`")
-        waiting = [value if value.width is not None else value.plain() for value in values]
+        waiting = list(values)
         slots = list(op.inputs)
         found: list[Value | None] = []
         while slots:
             slot = slots.pop(0)
             kind = waiting[0].kind if waiting else None
             if kind is not None and slot.fits(kind):
-                found.append(waiting.pop(0))
+                value = waiting.pop(0)
+                found.append(value if slot.vectors else value.plain())
                 if op.repeats and not slots and waiting:
                     slots.append(slot)
             elif slot.optional:

@@ -287,8 +287,8 @@ _ANY = frozenset(NUMBERS)
 
 @op(
     inputs=(
-        Input(name="first", takes=_ANY, lists="only", weighted=True),
-        Input(name="second", takes=_ANY, lists="only", weighted=True),
+        Input(name="first", takes=_ANY, lists="only", weighted=True, vectors=True),
+        Input(name="second", takes=_ANY, lists="only", weighted=True, vectors=True),
     ),
     gives="float32",
     parameters=Similarity,

@@ -11,14 +11,15 @@ A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from feedline.errors import CorruptFileError, DataError, TableError
+from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.bad_files import BadFile, reason_of
+from feedline.warehouse.declared import declared_schema
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footers import file_facts
 from feedline.warehouse.locations import join, locate, shown
@@ -29,7 +30,6 @@ _FOOTERS_PER_TASK = 32
 _TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
 _TASK_FILES = 32
 
-Unify = Callable[[Sequence[tuple[str, pa.Schema]]], pa.Schema]
 Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
@@ -80,7 +80,7 @@ class PageTask:
 class Findings:
     """What the checks found; `schema`: the files' columns as one table, of those files that fit together.
 
-    `sound`: files that were looked at and found good, as far as the check went.
+    `kinds`: the distinct schemas that fit, each with its files (places in the listing).
     """
 
     listing: Listing
@@ -88,6 +88,7 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     footers: dict[int, Footer] = field(default_factory=dict)
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    kinds: list[tuple[pa.Schema, list[int]]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -121,14 +122,14 @@ class Findings:
 def check_footers(
     listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
 ) -> Findings:
-    """Read every footer of a table. Raises nothing for a file: whatever is wrong with it is a finding."""
+    """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
     findings = Findings(listing)
     files = list(zip(listing.files["path"].to_pylist(), listing.files["bytes"].to_pylist(), strict=True))
     tasks = [
         FooterTask(table=listing.uri, files=tuple(files[start : start + _FOOTERS_PER_TASK]))
         for start in range(0, len(files), _FOOTERS_PER_TASK)
     ]
-    schemas: dict[pa.Schema, list[int]] = {}
+    kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may number their fields otherwise
     index = 0
     for footers, found in map(read_footers, tasks):
         for footer in footers:
@@ -138,12 +139,22 @@ def check_footers(
                 findings.problems.append(Problem(file=findings.name(index), reason=footer.problem))
             else:
                 findings.footers[index] = footer
-                schemas.setdefault(found[footer.schema], []).append(index)
+                schema = found[footer.schema]
+                kinds.setdefault(schema.serialize().to_pybytes(), (schema, []))[1].append(index)
             index += 1
         if progress is not None:
             progress("footers", index, len(files))
-    _fit(findings, schemas)
+    _fit(findings, list(kinds.values()), rules or SchemaRules())
     return findings
+
+
+def check_presence(findings: Findings, columns: Sequence[str]) -> None:
+    """Add a problem for each file that lacks one of these columns."""
+    for schema, indices in findings.kinds:
+        lacking = [name for name in columns if name not in schema.names]
+        if lacking:
+            reason = f"lacks {', '.join(map(repr, lacking))}, which the pipeline reads (source.schema.missing: error)"
+            findings.problems += [Problem(file=findings.name(index), reason=reason) for index in indices]
 
 
 def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
@@ -175,25 +186,29 @@ def read_footers(task: FooterTask) -> tuple[list[Footer], list[pa.Schema]]:
     """Run one task: what each footer says, and the schemas that they refer to."""
     location = locate(task.table)
     footers: list[Footer] = []
-    schemas: dict[pa.Schema, int] = {}
+    schemas: dict[bytes, tuple[int, pa.Schema]] = {}
     for path, size in task.files:
         name = join(shown(task.table), path)
         try:
             facts = file_facts(location.filesystem, join(location.path, path), size, name)
         except CorruptFileError as error:
             footers.append(Footer(corrupt=reason_of(error, name)))
+        except StoreError:
+            raise
         except TableError as error:
             footers.append(Footer(problem=_less(str(error), name)))
         else:
+            key = facts.schema.serialize().to_pybytes()
+            number, _ = schemas.setdefault(key, (len(schemas), facts.schema))
             footers.append(
                 Footer(
                     digest=facts.digest,
                     footer_bytes=facts.footer_bytes,
                     rows=tuple(facts.rows),
-                    schema=schemas.setdefault(facts.schema.remove_metadata(), len(schemas)),
+                    schema=number,
                 )
             )
-    return footers, list(schemas)
+    return footers, [schema for _, schema in schemas.values()]
 
 
 def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
@@ -204,6 +219,8 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
             decode_fragment(fragment, task.columns, task.schema)
         except CorruptFileError as error:
             results.append((reason_of(error, fragment.uri), None))
+        except StoreError:
+            raise
         except (TableError, DataError) as error:
             results.append((None, _less(str(error), fragment.uri)))
         else:
@@ -211,16 +228,22 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
     return results
 
 
-def _fit(findings: Findings, schemas: Mapping[pa.Schema, list[int]]) -> None:
+def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: SchemaRules) -> None:
     """Unite the schemas one by one, that of most files first; files whose schema does not fit those are problems."""
     fitting: list[tuple[str, pa.Schema]] = []
-    for schema, indices in sorted(schemas.items(), key=lambda item: -len(item[1])):
+    listing = findings.listing
+    for schema, indices in sorted(kinds, key=lambda kind: -len(kind[1])):
+        both = [*fitting, (findings.name(indices[0]), schema)]
         try:
-            findings.schema = union([*fitting, (findings.name(indices[0]), schema)])
+            if listing.schema is None:
+                findings.schema = union(both, rules, keys=listing.partition)
+            else:
+                findings.schema = declared_schema(listing.schema, both, keys=listing.partition, types=rules.columns)
         except TableError as error:
             findings.problems += [Problem(file=findings.name(index), reason=str(error)) for index in indices]
         else:
-            fitting.append((findings.name(indices[0]), schema))
+            fitting = both
+            findings.kinds.append((schema, indices))
 
 
 def _page_tasks(

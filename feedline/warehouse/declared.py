@@ -24,6 +24,7 @@ import pyarrow.types as pat
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse.discovery import Listing, listing_of
 from feedline.warehouse.faults import explained
+from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, ancestor, is_uri, locate, shown
 from feedline.warehouse.schemas import KindChangedError, children, decoded, unified, widens
 
@@ -225,8 +226,11 @@ def _uri_of(root: str, location: Location) -> str:
 
 def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:
     """Those of the files that are there."""
-    with explained(shown(location.uri)):
-        infos = location.filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    try:
+        with explained(shown(location.uri)):
+            infos = listed(replace(location, path=root))
+    except FileNotFoundError:
+        return {}
     return {info.path: info for info in infos if info.path in wanted and info.type == pafs.FileType.File}
 
 

@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery import Listing, common_root, depth, listing_of, parent
 from feedline.warehouse.faults import explained
+from feedline.warehouse.fetching import read_range
 from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.retrying import is_local, retried
 
 _MAGIC = b"PAR1"
 
@@ -38,7 +40,8 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     first = locate(uris[0])
     paths = _paths(uris, first, shown(place.uri))
     with explained(shown(first.uri)):
-        infos = first.filesystem.get_file_info(paths)
+        files = first.filesystem
+        infos = retried(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(
@@ -55,11 +58,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
 def _names(place: Location) -> list[str]:
     where = shown(place.uri)
     with explained(where):
-        info = place.filesystem.get_file_info(place.path)
-        if info.type == pafs.FileType.Directory:
-            raise TableError(f"manifest {where} is a folder: expected a JSON or Parquet file")
-        with place.filesystem.open_input_file(place.path) as source:
-            content = source.read_buffer()
+        content = retried(lambda: _content(place, where), place.filesystem, where)
     text = content.to_pybytes()
     names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
@@ -68,6 +67,15 @@ def _names(place: Location) -> list[str]:
     if not names:
         raise TableError(f"manifest {where} is empty: expected at least one path")
     return names
+
+
+def _content(place: Location, where: str) -> pa.Buffer:
+    if place.filesystem.get_file_info(place.path).type == pafs.FileType.Directory:
+        raise TableError(f"manifest {where} is a folder: expected a JSON or Parquet file")
+    with place.filesystem.open_input_file(place.path) as source:
+        if is_local(place.filesystem):
+            return source.read_buffer()
+        return pa.py_buffer(read_range(source, 0, source.size()))
 
 
 def _parquet_names(content: pa.Buffer, where: str) -> list[Any]:

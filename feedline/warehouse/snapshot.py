@@ -171,7 +171,7 @@ class Snapshot:
         artifact = store.find(folder, name)
         if len(artifact) < len(_TABLES):
             raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
-        head, files, row_groups, schemas = (artifact.table(part).combine_chunks() for part in range(len(_TABLES)))
+        head, files, row_groups, schemas = (table.combine_chunks() for table in artifact.tables(len(_TABLES)))
         known = head.schema.metadata or {}
         if known.get(b"version") != str(_VERSION).encode():
             raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")

@@ -1,0 +1,93 @@
+"""What do the warehouse's promises cost and gain? One command for all of it, every comparison interleaved.
+
+    python benchmarks/warehouse.py                       everything, some twenty minutes on two cores
+    python benchmarks/warehouse.py --only projection     one part: projection, popular, optimize
+    python benchmarks/warehouse.py --tiny                few rows, one round: does it all still work?
+
+projection  a tenth of the columns of a 400-column table: bytes and time against a bare loop (`projection.py`)
+popular     the same tenth after `optimize --order`, the columns first: requests per row group, by the rule by which
+            remote row groups are fetched (tests/test_stores.py counts the same against an S3 server)
+optimize    bytes, throughput, memory and decode speed of `feedline optimize` (`optimize.py`)
+
+What snapshots of many files cost is measured by `snapshots.py`, features out of maps by `maps.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optimize
+import projection
+
+from feedline import Table
+
+PARTS = ("projection", "popular", "optimize")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; more than once for several")
+    parser.add_argument("--rows", type=int, default=1_048_576, help="of the 400-column table")
+    parser.add_argument("--rounds", type=int, default=9, help="of the projection")
+    parser.add_argument("--json", metavar="FILE", help="write everything measured there")
+    parser.add_argument("--tiny", action="store_true", help="few rows, one round: a test, not a measurement")
+    return parser.parse_args(arguments)
+
+
+def read_a_tenth(table: Path, *, rounds: int) -> dict[str, Any]:
+    """Bytes and seconds of reading a tenth of the columns, and both ratios."""
+    names = projection.tenth(Table(table).snapshot().file_columns)
+    found = projection.compare(table, names, rounds=rounds)
+    return dataclasses.asdict(found) | {"bytes_ratio": found.bytes_ratio, "time_ratio": found.time_ratio}
+
+
+def popular_first(table: Path, target: Path, *, row_group_rows: int) -> dict[str, Any]:
+    """Requests per row group for a tenth of the columns: strewn over the file, and first in it."""
+    names = projection.tenth(Table(table).snapshot().file_columns)
+    report = Table(table).optimize(target, order=names, projection=names, row_group_rows=row_group_rows)
+    return {
+        "columns": len(names),
+        "requests_per_row_group": {
+            "before": report.before.requests_per_row_group,
+            "after": report.after.requests_per_row_group,
+        },
+        "bytes_requested": {
+            "before": report.before.projection.requested_bytes,
+            "after": report.after.projection.requested_bytes,
+        },
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    options = parse(arguments)
+    parts = options.only or PARTS
+    rows, group_rows, rounds = (4_096, 1_024, 1) if options.tiny else (options.rows, 65_536, options.rounds)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+        wide = Path(folder) / "wide"
+        if {"projection", "popular"} & set(parts):
+            projection.write_wide_table(wide, rows=rows, row_group_rows=group_rows, files=4)
+        if "projection" in parts:
+            found["projection"] = read_a_tenth(wide, rounds=rounds)
+        if "popular" in parts:
+            found["popular"] = popular_first(wide, Path(folder) / "popular", row_group_rows=group_rows)
+    print(json.dumps(found, indent=1))
+    if "optimize" in parts:
+        found["optimize"] = optimize.measured(optimize.parse(["--tiny"] if options.tiny else []))
+        print(json.dumps(found["optimize"], indent=1))
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
