@@ -1,7 +1,8 @@
 """What does a table take on disk, and what does reading some of its columns fetch? Counted from footers.
 
-Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are counted as they are made for
-a row group of a remote table (`fetching.coalesced`); the bytes fetched are those of the requests, gaps included.
+Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are those that Feedline would
+make of an object store for a projection, row group by row group (`fetching`): neighbouring column chunks are one
+request over the hole between them. The bytes fetched are those of the requests, holes included.
 """
 
 from __future__ import annotations
