@@ -88,6 +88,7 @@ class Gatherer:
             column = whole(table.column(0))
             table = table.remove_column(0)
             self._columns.append(_series(column) if _is_ragged(column.type) else column)
+        pa.default_memory_pool().release_unused()  # what decoding left behind is as much again
 
     def take(self, places: Int64s) -> pa.Table:
         """The rows at those places, in that order."""
