@@ -330,7 +330,7 @@ def test_blocks_give_what_the_whole_gives(scale: int, monkeypatch: pytest.Monkey
     whole = [combined(*call[:2], *call[2])[0] for call in calls]
     for module, rows in (("matching", 16), ("crossings", 8), ("generated", 7)):
         monkeypatch.setattr(f"feedline.transforms.{module}.BLOCK_VALUES", rows)
-    monkeypatch.setattr("feedline.transforms.hashing._MIXED_WORDS", 5)
+    monkeypatch.setattr("feedline.hashing._MIXED_WORDS", 5)
     for call, expected in zip(calls, whole, strict=True):
         same(combined(*call[:2], *call[2])[0], expected)
 
