@@ -303,5 +303,37 @@ def test_parts_give_what_the_whole_gives(op: str, arguments: object, count: int)
         assert [row for part in parts for row in part] == whole
 
 
+@pytest.mark.parametrize("scale", [20, 2**62])
+def test_blocks_give_what_the_whole_gives(scale: int, monkeypatch: pytest.MonkeyPatch):
+    """Rows and values are taken in blocks; here in tiny ones, with lists that are longer than a block."""
+    random = np.random.default_rng(2)
+    lengths = [0, 50, *random.integers(0, 9, 300).tolist(), 33]
+    ids = [
+        int_lists([None if i % 13 == 5 else random.integers(-scale, scale, n).tolist() for i, n in enumerate(order)])
+        for order in (lengths, lengths[::-1])
+    ]
+    scores = [
+        pl.Series([None if row is None else random.random(len(row)).tolist() for row in held], dtype=FLOAT_LISTS)
+        for held in ids
+    ]
+    both, scored = tuple(ids), (ids[0], scores[0], ids[1], scores[1])
+    calls: list[tuple[str, object, tuple[pl.Series, ...]]] = [
+        *((name, None, both) for name in SCORES),
+        *((name, None, scored) for name in sorted(SCORED) if name != "column_similarity"),
+        ("column_similarity", "inner", both),
+        ("positive_intersect", None, both),
+        ("cartesian", 10**9, both),
+        ("hashed_cross", 10**9, tuple(held.list.first() for held in both)),
+        ("id_list_transform", {"unique": True}, both[:1]),
+        ("ngram", {"n": 3, "buckets": 10**9}, both[:1]),
+    ]
+    whole = [combined(*call[:2], *call[2])[0] for call in calls]
+    for module, rows in (("matching", 16), ("crossings", 8), ("generated", 7)):
+        monkeypatch.setattr(f"feedline.transforms.{module}.BLOCK_VALUES", rows)
+    monkeypatch.setattr("feedline.transforms.hashing._MIXED_WORDS", 5)
+    for call, expected in zip(calls, whole, strict=True):
+        same(combined(*call[:2], *call[2])[0], expected)
+
+
 def test_errors_are_of_the_spec():
     assert issubclass(OpError, SpecError)

@@ -40,34 +40,58 @@ def in_blocks(*lists: Ragged) -> Iterator[tuple[slice, tuple[Ragged, ...]]]:
 class Matched:
     """The values of several lists per row, ordered by row and value: runs of equal values of one row.
 
-    starts, ends: the runs. rows: the row of each run. sides: which of the lists each value comes from. places: where it
-    stands among that list's values. Within a run values are ordered by side, then as they stood.
+    starts, ends: the runs. sides: which of the lists each value comes from. Within a run values are ordered by side,
+    then as they stood.
     """
 
+    lists: tuple[Ragged, ...]
+    keys: Keys
+    value_bits: int
+    place_bits: int
     starts: Places
     ends: Places
-    rows: Places
-    sides: npt.NDArray[np.uint64]
-    places: Places
+    sides: Keys
+
+    @property
+    def rows(self) -> Places:
+        """The row of each run."""
+        return self._rows(self.keys[self.starts])
+
+    def places(self, chosen: Any) -> Places:
+        """Where some of the ordered values stand among the values of their list."""
+        keys = self.keys[chosen]
+        places: Places = (keys & np.uint64((1 << self.place_bits) - 1)).astype(np.int64)
+        begins = [held.offsets[:-1] for held in self.lists]
+        rows = self._rows(keys)
+        if len(begins) == 1:
+            places += begins[0][rows]
+        else:
+            places += np.stack(begins)[self.sides[chosen].astype(np.intp), rows]
+        return places
+
+    def _rows(self, keys: Keys) -> Places:
+        sides_bits = (len(self.lists) - 1).bit_length()
+        return (keys >> np.uint64(self.value_bits + sides_bits + self.place_bits)).astype(np.int64)
 
 
 def matched(*lists: Ragged) -> Matched:
     """Lists of as many rows and of one type, without holes."""
-    keys, bits, place_bits = _packed(lists)
+    keys, value_bits, place_bits = _packed(lists)
     keys.sort()
     sides_bits = (len(lists) - 1).bit_length()
     values = keys >> np.uint64(place_bits + sides_bits)
     changes = np.ones(len(keys), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     starts = np.flatnonzero(changes)
-    row_of_run = values[starts] >> np.uint64(bits)
-    ends = np.append(starts[1:], len(keys)) if len(keys) else starts
-    sides = (keys >> np.uint64(place_bits)) & np.uint64((1 << sides_bits) - 1)
-    rows = values >> np.uint64(bits)
-    places = (keys & np.uint64((1 << place_bits) - 1)).astype(np.int64)
-    begins = np.stack([held.offsets[:-1] for held in lists])
-    places += begins[sides.astype(np.intp), rows.astype(np.intp)] if len(lists) > 1 else begins[0][rows.astype(np.intp)]
-    return Matched(starts=starts, ends=ends, rows=row_of_run.astype(np.int64), sides=sides, places=places)
+    return Matched(
+        lists=lists,
+        keys=keys,
+        value_bits=value_bits,
+        place_bits=place_bits,
+        starts=starts,
+        ends=np.append(starts[1:], len(keys)) if len(keys) else starts,
+        sides=(keys >> np.uint64(place_bits)) & np.uint64((1 << sides_bits) - 1),
+    )
 
 
 def _packed(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
@@ -103,7 +127,7 @@ def first_of_each(held: Ragged) -> Mask:
     first = np.zeros(len(held.values), dtype=np.bool_)
     for rows, (part,) in in_blocks(held):
         runs = matched(part)
-        first[held.offsets[rows.start] + runs.places[runs.starts]] = True
+        first[held.offsets[rows.start] + runs.places(runs.starts)] = True
     return first
 
 
@@ -113,7 +137,7 @@ def members(held: Ragged, other: Ragged) -> Mask:
     for rows, (others, mine) in in_blocks(other, held):
         runs = matched(others, mine)
         known = np.repeat(runs.sides[runs.starts] == 0, runs.ends - runs.starts) & (runs.sides == 1)
-        mask[held.offsets[rows.start] + runs.places[known]] = True
+        mask[held.offsets[rows.start] + runs.places(known)] = True
     return mask
 
 
@@ -190,6 +214,6 @@ def _reduced(scores: Values, runs: Matched, starts: Places, ends: Places, combin
     lengths = (ends - starts)[filled]
     begins = np.cumsum(lengths) - lengths
     chosen = np.arange(int(lengths.sum())) + np.repeat(starts[filled] - begins, lengths)
-    numbers: Any = scores[runs.places[chosen]].astype(np.float64)
+    numbers: Any = scores[runs.places(chosen)].astype(np.float64)
     found[filled] = combine.reduceat(numbers, begins)
     return found

@@ -148,7 +148,10 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
     names, status = _names(error), _status(error)
     if isinstance(error, FileNotFoundError) or names & _ABSENT or status == 404:
         if listed:
-            return TableChangedError(f"{where} is gone: it was there when the snapshot was taken. Take a new snapshot")
+            return TableChangedError(
+                f"{where} is gone: it was there when the snapshot was taken. Take a new snapshot, or go on with "
+                "feedline rebase"
+            )
         detail = "" if isinstance(error, FileNotFoundError) else f" ({text})"
         return TableNotFoundError(f"{where} does not exist: expected a Parquet file or a folder of them{detail}")
     if isinstance(error, PermissionError):

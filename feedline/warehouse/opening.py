@@ -162,7 +162,9 @@ class _RemoteFile(OpenFile):
             stamp = _stamp_of(self._filesystem, self._path, source)
         _compare(self._seen, stamp)
         if stamp.tag != self._stamp.tag:
-            raise TableChangedError(f"{self._seen.uri} was replaced while it was read. Take a new snapshot")
+            raise TableChangedError(
+                f"{self._seen.uri} was replaced while it was read. Take a new snapshot, or go on with feedline rebase"
+            )
 
 
 @contextmanager
@@ -237,7 +239,8 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
     if footer_digest(tail) != seen.footer_digest:
         raise TableChangedError(
             f"{seen.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-            "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot"
+            "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot, or go on "
+            "with feedline rebase"
         )
     return parsed_footers.get(seen.footer_digest, tail)
 
@@ -263,7 +266,8 @@ def _compare(seen: Seen, stamp: _Stamp) -> None:
     if stamp.size_bytes != seen.size_bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
         raise TableChangedError(
             f"{seen.uri} changed after the snapshot was taken: got {stamp.size_bytes} bytes of "
-            f"{_time(stamp.mtime_ns)}, expected {seen.size_bytes} bytes of {_time(seen.mtime_ns)}. Take a new snapshot"
+            f"{_time(stamp.mtime_ns)}, expected {seen.size_bytes} bytes of {_time(seen.mtime_ns)}. Take a new "
+            "snapshot, or go on with feedline rebase"
         )
 
 
