@@ -37,4 +37,4 @@ def test_the_warehouse_benchmark_counts_bytes_and_requests(tmp_path: Path) -> No
     assert found["projection"]["feedline_bytes"] > found["projection"]["chunk_bytes"]  # footers, too: tiny row groups
     assert found["projection"]["bytes_ratio"] < 2
     assert found["popular"]["requests_per_row_group"]["after"] == 1
-    assert found["popular"]["requests_per_row_group"]["before"] > 20
+    assert found["popular"]["requests_per_row_group"]["before"] > 4  # tiny holes are read over, as from a store

@@ -171,7 +171,7 @@ def _use(snapshot: Snapshot, columns: Iterable[str], row_groups: npt.NDArray[np.
     folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
     kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
     return Use(
-        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        time=datetime.now(UTC).isoformat(timespec="microseconds"),
         job=job,
         table=shown(snapshot.uri),
         snapshot=snapshot.id,
@@ -210,7 +210,7 @@ def _folder(uri: str) -> str:
 
 
 def _stamp(time: str) -> str:
-    return "".join(character for character in time if character.isdigit())[:17]
+    return "".join(character for character in time if character.isdigit())[:20]
 
 
 def _mean(values: Sequence[float]) -> float:
