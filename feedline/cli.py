@@ -32,7 +32,10 @@ from feedline.spec import load_spec
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
+
+Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 _errors = Console(stderr=True)
 # A feeder makes few objects that live: collecting after every 700 of them (the default) only costs.
 _GC_THRESHOLD = 50_000
