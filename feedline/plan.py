@@ -259,7 +259,8 @@ def make_plan(
     if spec.source.schema_rules.missing == "error":
         virtual = {SAMPLE_WEIGHT} if sample is not None else set()
         parts = set(features.parts).union(*(each.parts for each in (where, sample) if each is not None))
-        _require_columns(spec, snapshot, parts.union([by] if by is not None else []) - virtual, where)
+        parts.update([by] if by is not None else [], spec.source.row_key or ())
+        _require_columns(spec, snapshot, parts - virtual, where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:

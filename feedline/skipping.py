@@ -30,16 +30,19 @@ from feedline.warehouse.locations import join, shown
 from feedline.warehouse.snapshot import Snapshot
 
 Count = Callable[[Snapshot, Map], object]
+Take = Callable[..., Snapshot]
 
 
-def good_snapshot(spec: PipelineSpec, *, count: Count, map: Map | None = None) -> Snapshot:
-    """The table that `source` names, less its bad files; `count` is the counting pass.
+def good_snapshot(
+    spec: PipelineSpec, *, count: Count, take: Take = snapshot_of_source, map: Map | None = None
+) -> Snapshot:
+    """The table that `source` names, less its bad files; `count` is the counting pass, `take` takes the snapshot.
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
     taking = _Taking(known_bad_files(spec.work_dir))
     try:
-        snapshot = snapshot_of_source(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
+        snapshot = take(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
     except TableError:
         if not taking.left:
             remember(spec.work_dir, taking.found)
