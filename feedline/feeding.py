@@ -141,7 +141,8 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _say_plan(plan: Plan) -> None:
-    _say({"type": "plan", "plan": plan.fingerprint, "bad_files": plan.bad_files()})
+    facts = plan.facts()
+    _say({"type": "plan", **{name: facts[name] for name in ("snapshot", "plan", "rows_dropped", "bad_files")}})
 
 
 def _serve(
@@ -176,7 +177,7 @@ def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello:
     plan = pipeline.resolve(hello, job=job_fingerprint(pipeline.spec), map=cluster.map)
     if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
         spec = pipeline.spec
-        record_usage(spec.work_dir, plan.snapshot, plan.columns, plan.selection.rows, job=spec.name)
+        record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan
 
 

@@ -18,7 +18,8 @@ from rich.console import Console
 from feedline.errors import SpecError
 from feedline.layout_report import describe_report, show_popularity, show_report
 from feedline.loader.launch import make_scratch
-from feedline.plan import compile_spec
+from feedline.pipeline import Pipeline
+from feedline.plan import columns_read
 from feedline.resources import available_cores
 from feedline.sections import ClusterSpec, parse_bytes
 from feedline.service.cluster import Cluster
@@ -91,11 +92,11 @@ def usage(
     as_json: AsJson = False,
 ) -> None:
     """Show what runs of Feedline read of a table: columns, bytes, the popularity curve."""
-    named: Any = table
     if _is_pipeline(table):
-        spec = load_spec(Path(table), {})
-        named, work_dir = spec.source.table, spec.work_dir
-    snapshot = Table(named).snapshot()
+        pipeline = Pipeline.from_yaml(table)
+        snapshot, work_dir = pipeline.snapshot(), pipeline.spec.work_dir  # the files that its runs read
+    else:
+        snapshot = Table(table).snapshot()
     facts = popularity(load_uses(work_dir, snapshot.uri), snapshot)
     if as_json:
         print(json.dumps(asdict(facts)))
@@ -130,12 +131,13 @@ def _optimized(
 
 
 def _projected(text: str, table: Table) -> tuple[str, ...]:
-    """The columns that a list names, or that a pipeline reads."""
+    """The columns that a list names, or that a pipeline reads of files."""
     if not _is_pipeline(text):
         return _listed(text)
     spec = load_spec(Path(text), {})
-    schema = table.snapshot().schema
-    return tuple(name for name in compile_spec(spec, schema).columns if name in schema.names)
+    snapshot = table.snapshot()
+    read = {*columns_read(spec, snapshot.schema), *(spec.source.row_key or ())}
+    return tuple(name for name in snapshot.file_columns if name in read)
 
 
 def _is_pipeline(text: str) -> bool:

@@ -26,7 +26,7 @@ from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
-from feedline.projection import source_columns
+from feedline.projection import has_column, source_columns
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
@@ -34,6 +34,7 @@ from feedline.transforms.registry import OpError
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.locations import join, shown
+from feedline.warehouse.parts import column_bytes
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.rebases import Rebase
@@ -90,13 +91,20 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The table's columns that blocks read, those of filter and sample included."""
+        """The table's columns that blocks read, those of filter and sample included.
+
+        A column of which only parts are wanted counts where row groups that keep rows have it read: a map whose keys
+        have columns of their own there does not.
+        """
         names = dict.fromkeys(compiled_columns(self.features.columns, self.job))
         for condition in (self.where, self.sample):
             names.update(dict.fromkeys(sorted(condition.columns) if condition is not None else ()))
         if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
             names.pop(SAMPLE_WEIGHT, None)
-        return tuple(names)
+        parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
+        kept = self.selection.rows > 0
+        unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
+        return tuple(name for name in names if name not in unread or name in self.parts)
 
     @cached_property
     def parts(self) -> tuple[str, ...]:

@@ -20,8 +20,10 @@ from feedline.loader.schedule import Schedule
 from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
 from feedline.warehouse.accounting import SelectionReport, Share, stages_of
+from feedline.warehouse.locations import absolute, join, shown
 from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import bytes_of
+from feedline.warehouse.records import RECORDED_ROWS, is_local
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
 _LIST_BYTES = 8 * 20
@@ -80,7 +82,28 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "in_flight_bytes": block_rows * row_bytes * blocks,
             "budget_bytes": memory_budget(plan.spec, local_ranks=1),
         },
+        "identities": _identities(plan),
     }
+
+
+def _identities(plan: Plan) -> dict[str, Any]:
+    """Whether blocks record which rows they hold, for a rebase; of which columns, and about how many bytes that takes.
+
+    One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
+    """
+    record, rows = plan.job.record, int(plan.selection.rows.sum())
+    folder, why = shown(join(absolute(plan.spec.work_dir), "rows")), None
+    if record is not None:
+        hashes = 1 if record.identity.by is None else 2
+        columns = [name for name, _ in record.identity.columns]
+        return {"recorded": True, "folder": folder, "columns": columns, "bytes": 8 * hashes * rows, "why_not": why}
+    if not is_local(plan.spec.work_dir):
+        why = "work_dir is on a store"
+    elif rows > RECORDED_ROWS:
+        why = f"more than {RECORDED_ROWS:,} rows"
+    else:
+        why = "no column that is read can tell rows apart"
+    return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": why}
 
 
 def _decided(report: SelectionReport) -> dict[str, Any]:
@@ -156,6 +179,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         ),
         ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
         ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
+        ("row identities", _identities_text(facts["identities"])),
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
@@ -200,6 +224,12 @@ def _read_twice(plan: Plan, schedule: Schedule) -> int:
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
     return nbytes
+
+
+def _identities_text(facts: dict[str, Any]) -> str:
+    if not facts["recorded"]:
+        return f"not recorded for rebase: {facts['why_not']}; name a source.row_key to record them"
+    return f"recorded for rebase: about {facts['bytes']:,} bytes in {escape(facts['folder'])}"
 
 
 def _sample_text(facts: dict[str, Any]) -> str:

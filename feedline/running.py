@@ -146,7 +146,10 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
-        summary.bad_files = summary.bad_files or rank.bad_files
+        summary.bad_files = summary.bad_files or rank.plan.get("bad_files", [])
+        summary.snapshot = summary.snapshot or rank.plan.get("snapshot")
+        summary.plan = summary.plan or rank.plan.get("plan")
+        summary.rows_dropped = summary.rows_dropped or rank.plan.get("rows_dropped", 0)
         for stats in [*rank.finished, *([rank.stats] if rank.stats else [])]:
             summary.rows += stats["rows"]
             summary.batches += stats["batches"]

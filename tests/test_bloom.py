@@ -8,6 +8,7 @@ import os
 import tempfile
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -33,7 +34,9 @@ def filters_of(path: Path, partition: dict[str, object] | None = None) -> RowGro
     parquet = pq.ParquetFile(path)
     stored = {name: range(index, index + 1) for index, name in enumerate(parquet.schema_arrow.names)}
     content = path.read_bytes()
-    return RowGroupFilters(parquet, stored, partition or {}, lambda size, start: content[start : start + size])
+    return RowGroupFilters(
+        parquet, stored, partition or {}, lambda size, start: content[start : start + size], len(content)
+    )
 
 
 def denied(path: Path, column: str, *values: Any) -> bool:
@@ -251,10 +254,39 @@ def test_damage_outside_the_bits_never_denies_a_value(data: st.DataObject) -> No
         def read_at(size: int, start: int) -> bytes:
             return bytes(content[start : min(start + size, cut)])
 
-        filters = RowGroupFilters(parquet, {"x": range(1)}, {}, read_at)
+        filters = RowGroupFilters(parquet, {"x": range(1)}, {}, read_at, len(content))
         for value in values:
             assert not filters.refute(Comparison(column="x", op="==", value=value), 0)[0]
         parquet.close()
+
+
+@pytest.mark.parametrize("values", [3, 64])
+@pytest.mark.parametrize("said", [True, False])
+def test_a_filter_that_ends_behind_the_file_is_unknown_and_not_asked_for(
+    tmp_path: Path, said: bool, values: int
+) -> None:
+    """A store takes a read behind the end for a failure of its own, to be repeated for minutes."""
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"x": [1, 2, 3]}), path, bloom_filter_options={"x": {"ndv": values, "fpp": 0.01}})
+    content, real = path.read_bytes(), pq.ParquetFile(path)
+    chunk = real.metadata.row_group(0).column(0)
+    start, stop = chunk.bloom_filter_offset, chunk.bloom_filter_offset + chunk.bloom_filter_length
+    place = SimpleNamespace(bloom_filter_offset=start, bloom_filter_length=stop - start if said else None)  # or older
+    group = SimpleNamespace(column=lambda _: place)
+    parquet: Any = SimpleNamespace(
+        metadata=SimpleNamespace(row_group=lambda _: group, schema=real.metadata.schema), schema_arrow=real.schema_arrow
+    )
+    for end in range(start - 2, stop + 3):
+
+        def read_at(size: int, offset: int, end: int = end) -> bytes:
+            assert size > 0
+            assert offset + size <= end
+            return content[offset : offset + size]
+
+        filters = RowGroupFilters(parquet, {"x": range(1)}, {}, read_at, end)
+        assert not filters.refute(Comparison(column="x", op="==", value=2), 0)[0]
+        assert filters.refute(Comparison(column="x", op="==", value=77), 0)[0] == (end >= stop)
+    real.close()
 
 
 # -- predicates --------------------------------------------------------------------------------------------------------

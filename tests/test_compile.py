@@ -341,15 +341,6 @@ def test_the_input_is_left_as_it_was():
     assert given.equals(frame(), null_equal=True)
 
 
-def test_without_labels():
-    compiled = compile_features(ALL, SCHEMA)
-    served = compiled.without({"label", "extra"})
-    assert [output.name for output in served.outputs] == [output.name for output in compiled.outputs][:-2]
-    assert "paid" not in served.columns
-    assert served.apply(frame()).equals(compiled.apply(frame()).drop("paid", "ts"), null_equal=True)
-    assert served.fingerprint != compiled.fingerprint
-
-
 def test_it_is_compiled_anew_on_the_other_side_of_a_pickle():
     compiled = compile_features(ALL, SCHEMA)
     sent = pickle.dumps(compiled)

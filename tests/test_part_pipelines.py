@@ -20,6 +20,7 @@ from feedline.plan import Plan
 from feedline.report import describe
 from feedline.warehouse.parts import part_bytes
 from feedline.warehouse.reading import bytes_of
+from feedline.warehouse.usage import load_uses, record_usage
 
 FEATURES = {
     "dense": {
@@ -95,6 +96,30 @@ def test_serving_transforms_what_training_does(mixed: tuple[str, pa.Table], tmp_
             at = place[n]
             ids = tuple(values[offsets[at] : offsets[at + 1]].tolist())
             assert (*encoded.dense[at].tolist(), int(encoded.categorical[at][0]), ids) == row
+
+
+def test_a_map_whose_keys_have_columns_where_rows_are_kept_is_not_read(
+    mixed: tuple[str, pa.Table], tmp_path: Path
+) -> None:
+    root, _ = mixed
+    features = {"dense": FEATURES["dense"], "extra": ["n"]}
+    keys = {"features_map.price", "features_map.cost"}
+    for where, read in (
+        ("n >= 3000", {"n", "user", *keys}),
+        ("n >= 2000", {"n", "user", "features_map", *keys}),
+        ("n < 2000", {"n", "user", "features_map"}),
+    ):
+        plan = pipeline(tmp_path, root, source={"table": root, "where": where}, features=features).plan()
+        assert set(plan.columns) == read, where
+        assert describe(plan, world_size=1)["columns"]["read"] == len(read)
+        record_usage(str(tmp_path / where), plan.snapshot, plan.parts, plan.selection.rows, job="job")
+        (use,) = load_uses(str(tmp_path / where), plan.snapshot.uri)
+        assert set(use.columns) == read, where
+        assert sum(use.columns.values()) == int(part_bytes(plan.snapshot, plan.parts)[plan.selection.rows > 0].sum())
+    whole = pipeline(
+        tmp_path, root, source={"table": root, "where": "n >= 3000"}, features={**features, "extra": ["features_map"]}
+    )
+    assert "features_map" in whole.plan().columns
 
 
 def test_the_plan_counts_and_names_them(mixed: tuple[str, pa.Table], tmp_path: Path) -> None:

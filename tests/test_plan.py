@@ -16,11 +16,12 @@ import pytest
 from pipelines import Place, furnished, oracle
 from processes import ended
 
-from feedline import Pipeline
+from feedline import Pipeline, report
 from feedline.errors import PlanError, SpecError
 from feedline.plan import Plan
 from feedline.report import describe
 from feedline.service.tasks import run_block
+from feedline.warehouse import records
 
 ROWS = 20_000
 
@@ -216,6 +217,18 @@ def test_every_block_holds_what_its_request_says(place: Place, ids: np.ndarray):
     assert nbytes >= int(plan.row_group_bytes.sum())
 
 
+def test_whether_row_identities_are_recorded(place: Place, monkeypatch: pytest.MonkeyPatch):
+    path = place.write(shuffle={"by": "session_id"})
+    facts = describe(plan_of(path), world_size=1)["identities"]
+    assert (facts["bytes"], facts["folder"]) == (16 * ROWS, str(place.work / "rows"))  # with a hash of the session
+    monkeypatch.setattr(records, "RECORDED_ROWS", ROWS - 1)
+    monkeypatch.setattr(report, "RECORDED_ROWS", ROWS - 1)
+    facts = describe(plan_of(path), world_size=1)["identities"]
+    assert (facts["recorded"], facts["bytes"], facts["why_not"]) == (False, 0, f"more than {ROWS - 1:,} rows")
+    facts = describe(plan_of(path, **{"source.row_key": "request_id"}), world_size=1)["identities"]
+    assert (facts["recorded"], facts["columns"]) == (True, ["request_id"])
+
+
 def test_what_the_dry_run_says(place: Place, clicks: Path):
     path = place.write(source={"where": 'ds == "2026-01-01" and dwell > 1 and request_id >= 0'})
     done = ended("plan", path, "--json")
@@ -230,6 +243,10 @@ def test_what_the_dry_run_says(place: Place, clicks: Path):
     assert facts["counted"]["row_groups"] == kept
     table = pa.concat_tables([file.read(["dwell"]) for file in first])
     assert facts["rows"] == sum(value is not None and value > 1 for value in table["dwell"].to_pylist())
+    assert facts["identities"]["recorded"]
+    assert facts["identities"]["bytes"] == 8 * facts["rows"]
+    text = " ".join(ended("plan", path).stdout.split())
+    assert f"recorded for rebase: about {8 * facts['rows']:,} bytes in" in text
     read = set(facts["columns"]["names"])
     assert read == {
         "dense_0", "dense_1", "id_0", "str_0", "hist_0", "hist_1", "clicked", "request_id", "ts", "ds", "dwell",

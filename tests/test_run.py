@@ -236,6 +236,10 @@ def test_every_rank_of_a_host_has_its_feeder(place: Place):
     summary = json.loads(run.lines[-1])
     assert (summary["rows"], summary["batches"], summary["steps"], summary["ranks"]) == (19_968, 78, 39, [0, 1])
     assert 0 <= summary["wait_fraction"] <= 1
+    plan = Pipeline.from_yaml(path).plan(world_size=2).facts()
+    for name in ("snapshot", "plan", "rows_dropped"):
+        assert summary[name] == plan[name], name
+    assert summary["rows_dropped"] > 0
 
 
 def test_another_run_of_the_same_job_is_refused(place: Place):

@@ -33,6 +33,7 @@ from feedline.warehouse.locations import locate
 from feedline.warehouse.reading import read_arrow, read_fragment
 from feedline.warehouse.selection import screen_rows, select_rows
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.usage import load_uses, record_usage
 
 QUICK = retrying.Patience(first_s=0.01, longest_s=0.05, deadline_s=30)
 SECRET = KEYS["AWS_SECRET_ACCESS_KEY"]
@@ -68,6 +69,20 @@ def s3(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 def remote(s3: Store) -> Table:
     return Table(s3.uri("warehouse/clicks"))
+
+
+def test_the_usage_record_survives_a_busy_store_and_says_what_is_wrong(s3: Store, clicks: Path) -> None:
+    snapshot, work = take_snapshot(str(clicks)), s3.uri("work/usage")
+    s3.fault("server_error", times=2, **LIST)
+    record_usage(work, snapshot, ["ts"], snapshot.rows_per_row_group, job="job")
+    s3.forget()
+    fault = s3.fault("server_error", times=2, **LIST)
+    assert [set(use.columns) for use in load_uses(work, snapshot.uri)] == [{"ts"}]
+    assert fault.met > fault.times
+    s3.forget()
+    s3.fault("denied", times=ALWAYS, **LIST)
+    with pytest.raises(TableError, match=r"s3://work/usage/.* may not be listed: the store denies it"):
+        load_uses(work, snapshot.uri)
 
 
 # -- faults that pass ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from optimized import files_of, warehouse
@@ -192,6 +193,51 @@ def test_usage_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -
     facts = json.loads(invoke("usage", *options, "--json").stdout)
     assert facts["used_column_share"] == pytest.approx(2 / 7)
     assert facts["curve"][-1][0] == 1.0
+
+
+def test_usage_of_a_pipeline_is_about_the_files_that_its_runs_read(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    folder = str(tmp_path / "delta")
+    for start in (0, 100):
+        deltalake.write_deltalake(folder, pa.table({"id": range(start, start + 100)}), mode="append")
+    log = deltalake.DeltaTable(folder)
+    log.delete("id < 50")
+    log.optimize.compact()
+    files = sorted((tmp_path / "delta").glob("*.parquet"))
+    (tmp_path / "damaged.parquet").write_text("not Parquet")
+    (tmp_path / "m.json").write_text(json.dumps([str(files[0])]))
+    for source, rows in (
+        ({"table": folder, "format": "delta"}, 150),
+        ({"table": folder, "format": "delta", "version": 0}, 100),
+        ({"table": str(tmp_path / "m.json"), "format": "manifest"}, None),
+    ):
+        document = {"version": 1, "name": "logged", "work_dir": str(tmp_path / "work"), "source": source}
+        path = tmp_path / "p.yaml"
+        path.write_text(json.dumps({**document, "features": {"extra": ["id"]}, "batch": {"size": 10}}))
+        plan = Pipeline.from_yaml(path).plan()
+        assert rows in (plan.snapshot.rows, None)
+        note(tmp_path / "work", plan.snapshot, ("id",))
+        facts = json.loads(invoke("usage", path, "--json").stdout)
+        held = sum(pq.read_metadata(f"{plan.snapshot.uri}/{name}").row_group(0).column(0).total_compressed_size
+                   for name in plan.snapshot.files["path"].to_pylist())  # fmt: skip
+        assert [(column["name"], column["stored_bytes"]) for column in facts["columns"]] == [("id", held)]
+        assert facts["table"] == plan.snapshot.uri
+        assert facts["runs"] >= 1
+
+
+def test_a_projection_has_every_column_that_the_pipeline_reads(place: Place, tmp_path: Path) -> None:
+    path = place.write(
+        source={
+            "where": 'dwell > 1 and ds != "2026-01-09"',
+            "sample": {"fraction": 0.5, "where": "clicked == 0", "key": ["user_id"]},
+            "row_key": "request_id",
+        },
+        features={"dense": {"dense_0": [{"fill_null": 0}]}, "extra": ["sample_weight"]},
+    )
+    names = set(Table(str(place.table)).snapshot().file_columns)
+    assert {"dense_0", "dwell", "clicked", "user_id", "request_id"} <= names
+    done = invoke("optimize", place.table, tmp_path / "out", "--threads", 1, "--projection", path, "--json")
+    assert set(json.loads(done.stdout)["projection"]) == {"dense_0", "dwell", "clicked", "user_id", "request_id"}
 
 
 def test_optimize_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -> None:

@@ -169,13 +169,6 @@ def adopt(fd: int) -> Channel:
     return Channel(socket.socket(fileno=fd))
 
 
-def close_quietly(fd: int | None) -> None:
-    """Close a descriptor, if there is one, whatever has become of it."""
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
 def _close_in_forked_child() -> None:
     for channel in list(_open_channels):
         channel.close()

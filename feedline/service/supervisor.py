@@ -37,7 +37,7 @@ class Rank:
     trainer: int | None = None
     stats: dict[str, Any] = field(default_factory=dict)
     finished: list[dict[str, Any]] = field(default_factory=list)  # of trainers that left
-    bad_files: list[dict[str, Any]] = field(default_factory=list)  # that its plan leaves out
+    plan: dict[str, Any] = field(default_factory=dict)  # of its last trainer: snapshot, plan, rows_dropped, bad_files
     futile_deaths: int = 0
     last_error: str | None = None
 
@@ -118,7 +118,7 @@ class Supervisor:
         elif kind == "trainer":
             rank.trainer = message["pid"]
         elif kind == "plan":
-            rank.bad_files = message["bad_files"]
+            rank.plan = message
         elif kind == "stats":
             rank.stats = message["stats"]
         elif kind == "left":

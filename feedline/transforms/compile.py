@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,10 +83,6 @@ class CompiledFeatures:
             return frame.lazy().select_seq(self._expressions).collect(engine="in-memory")
         except (pl.exceptions.PolarsError, DataError) as error:
             raise self._blame(frame, error) from error
-
-    def without(self, groups: Collection[str]) -> CompiledFeatures:
-        """The same features without some groups: serving has no labels."""
-        return compile_features([feature for feature in self.features if feature.group not in groups], self.schema)
 
     def __repr__(self) -> str:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"

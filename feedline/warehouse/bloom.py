@@ -131,7 +131,7 @@ def _possible(predicate: Predicate, wanted: bool, absent: Callable[[Comparison |
 
 
 class RowGroupFilters:
-    """The filters of one file, asked row group by row group; `read_at(bytes, offset)` reads the open file.
+    """The filters of one file of `file_bytes`, asked row group by row group; `read_at(bytes, offset)` reads it.
 
     `stored`: which of the file's Parquet columns hold a column of the table; `partition`: the file's keys and values.
     """
@@ -142,12 +142,14 @@ class RowGroupFilters:
         stored: dict[str, range],
         partition: dict[str, object],
         read_at: Callable[[int, int], bytes],
+        file_bytes: int,
     ) -> None:
         self._parquet = parquet
         self._types = parquet.schema_arrow
         self._stored = stored
         self._partition = partition
         self._read_at = read_at
+        self._file_bytes = file_bytes
         self._hashes: dict[Comparison | Membership, Hashes | None] = {}
 
     def refute(self, predicate: Predicate, row_group: int, *, worth: int = _LARGEST_BYTES) -> tuple[bool, int]:
@@ -191,15 +193,20 @@ class RowGroupFilters:
         offset, length = chunk.bloom_filter_offset, chunk.bloom_filter_length
         if offset is None or offset < 4 or (length is not None and not 0 < length <= worth):
             return None, 0
-        content = self._read_at(length or _HEADER_BYTES, offset)
+        left = self._file_bytes - offset  # a store takes what lies behind the end for its own failure
+        if left < (length or 1):
+            return None, 0
+        content = self._read_at(length or min(_HEADER_BYTES, left), offset)
         header = header_of(content)
         if header is None or header.bitset_bytes > worth:
             return None, len(content)
         if length is not None and header.start + header.bitset_bytes != length:
             return None, len(content)
         read = len(content)
-        if length is None:  # older writers do not say
-            content += self._read_at(header.start + header.bitset_bytes - read, offset + read)
+        if header.start + header.bitset_bytes > left:
+            return None, read
+        if (rest := header.start + header.bitset_bytes - read) > 0:  # older writers do not say the length
+            content += self._read_at(rest, offset + read)
             read = len(content)
         bitset = content[header.start : header.start + header.bitset_bytes]
         words = np.frombuffer(bitset[: len(bitset) // _BLOCK_BYTES * _BLOCK_BYTES], "<u4")

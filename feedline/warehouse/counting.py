@@ -42,7 +42,7 @@ def count_fragment(
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
-        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at)
+        filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at, fragment.bytes)
         for position, row_group in enumerate(fragment.row_groups):
             here = sieve.for_row_group(proven=fragment.proven_of(position), whole=False)
             if here.where is not None:

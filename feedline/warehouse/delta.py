@@ -16,6 +16,7 @@ import pyarrow as pa
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.declared import declared_listing, package_missing
 from feedline.warehouse.discovery import Listing
+from feedline.warehouse.faults import last_words
 from feedline.warehouse.locations import absolute, is_uri, shown
 
 # Features of a table that change nothing for whoever reads whole files by name, or that are looked at below.
@@ -48,12 +49,12 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         schema = pa.schema(log.schema().to_arrow())
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
-        raise TableNotFoundError(f"{shown(uri)} is no Delta table: {_said(error)}") from error
+        raise TableNotFoundError(f"{shown(uri)} is no Delta table: {last_words(error)}") from error
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
         if isinstance(error, TableError):
             raise
         wanted = f" at version {version}" if version is not None else ""
-        raise TableError(f"{shown(uri)} cannot be read as a Delta table{wanted}: {_said(error)}") from error
+        raise TableError(f"{shown(uri)} cannot be read as a Delta table{wanted}: {last_words(error)}") from error
     partition = {}
     if keys:
         values = actions["partition"].combine_chunks()
@@ -115,7 +116,3 @@ def _options(uri: str) -> dict[str, str] | None:
     if given.get("scheme") == "http" and "AWS_ENDPOINT_URL" in options:
         options |= {"AWS_ENDPOINT_URL": f"http://{given['endpoint_override']}", "AWS_ALLOW_HTTP": "true"}
     return options or None
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.declared import declared_listing, package_missing, plain
 from feedline.warehouse.discovery import Listing
-from feedline.warehouse.faults import explained
+from feedline.warehouse.faults import explained, last_words
 from feedline.warehouse.locations import absolute, ancestor, is_uri, join, locate, shown
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
@@ -56,7 +56,7 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
             raise
         if "equality delete" in str(error):
             raise _deletes(uri, "equality deletes") from error
-        raise TableError(f"{shown(uri)} cannot be read as an Iceberg table: {_said(error)}") from error
+        raise TableError(f"{shown(uri)} cannot be read as an Iceberg table: {last_words(error)}") from error
     _refuse(tasks, uri)
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
@@ -179,7 +179,3 @@ def _options(uri: str) -> dict[str, str]:
     if "s3.endpoint" in options:
         options["s3.endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
     return options
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")

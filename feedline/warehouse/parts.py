@@ -10,7 +10,7 @@ column. Where every key wanted of a map has such a column, the map is not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,6 +165,17 @@ def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64
 
     Exact for columns and map keys. A struct counts whole, whichever of its fields are read: an upper bound.
     """
+    total = np.zeros(len(snapshot.rows_per_row_group), np.int64)
+    for _, sizes in column_bytes(snapshot, names):
+        total += sizes
+    return total
+
+
+def column_bytes(snapshot: Snapshot, names: Iterable[str]) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """The columns that these columns and parts are read from, each once, with what `part_bytes` adds up.
+
+    A map has no bytes in row groups where every key wanted has a column of its own.
+    """
     whole: set[str] = set()
     keyed: dict[str, set[str | None]] = {}
     for name in names:
@@ -176,20 +187,20 @@ def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64
             whole.add(flattened_column(snapshot.schema, part) or part.column)
             continue
         keyed.setdefault(part.column, set()).add(flattened_column(snapshot.schema, part))
-    total = np.zeros(len(snapshot.rows_per_row_group), np.int64)
     for column, flattened in keyed.items():
         if column in whole:
             whole.update(name for name in flattened if name is not None)
             continue
-        unmapped = np.ones(len(total), np.bool_)
-        for flat in flattened:
-            stored = _bytes(snapshot, flat) if flat is not None else np.zeros_like(total)
+        unmapped = np.full(len(snapshot.rows_per_row_group), None not in flattened)
+        for flat in flattened - {None}:
+            assert flat is not None
+            stored = _bytes(snapshot, flat)
             unmapped &= stored > 0
-            total += 0 if flat in whole else stored
-        total += np.where(unmapped, 0, _bytes(snapshot, column))
+            if flat not in whole:
+                yield flat, stored
+        yield column, np.where(unmapped, 0, _bytes(snapshot, column))
     for name in whole:
-        total += _bytes(snapshot, name)
-    return total
+        yield name, _bytes(snapshot, name)
 
 
 def _bytes(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:

@@ -29,8 +29,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import FeedlineError
+from feedline.projection import part_of, source_columns
+from feedline.warehouse.faults import explained
 from feedline.warehouse.landing import partition_folder
-from feedline.warehouse.locations import absolute, join, locate, shown
+from feedline.warehouse.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.parts import column_bytes
+from feedline.warehouse.retrying import retried
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.store import get, put
 
@@ -96,25 +100,30 @@ class Popularity:
 
 
 def record_usage(
-    work_dir: str, snapshot: Snapshot, columns: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
+    work_dir: str, snapshot: Snapshot, parts: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
 ) -> None:
-    """Note what a run reads: `columns` of the row groups of which it keeps `rows`. Never raises for what can fail."""
+    """Note what a run reads: columns and `parts` of columns, of the row groups of which it keeps `rows`.
+
+    Never raises for what can fail.
+    """
     try:
-        use = _use(snapshot, columns, np.flatnonzero(rows), job)
+        use = _use(snapshot, parts, np.flatnonzero(rows), job)
         line = json.dumps(asdict(use), separators=(",", ":")).encode() + b"\n"
         location = locate(absolute(work_dir))
         put(location, f"{_folder(snapshot.uri)}/{_stamp(use.time)}-{secrets.token_hex(4)}.json", [line])
-        _forget(location.filesystem, join(location.path, _folder(snapshot.uri)))
+        for stale in _names(location, _folder(snapshot.uri))[:-KEPT]:
+            location.filesystem.delete_file(join(location.path, f"{_folder(snapshot.uri)}/{stale}"))
     except (OSError, FeedlineError, pa.ArrowException) as error:
         logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
 
 
 def load_uses(work_dir: str, table: str) -> list[Use]:
-    """The recorded runs on a table (the root's path or URI), oldest first."""
+    """The recorded runs on a table (the root's path or URI), oldest first.
+
+    Raises StoreError where the store of `work_dir` kept failing, TableError where it may not be listed.
+    """
     location = locate(absolute(work_dir))
-    folder = join(location.path, _folder(absolute(table)))
-    infos = location.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    names = sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
+    names = _names(location, _folder(absolute(table)))
 
     def load(name: str) -> Use | None:
         try:
@@ -165,9 +174,11 @@ def popular_columns(uses: Sequence[Use]) -> tuple[str, ...]:
     return tuple(name for name, _ in runs.most_common())
 
 
-def _use(snapshot: Snapshot, columns: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
-    stored = [name for name in dict.fromkeys(columns) if name in snapshot.file_columns]
-    sizes = {name: snapshot.column_facts(name).field("bytes").to_numpy() for name in stored}
+def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
+    own = set(snapshot.file_columns)
+    asked = {name: None for name in parts if name in own or part_of(name) is not None}
+    sizes = {name: int(each[row_groups].sum()) for name, each in column_bytes(snapshot, asked)}
+    read = [name for name in source_columns(snapshot.schema, asked) if name in own and (name in asked or sizes[name])]
     folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
     kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
     return Use(
@@ -175,10 +186,10 @@ def _use(snapshot: Snapshot, columns: Iterable[str], row_groups: npt.NDArray[np.
         job=job,
         table=shown(snapshot.uri),
         snapshot=snapshot.id,
-        columns={name: int(size[row_groups].sum()) for name, size in sizes.items()},
+        columns={name: sizes[name] for name in read},
         partitions=tuple(kept)[:_PARTITIONS],
         partitions_read=len(kept),
-        table_columns=len(snapshot.file_columns),
+        table_columns=len(own),
         row_group_bytes=int(snapshot.row_groups["bytes"].to_numpy()[row_groups].sum()),
         table_partitions=len(set(folders)),
     )
@@ -198,11 +209,14 @@ def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float
     return tuple((share, float(held)) for share, held in zip(SHARES, shares, strict=True))
 
 
-def _forget(filesystem: pafs.FileSystem, folder: str) -> None:
-    """Delete the oldest records beyond those that are kept."""
-    names = (info.path for info in filesystem.get_file_info(pafs.FileSelector(folder)))
-    for stale in sorted(names)[:-KEPT]:
-        filesystem.delete_file(stale)
+def _names(location: Location, folder: str) -> list[str]:
+    """The records' names, oldest first."""
+    files, place = location.filesystem, join(location.path, folder)
+    name = join(shown(location.uri), folder)
+    selector = pafs.FileSelector(place, allow_not_found=True)
+    with explained(name, doing="listed"):
+        infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+    return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 
 def _folder(uri: str) -> str:
