@@ -108,11 +108,6 @@ class Snapshot:
         """A file column's bytes, nulls (-1: unknown) and, where kept, min, max and exact, one per row group."""
         return self.facts.column(self.schema.field(name))
 
-    def files_without(self, name: str) -> npt.NDArray[np.int64]:
-        """The files that have no such column of their own (int64 [n], indices of `files`)."""
-        lacking = np.array([name not in schema.names for schema in self.file_schemas], np.bool_)
-        return np.flatnonzero(lacking[_array(self.files, "schema").to_numpy()])
-
     def without(self, paths: Collection[str]) -> Snapshot:
         """The table without some files (paths below the root); its schema stays as it is.
 
@@ -272,10 +267,7 @@ def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
         whole = union(schemas, rules, keys=listing.partition)
     else:
         whole = declared_schema(listing.schema, schemas, keys=listing.partition, types=rules.columns)
-    partition = dict(listing.partition)
-    for name in listing.inferred.intersection(whole.names):
-        paths = listing.files["path"].to_pylist()
-        partition[name] = refined(partition[name], name, whole.field(name).type, paths)
+    partition = partition_beside(listing, whole)
     schema = pa.schema(
         [
             *_without_keys(whole, listing),
@@ -299,6 +291,15 @@ def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
         file_schemas=parts.schemas,
         ignored=listing.ignored,
     )
+
+
+def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
+    """The partition keys' values; one whose type only paths decided has that of a column in the files, if there is."""
+    partition = dict(listing.partition)
+    for name in listing.inferred.intersection(schema.names):
+        paths = listing.files["path"].to_pylist()
+        partition[name] = refined(partition[name], name, schema.field(name).type, paths)
+    return partition
 
 
 def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
