@@ -21,13 +21,13 @@ import pyarrow as pa
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import BadFile, reason_of
-from feedline.warehouse.declared import declared_schema
+from feedline.warehouse.declared import united
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footers import file_facts
 from feedline.warehouse.locations import join, locate, shown
 from feedline.warehouse.presence import files_asked, has
 from feedline.warehouse.reading import UNCOUNTED, Fragment, decode_fragment
-from feedline.warehouse.schemas import SchemaRules, union
+from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.snapshot import partition_beside
 
 _FOOTERS_PER_TASK = 32
@@ -252,14 +252,10 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
 def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: SchemaRules) -> None:
     """Unite the schemas one by one, that of most files first; files whose schema does not fit those are problems."""
     fitting: list[tuple[str, pa.Schema]] = []
-    listing = findings.listing
     for schema, indices in sorted(kinds, key=lambda kind: -len(kind[1])):
         both = [*fitting, (findings.name(indices[0]), schema)]
         try:
-            if listing.schema is None:
-                findings.schema = union(both, rules, keys=listing.partition)
-            else:
-                findings.schema = declared_schema(listing.schema, both, keys=listing.partition, types=rules.columns)
+            findings.schema = united(findings.listing, both, rules)
         except TableError as error:
             findings.problems += [Problem(file=findings.name(index), reason=str(error)) for index in indices]
         else:
