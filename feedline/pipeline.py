@@ -29,10 +29,10 @@ from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.plan import Map, Plan, compile_spec, make_plan, select
-from feedline.rebasing import rebase
+from feedline.rebasing import comparable, rebase
 from feedline.service.tasks import batch_schema, run_block
-from feedline.skipping import good_snapshot
-from feedline.sources import snapshot_of_source
+from feedline.skipping import Take, good_snapshot
+from feedline.sources import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.catalogue import op_schema
 from feedline.transforms.compile import CompiledFeatures
@@ -85,14 +85,18 @@ class Pipeline:
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
         """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process).
 
-        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them.
+        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them. A saved
+        snapshot that `source.snapshot` names is the table.
         """
+        return self._taken(snapshot_of_source, map)
+
+    def _taken(self, take: Take, map: Map | None) -> Snapshot:
         spec = self.spec
         try:
             if spec.source.on_bad_file == "skip":
-                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), map=map)
+                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), take=take, map=map)
             else:
-                snapshot = snapshot_of_source(spec, map=map)
+                snapshot = take(spec, map=map)
                 save_skipped(spec.work_dir, snapshot.id, ())
             snapshot.save(spec.work_dir)
         except FeedlineError:
@@ -138,8 +142,9 @@ class Pipeline:
         """The plan of a state's run on the table as it is now: of the state's epoch, what was not delivered is left.
 
         `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
-        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. Raises
-        StateError for those, and where the state is of another plan.
+        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. A saved
+        snapshot that `source.snapshot` names is not looked at. Raises StateError for rows in doubt, where the state is
+        of another plan, and where the new table cannot be compared with the old one.
         """
         checked, policy = checked_state(state), checked_rewritten(rewritten)
         self._refuse_other_numbers(checked)
@@ -148,9 +153,10 @@ class Pipeline:
         epoch, step = checked["epoch"], checked["step"]
         if step >= old.schedule(epoch).steps:
             epoch, step = epoch + 1, 0
-        snapshot = self.snapshot(map=map)
+        snapshot = self._taken(fresh_snapshot, map)
         if snapshot.id == old.snapshot.id:
             return old
+        comparable(old, snapshot)
         new = make_plan(self.spec, snapshot, lanes=old.lanes, map=map)
         made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
         made.save(self.spec.work_dir)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -32,12 +31,14 @@ from feedline.loader.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.loader.schedule import Block, permuted_rows
 from feedline.plan import Map, Plan
 from feedline.service.tasks import PieceRequest, run_starts
-from feedline.warehouse.changes import FileChanges, file_changes, row_groups
+from feedline.warehouse.changes import FileChanges, file_changes, row_groups, same_filter, same_words
 from feedline.warehouse.identity import kind_of, matched
 from feedline.warehouse.masks import Bools, unpacked
 from feedline.warehouse.reading import Fragment, field_of, fragment_at, read_fragment
 from feedline.warehouse.rebases import Rebase, make_rebase
 from feedline.warehouse.records import IdentifyTask, Known, Records, identify_task, save_records
+from feedline.warehouse.retrying import interruptible
+from feedline.warehouse.snapshot import Snapshot
 
 _NAMED = 3  # files that an error lists by name
 
@@ -58,14 +59,37 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, rewritten: str, map: 
     """The rest of the old plan's epoch from `step` on, on the new plan's snapshot.
 
     `rewritten`: what becomes of rows in doubt: error, skip (leave them out) or repeat. Raises StateError for those, or
-    where the partition keys changed; DataError where two rows have the same `source.row_key`.
+    where the snapshots are not `comparable`; DataError where two rows have the same `source.row_key`.
     """
-    if set(old.snapshot.partition_columns) != set(new.snapshot.partition_columns):
+    comparable(old, new.snapshot)
+    return _Rebasing(old, new, epoch=epoch, step=step, rewritten=rewritten, map=map or _in_threads).run()
+
+
+def comparable(old: Plan, snapshot: Snapshot) -> None:
+    """Refuse a snapshot on which the old plan's filter may keep other rows of the same files, or whose partition keys
+    are others. Raises StateError."""
+    if set(old.snapshot.partition_columns) != set(snapshot.partition_columns):
         raise StateError(
-            f"the table's partition keys changed: got {', '.join(new.snapshot.partition_columns) or 'none'}, expected "
+            f"the table's partition keys changed: got {', '.join(snapshot.partition_columns) or 'none'}, expected "
             f"{', '.join(old.snapshot.partition_columns) or 'none'}. Finish the epoch on the old table, or begin anew"
         )
-    return _Rebasing(old, new, epoch=epoch, step=step, rewritten=rewritten, map=map or _in_threads).run()
+    filters = {"source.where": old.where, "source.sample.where": None if old.sample is None else old.sample.where}
+    used = [(name, key, same_filter) for key, filter in filters.items() if filter for name in sorted(filter.parts)]
+    if old.sample is not None:
+        used += [(name, "source.sample.key", same_words) for name in old.sample.sample.key]
+    for name, key, same in used:
+        was = field_of(old.snapshot.schema, name).type
+        try:
+            now = field_of(snapshot.schema, name).type
+        except TableError:
+            continue  # planning says so, and where
+        if not same(was, now):
+            place = "source.partitions" if name in snapshot.partition_columns else "source.schema.columns"
+            raise StateError(
+                f"column {name!r}, which {key} uses, has another type than it had, so other rows of the same files may "
+                f"be kept: got {now}, expected {was}. Write the new files with the old type, or begin the epoch anew, "
+                f"with the type declared in {place}: new files then do not change it"
+            )
 
 
 class _Rebasing:
@@ -93,7 +117,7 @@ class _Rebasing:
         for partition, lost in self._files.old.items():
             self._match(lost, self._files.new.get(partition, []), done)
         if self._doubt.rows and self._rewritten == "error":
-            raise _doubtful(self._doubt)
+            raise _doubtful(self._doubt, keyed=self._recording is not None and self._recording.identity.unique)
         return make_rebase(
             snapshot=self._new.snapshot.id,
             epoch=self._epoch,
@@ -175,11 +199,12 @@ class _Rebasing:
         now = self._unchanged_paths.get(fragment.path)
         if now is None:
             return None
-        plan, by, table = self._old, self._old.job.by, self._new.snapshot
+        by, table = self._old.job.by, self._new.snapshot
         assert by is not None
         groups = row_groups(table, now)[list(fragment.row_groups)]
         there = replace(fragment_at(table, now, groups, np.array(fragment.expected)), excluded=fragment.excluded)
-        frames = [chunk.frame for chunk in read_fragment(there, [by], plan.where, table.schema, sample=plan.sample)]
+        where, sample = self._new.where, self._new.sample
+        frames = [chunk.frame for chunk in read_fragment(there, [by], where, table.schema, sample=sample)]
         return pl.concat(frames).get_column(by).slice(piece.skip, piece.rows)
 
     @cached_property
@@ -224,17 +249,25 @@ class _Rebasing:
             self._doubt.add(sum(sum(part.expected) for _, part in fragments), (part.path for _, part in fragments))
             return
         rows = self._identities(fragments) if len(identities) else np.zeros(0, np.uint64)
+        nameless = self._nameless(rows)
         if len(identities):
             self._refuse_twins(identities, fragments[0][1])
-            self._refuse_twins(rows, fragments[0][1])
+            self._refuse_twins(rows[~nameless], fragments[0][1])
         again, alike = matched(identities, rows)
+        gone = len(identities) - int(again.sum())
         if missing:
             left = sum(sum(part.expected) for _, part in fragments) - int(again.sum())
             self._doubt.add(left, (part.path for _, part in fragments))
+        elif gone and nameless.any():  # what was delivered may have lost its name
+            self._doubt.add(int(nameless.sum()), (part.path for _, part in fragments))
+            again = again | nameless if self._rewritten != "repeat" else again
         self._alike += alike
-        self._gone += len(identities) - int(again.sum())
+        self._gone += gone
         if len(identities):
             self._leave_out(fragments, again)
+
+    def _nameless(self, rows: Words) -> Bools:
+        return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
 
     def _leave_out(self, fragments: list[tuple[list[int], Fragment]], mask: Bools | None) -> None:
         """Rows of some fragments, laid end to end; all of them without a mask."""
@@ -245,7 +278,7 @@ class _Rebasing:
                 first += kept
 
     def _delivered_of(self, groups: list[int], done: Mapping[int, Bools]) -> tuple[Words, int]:
-        """The identities of the delivered rows of some row groups of the old table, and how many are not known."""
+        """The identities of the delivered rows of some row groups of the old table, and how many have none."""
         old = self._old
         parts, missing = [np.zeros(0, np.uint64)], 0
         files = old.snapshot.file_of_row_group[groups]
@@ -253,8 +286,9 @@ class _Rebasing:
             of_file = np.asarray(groups)[files == file]
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
             for group, known in zip(of_file.tolist(), self._known(fragment), strict=True):
-                missing += int((done[group] & ~known.known).sum())
-                parts.append(known.rows[done[group] & known.known])
+                found = known.known & ~self._nameless(known.rows)
+                missing += int((done[group] & ~found).sum())
+                parts.append(known.rows[done[group] & found])
         return np.concatenate(parts), missing
 
     def _identities(self, fragments: list[tuple[list[int], Fragment]]) -> Words:
@@ -298,14 +332,19 @@ class _Rebasing:
             )
 
 
-def _doubtful(doubt: _Doubt) -> StateError:
+def _doubtful(doubt: _Doubt, *, keyed: bool) -> StateError:
     named = ", ".join(doubt.files[:_NAMED])
     more = len(doubt.files) - _NAMED
+    why = (
+        "got no record of their identities, or nulls in source.row_key,"
+        if keyed
+        else "got no record of their identities"
+    )
+    hint = "" if keyed else "; with source.row_key in pipeline.yaml the next run records them, whatever its size"
     return StateError(
-        f"rows of rewritten files cannot be told from those that were delivered: got no record of their identities for "
-        f"{doubt.rows:,} rows of {named}{f' and {more} more files' if more > 0 else ''}. Leave them out (--rewritten "
-        f"skip) or deliver them again (--rewritten repeat); with source.row_key in pipeline.yaml the next run records "
-        f"them, whatever its size"
+        f"rows of rewritten files cannot be told from those that were delivered: {why} for {doubt.rows:,} rows of "
+        f"{named}{f' and {more} more files' if more > 0 else ''}. Leave them out (--rewritten skip) or deliver them "
+        f"again (--rewritten repeat){hint}"
     )
 
 
@@ -342,5 +381,5 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
 
 
 def _in_threads(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-rebase") as pool:
+    with interruptible(os.cpu_count() or 1, "feedline-rebase") as pool:
         yield from pool.map(function, tasks)

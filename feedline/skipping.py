@@ -34,14 +34,17 @@ from feedline.warehouse.locations import join, shown
 from feedline.warehouse.snapshot import Snapshot
 
 Count = Callable[[Snapshot, Map], object]
+Take = Callable[..., Snapshot]
 
 
-def good_snapshot(spec: PipelineSpec, *, count: Count, map: Map | None = None) -> Snapshot:
-    """The table that `source` names, less its bad files; `count` is the counting pass.
+def good_snapshot(
+    spec: PipelineSpec, *, count: Count, take: Take = snapshot_of_source, map: Map | None = None
+) -> Snapshot:
+    """The table that `source` names, less its bad files; `count` is the counting pass, `take` takes the snapshot.
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
-    snapshot, taking = _taken(spec, map)
+    snapshot, taking = _taken(spec, take, map)
     forgiving = ForgivingMap(map)
     while True:
         try:
@@ -50,8 +53,9 @@ def good_snapshot(spec: PipelineSpec, *, count: Count, map: Map | None = None) -
         except BadFilesMetError as met:
             bad = {path: _found_in(snapshot, path, reason) for path, reason in met.reasons.items()}
             remember(spec.work_dir, [*taking.found, *bad.values()])
-            if spec.source.snapshot is None and all(file.mtime_ns >= 0 for file in bad.values()):
-                snapshot, taking = _taken(spec, map)  # without their columns and types, too, as every later run has it
+            if taking.listed and all(file.mtime_ns >= 0 for file in bad.values()):
+                # without their columns and types, too, as every later run has it
+                snapshot, taking = _taken(spec, take, map)
             else:
                 snapshot = _without(spec, snapshot, bad, taking)
     found = sorted(taking.found, key=lambda bad: bad.file)
@@ -62,11 +66,11 @@ def good_snapshot(spec: PipelineSpec, *, count: Count, map: Map | None = None) -
     return snapshot
 
 
-def _taken(spec: PipelineSpec, map: Map | None) -> tuple[Snapshot, _Taking]:
+def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _Taking]:
     """The table without the files that are known to be bad and those with a corrupt footer; and which these are."""
     taking = _Taking(known_bad_files(spec.work_dir))
     try:
-        snapshot = snapshot_of_source(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
+        snapshot = take(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
     except TableError:
         if not taking.left:
             remember(spec.work_dir, taking.found)
@@ -84,6 +88,11 @@ class _Taking:
         self.left = -1  # files that may still be good; unknown before the listing
         self._places: dict[str, int] = {}
         self._listing: Listing | None = None
+
+    @property
+    def listed(self) -> bool:
+        """Whether there was a listing to leave files out of; a saved snapshot has none."""
+        return self._listing is not None
 
     def sift(self, listing: Listing) -> Listing:
         left, bad = without_known(listing, self.known)

@@ -340,7 +340,11 @@ def test_a_snapshot_of_maps_is_the_same_when_it_is_loaded(tmp_path: Path) -> Non
 
 def test_fewer_rows_are_decoded_at_once_where_maps_are_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [[(f"k{key}", float(row)) for key in range(20)] for row in range(500)]
-    root = write(tmp_path, {"a.parquet": pa.table({"m": pa.array(rows, MAP), "n": range(500)})}, row_group_size=300)
+    root = write(
+        tmp_path,
+        {"a.parquet": pa.table({"m": pa.array(rows, MAP), "n": [str(row) for row in range(500)]})},
+        row_group_size=300,
+    )
     monkeypatch.setattr(parts, "_ENTRIES", 2_000)
     monkeypatch.setattr(parts, "_LEAST_ROWS", 16)
     lengths: list[int] = []

@@ -141,6 +141,7 @@ def test_samples(place: Rewritten, key: dict[str, str]):
     state = state_at(plan, 0, step)
     for name in ("ds=0/0.parquet", "ds=1/0.parquet", "ds=2/0.parquet"):
         place.delete(name)
+    assert all(set(before) & set(rows) for rows in place.files.values())
     new = pipeline.rebase(state)
     after = steps(pipeline, new, 0, step)
     sampled = set(steps(pipeline, pipeline.plan(), 0, 0))

@@ -78,6 +78,21 @@ def test_a_dataset(place: Rewritten, capsys: pytest.CaptureFixture[str]):
         assert first + third + ids(iterator) == expected
 
 
+def test_worker_processes(place: Rewritten):
+    """Workers record what they deliver, tell the new files' rows apart, and deliver the rest."""
+    pipeline = place.pipeline(cluster={"workers": 1, "threads": 1}, memory="64MiB", source={"row_key": "id"})
+    with FeedlineDataset(place.folder / "p.yaml") as dataset:
+        before = ids(islice(dataset, len(dataset) // 2))
+        state = dataset.state_dict()
+        place.delete("ds=1/0.parquet")
+        place.delete("ds=2/0.parquet")
+        dataset.load_state_dict(state, snapshot="rebase")
+        rebased = dataset.state_dict()
+        after = ids(dataset)
+    assert sorted(after) == sorted(set(place.ids) - set(before))
+    assert after == steps(pipeline, pipeline.plan_for(rebased), rebased["epoch"], rebased["step"])
+
+
 def test_rows_in_doubt(place: Rewritten):
     place.pipeline(cluster={"threads": 1}, memory="64MiB")
     with FeedlineDataset(place.folder / "p.yaml") as dataset:

@@ -89,6 +89,13 @@ def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
+class _ByIndex(pq.ParquetFile):  # type: ignore[misc]
+    """A Parquet file whose columns are named by index: the table of their names costs 2 ms for 400 columns."""
+
+    def _build_nested_paths(self) -> dict[str, list[int]]:
+        return {}
+
+
 def footer_digest(tail: bytes) -> bytes:
     """The digest that tells one footer from another: sha256 of footer and trailer."""
     return hashlib.sha256(tail).digest()
@@ -107,7 +114,7 @@ def opened(
     1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
     paths of the Parquet columns of strings that are read as dictionaries.
     """
-    return pq.ParquetFile(
+    return _ByIndex(
         source,
         metadata=metadata,
         read_dictionary=list(dictionaries) or None,

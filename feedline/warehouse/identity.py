@@ -5,7 +5,8 @@ some of its columns: those of `source.row_key`, or else up to eight that the pip
 becomes a 64-bit word, the words are added up, each times an odd constant made of its column's name, and the sum is
 mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in every version). Of a list only
 length and first value count. Rows that are equal in all of these are interchangeable to a rebase: it counts how many
-there are of them. Why eight: see docs/decisions/0007.
+there are of them. A null in a row key names no row: such rows have the identity `NAMELESS`, which is none. Why eight:
+see docs/decisions/0007.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pyarrow.types as pat
 
 from feedline.hashing import Words, digest, mix
 
+NAMELESS = np.uint64(2**64 - 1)  # no value hashes to it but by chance (0 is what a key of zeros hashes to)
 _VERSION = 1
 _COLUMNS = 8  # 46, all of the benchmark's pipeline, take 7 % of a block's time, eight 1.6 to 3
 
@@ -44,7 +46,7 @@ class Identity:
     @cached_property
     def id(self) -> str:
         """32 hexadecimal digits that stand for all of it."""
-        parts = [_VERSION, sorted(self.columns), self.by, self.kept]
+        parts = [_VERSION, sorted(self.columns), self.by, self.kept, *(["key"] if self.unique else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @property
@@ -64,7 +66,15 @@ class Identity:
 
     def rows(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: the identity of each row of a frame that has the columns."""
-        return _hashed(frame, self.columns)
+        words = _hashed(frame, self.columns)
+        for name in self.key:
+            if frame.get_column(name).null_count():
+                words[frame.get_column(name).is_null().to_numpy()] = NAMELESS
+        return words
+
+    def nameless(self, rows: Words) -> npt.NDArray[np.bool_]:
+        """bool [rows]: which identities are none."""
+        return rows == NAMELESS if self.unique else np.zeros(len(rows), np.bool_)
 
     def runs(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: a hash of each row's `shuffle.by`, equal where the values are (nulls to each other)."""

@@ -30,6 +30,7 @@ from feedline.warehouse.fetching import Fetched, chunk_ranges, coalesced, read_r
 from feedline.warehouse.footers import column_leaves, footer_digest, opened, parsed_footers
 from feedline.warehouse.retrying import is_local, retried
 
+_KEPT_LAYOUTS = 32  # as many as parsed footers are kept
 _KEPT_TAGS = 4096  # files whose footer a process remembers to have checked: some 100 bytes each
 
 
@@ -56,14 +57,12 @@ class _Stamp:
 class OpenFile:
     """A Parquet file that is known to be the snapshot's."""
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, uri: str) -> None:
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: Seen) -> None:
         self.parquet = parquet
-        self.schema: pa.Schema = parquet.schema_arrow
         self.metadata: pq.FileMetaData = parquet.metadata
-        leaves = column_leaves(self.schema, self.metadata.num_columns, uri)
-        self.stored: dict[str, range] = dict(zip(self.schema.names, leaves, strict=True))
+        self.schema, self.stored = _layouts.of(seen, parquet)
         self._source = source
-        self._uri = uri
+        self._uri = seen.uri
 
     def row_starts(self) -> list[int]:
         """Index in the file of every row group's first row, and the file's rows at the end."""
@@ -93,7 +92,7 @@ class _RemoteFile(OpenFile):
         self._filesystem, self._path, self._seen = filesystem, path, seen
         self._source, self._stamp, metadata = retried(self._open, filesystem, seen.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
-        super().__init__(opened(pa.BufferReader(b""), metadata), self._source, seen.uri)
+        super().__init__(opened(pa.BufferReader(b""), metadata), self._source, seen)
 
     def read_dictionaries(self, paths: Sequence[str]) -> None:
         """As `OpenFile.read_dictionaries`."""
@@ -194,11 +193,37 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenF
     with source:
         with explained(seen.uri, listed=True):
             tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
-            file = OpenFile(opened(source, _metadata(seen, tail)), source, seen.uri)
+            file = OpenFile(opened(source, _metadata(seen, tail)), source, seen)
         try:
             yield file
         finally:
             file.parquet.close(force=True)
+
+
+class _Layouts:
+    """Schema and Parquet columns of the files opened last, by footer: a file is opened once per split."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, tuple[pa.Schema, dict[str, range]]] = OrderedDict()
+
+    def of(self, seen: Seen, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
+        with self._lock:
+            known = self._kept.get(seen.footer_digest)
+            if known is not None:
+                self._kept.move_to_end(seen.footer_digest)
+                return known
+        schema = parquet.schema_arrow
+        leaves = column_leaves(schema, parquet.metadata.num_columns, seen.uri)
+        found = schema, dict(zip(schema.names, leaves, strict=True))
+        with self._lock:
+            self._kept[seen.footer_digest] = found
+            while len(self._kept) > _KEPT_LAYOUTS:
+                self._kept.popitem(last=False)
+        return found
+
+
+_layouts = _Layouts()
 
 
 class _CheckedFooters:

@@ -27,9 +27,10 @@ from feedline.hashing import Words
 from feedline.spec import PipelineSpec
 from feedline.warehouse import store
 from feedline.warehouse.identity import Identity, identity_of, kind_of
-from feedline.warehouse.locations import absolute, join, locate
+from feedline.warehouse.locations import absolute, join, locate, shown
 from feedline.warehouse.masks import ones, unpacked
 from feedline.warehouse.reading import Fragment, field_of, read_fragment
+from feedline.warehouse.retrying import retried
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, Sample
 from feedline.warehouse.selection import bound_again, sampled_again
 from feedline.warehouse.snapshot import Snapshot
@@ -189,9 +190,15 @@ class Records:
     def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
         """Per file: first and last row group, and name, of each of its records."""
         location = locate(absolute(self._work_dir))
+        files, name = location.filesystem, join(shown(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
-        for info in location.filesystem.get_file_info(selector):
+        try:
+            infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+        except (OSError, TableError, pa.ArrowException) as error:
+            logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
+            return found
+        for info in infos:
             words = info.base_name.removesuffix(".arrow").split("-")
             if info.base_name.endswith(".arrow") and len(words) == 4:
                 found.setdefault(words[0], []).append((int(words[1]), int(words[2]), info.base_name))
