@@ -11,14 +11,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import pyarrow as pa
-
-from feedline.plan import columns_read
+from feedline.plan import needs_of
+from feedline.projection import source_columns
 from feedline.resources import available_cores
 from feedline.service.cluster import Cluster
 from feedline.sources import listing_of_source, schema_rules
@@ -26,6 +24,7 @@ from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
 from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages, check_presence
 from feedline.warehouse.locations import shown
+from feedline.warehouse.retrying import interruptible
 
 _FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
@@ -96,7 +95,8 @@ def run_check(
         findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
-            check_presence(findings, _columns(spec, findings, all_columns=False))
+            needs = needs_of(spec, findings.table_schema())
+            check_presence(findings, needs.parts(findings.table_schema()), needs.where)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
             check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
@@ -142,9 +142,9 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
     """The stored columns to decode: all, or those that the pipeline reads."""
     if all_columns:
         return tuple(findings.schema.names)
-    keys = [pa.field(name, column.type) for name, column in findings.listing.partition.items()]
-    schema = pa.schema([*(field for field in findings.schema if field.name not in findings.listing.partition), *keys])
-    return tuple(name for name in columns_read(spec, schema) if name not in findings.listing.partition)
+    schema = findings.table_schema()
+    needed = source_columns(schema, sorted(needs_of(spec, schema).columns(schema)))
+    return tuple(name for name in needed if name in schema.names and name not in findings.listing.partition)
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
@@ -171,12 +171,8 @@ def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
 
 
 def _in_threads(function: Callable[[Any], Any], tasks: Sequence[Any], threads: int) -> Iterator[Any]:
-    with ThreadPoolExecutor(threads, thread_name_prefix="feedline-check") as pool:
-        try:
-            yield from pool.map(function, tasks)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with interruptible(threads, "feedline-check") as pool:
+        yield from pool.map(function, tasks)
 
 
 def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:

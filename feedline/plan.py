@@ -26,7 +26,8 @@ from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
-from feedline.projection import has_column, source_columns
+from feedline.needs import Needs
+from feedline.projection import has_column
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
@@ -96,25 +97,20 @@ class Plan:
         A column of which only parts are wanted counts where row groups that keep rows have it read: a map whose keys
         have columns of their own there does not.
         """
-        names = dict.fromkeys(compiled_columns(self.features.columns, self.job))
-        for condition in (self.where, self.sample):
-            names.update(dict.fromkeys(sorted(condition.columns) if condition is not None else ()))
-        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
-            names.pop(SAMPLE_WEIGHT, None)
         parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
         kept = self.selection.rows > 0
         unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
+        names = self._needs.columns(self.snapshot.schema)
         return tuple(name for name in names if name not in unread or name in self.parts)
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """The same, by their parts (`projection`) where only parts of them are read."""
-        names = dict.fromkeys([*self.features.parts, *kept_columns(self.job)])
-        for condition in (self.where, self.sample):
-            names.update(dict.fromkeys(sorted(condition.parts) if condition is not None else ()))
-        if self.sample is not None and SAMPLE_WEIGHT not in self.snapshot.schema.names:
-            names.pop(SAMPLE_WEIGHT, None)
-        return tuple(names)
+        return self._needs.parts(self.snapshot.schema)
+
+    @cached_property
+    def _needs(self) -> Needs:
+        return Needs.of(self.spec, self.features, self.where, self.sample)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
@@ -256,6 +252,7 @@ def make_plan(
     if spec.source.where is not None:
         where = _bound_where(spec, snapshot.schema)
     sample = _bound_sample(spec, snapshot.schema)
+    needs = Needs.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
         message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
@@ -265,10 +262,7 @@ def make_plan(
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        virtual = {SAMPLE_WEIGHT} if sample is not None else set()
-        parts = set(features.parts).union(*(each.parts for each in (where, sample) if each is not None))
-        parts.update([by] if by is not None else [], spec.source.row_key or ())
-        _require_columns(spec, snapshot, parts - virtual, where)
+        _require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -293,7 +287,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), features, where, sample, by, record),
+        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -307,13 +301,10 @@ def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Se
     return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
-def columns_read(spec: PipelineSpec, schema: pa.Schema) -> tuple[str, ...]:
-    """The table's columns that a run reads: for features, filter, sample and runs; partition keys may be among them."""
-    features = compile_spec(spec, planned_schema(spec, schema))
+def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:
+    """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
     where = _bound_where(spec, schema) if spec.source.where is not None else None
-    by = spec.shuffle.by if spec.shuffle is not None else None
-    needed = _needed(features, (where, _bound_sample(spec, schema)), by)
-    return tuple(name for name in source_columns(schema, sorted(needed)) if name in schema.names)
+    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, _bound_sample(spec, schema))
 
 
 def compile_spec(
@@ -354,11 +345,6 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     return with_weight(schema, ())
 
 
-def compiled_columns(columns: Sequence[str], job: Job) -> tuple[str, ...]:
-    """The columns that blocks hold: those of the features, and what `kept_columns` says."""
-    return tuple(dict.fromkeys([*columns, *kept_columns(job)]))
-
-
 def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
     sample = Sample.of(spec.source.sample)
     if sample is None:
@@ -383,23 +369,8 @@ def _require_columns(
         )
 
 
-def _needed(
-    features: CompiledFeatures, conditions: Sequence[BoundExpression | BoundSample | None], by: str | None
-) -> set[str]:
-    columns = [condition.columns for condition in conditions if condition is not None]
-    return set(features.columns).union(*columns, [by] if by is not None else [])
-
-
-def _job(
-    spec: PipelineSpec,
-    schema: pa.Schema,
-    features: CompiledFeatures,
-    where: BoundExpression | None,
-    sample: BoundSample | None,
-    by: str | None,
-    record: Recording | None,
-) -> Job:
-    needed = _needed(features, (where, sample), by) | set(record.identity.key if record is not None else ())
+def _job(spec: PipelineSpec, schema: pa.Schema, needs: Needs, by: str | None, record: Recording | None) -> Job:
+    needed = set(needs.columns(schema))
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
         features=spec.features,
@@ -407,6 +378,6 @@ def _job(
         where=spec.source.where,
         by=by,
         environment=local_environment(),
-        sample=None if sample is None else sample.sample,
+        sample=None if needs.sample is None else needs.sample.sample,
         record=record,
     )

@@ -4,6 +4,10 @@ Runs in: whichever process takes the snapshot. Three ways lead out of the table,
 earlier run or `feedline check` found the file bad and it has not changed since; its footer is corrupt; the counting
 pass met a corrupt page. What is left is a snapshot like any other, named by its content, so that ranks that agree on it
 stay even and a resume finds it. What was left out is remembered, kept beside the snapshot, and held against the budget.
+
+Whichever way a file went, it has no say in the table's columns and types: where the counting pass meets one, the
+snapshot is taken again, from the footers read before, so that the next run, which knows the file, has the same one.
+Where files cannot be told by their times (some stores), and in a saved snapshot, each run has the bad file's columns.
 """
 
 from __future__ import annotations
@@ -40,6 +44,30 @@ def good_snapshot(
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
+    snapshot, taking = _taken(spec, take, map)
+    forgiving = ForgivingMap(map)
+    while True:
+        try:
+            count(snapshot, forgiving)
+            break
+        except BadFilesMetError as met:
+            bad = {path: _found_in(snapshot, path, reason) for path, reason in met.reasons.items()}
+            remember(spec.work_dir, [*taking.found, *bad.values()])
+            if taking.listed and all(file.mtime_ns >= 0 for file in bad.values()):
+                # without their columns and types, too, as every later run has it
+                snapshot, taking = _taken(spec, take, map)
+            else:
+                snapshot = _without(spec, snapshot, bad, taking)
+    found = sorted(taking.found, key=lambda bad: bad.file)
+    remember(spec.work_dir, found)
+    source = spec.source
+    refuse_too_many(shown(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
+    save_skipped(spec.work_dir, snapshot.id, found)
+    return snapshot
+
+
+def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _Taking]:
+    """The table without the files that are known to be bad and those with a corrupt footer; and which these are."""
     taking = _Taking(known_bad_files(spec.work_dir))
     try:
         snapshot = take(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
@@ -48,22 +76,7 @@ def good_snapshot(
             remember(spec.work_dir, taking.found)
             raise taking.refusal(spec) from None
         raise
-    snapshot = _without(spec, snapshot, known_within(snapshot, taking.known), taking)
-    forgiving = ForgivingMap(map)
-    while True:
-        try:
-            count(snapshot, forgiving)
-            break
-        except BadFilesMetError as met:
-            bad = {path: _found_in(snapshot, path, reason) for path, reason in met.reasons.items()}
-            remember(spec.work_dir, bad.values())
-            snapshot = _without(spec, snapshot, bad, taking)
-    found = sorted(taking.found, key=lambda bad: bad.file)
-    remember(spec.work_dir, found)
-    source = spec.source
-    refuse_too_many(shown(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
-    save_skipped(spec.work_dir, snapshot.id, found)
-    return snapshot
+    return _without(spec, snapshot, known_within(snapshot, taking.known), taking), taking
 
 
 class _Taking:
@@ -75,6 +88,11 @@ class _Taking:
         self.left = -1  # files that may still be good; unknown before the listing
         self._places: dict[str, int] = {}
         self._listing: Listing | None = None
+
+    @property
+    def listed(self) -> bool:
+        """Whether there was a listing to leave files out of; a saved snapshot has none."""
+        return self._listing is not None
 
     def sift(self, listing: Listing) -> Listing:
         left, bad = without_known(listing, self.known)

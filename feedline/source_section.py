@@ -145,6 +145,8 @@ class SourceSpec(Section):
             raise rule(named[1], f"contradicts {named[0]!r}: each names one state of the table. Remove one of the two")
         if self.format != "hive" and not isinstance(self.table, str):
             raise rule("table", f"is a list: expected one place with format {self.format}")
+        if self.partitions is not None and self.format in ("delta", "iceberg"):
+            raise rule("partitions", f"has no meaning with format {self.format}, whose log types the keys. Remove it")
         for key in ("max_bad_files", "max_bad_rows"):
             if getattr(self, key) is not None and self.on_bad_file == "error":
                 raise rule(key, "has no meaning with `on_bad_file: error`. Write `on_bad_file: skip`, or remove it")

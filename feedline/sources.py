@@ -17,7 +17,7 @@ from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footer_tasks import Map
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.locations import absolute, ancestor, shown
-from feedline.warehouse.schemas import SchemaRules
+from feedline.warehouse.schemas import SchemaRules, unexpected
 from feedline.warehouse.snapshot import OnBad, Snapshot, snapshot_of
 
 
@@ -103,6 +103,7 @@ def _saved(spec: PipelineSpec, file: str) -> Snapshot:
     except (FeedlineError, OSError) as error:
         raise spec.error(place, f"no snapshot can be read from {shown(file)}: {error}") from error
     _refuse_another(spec, origin)
+    _refuse_extra(spec, snapshot)
     return snapshot
 
 
@@ -115,6 +116,15 @@ def _refuse_another(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
                 f"the snapshot was taken of another source: its {key} is {theirs}, pipeline.yaml's is {mine}. Name "
                 "the file that belongs to this pipeline, or write it anew with `feedline snapshot`",
             )
+
+
+def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
+    """`extra: error` may have been written after the snapshot was."""
+    rules = schema_rules(spec)
+    for name in snapshot.file_columns if rules.extra_error else ():
+        if name not in rules.columns:
+            text = unexpected(name, shown(spec.source.snapshot or ""), rules.columns)
+            raise spec.error(("source", "schema", "extra"), text)
 
 
 def _origin(spec: PipelineSpec) -> dict[str, str]:

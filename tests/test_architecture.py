@@ -55,6 +55,7 @@ ALLOWED = {
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
+    "needs": "plan",
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")

@@ -332,3 +332,22 @@ def test_a_saved_snapshot_loses_its_bad_files_too(place: Place, tmp_path: Path):
         plan = Pipeline.from_yaml(saved).plan()
         assert [bad.file for bad in plan.skipped] == [str(part(table, 2))]
         assert plan.selection.rows.sum() == 3 * ROWS
+
+
+@pytest.mark.parametrize("change", ["column", "type"])
+def test_a_second_run_has_the_table_of_the_first(place: Place, tmp_path: Path, change: str):
+    """A column that only the bad file has, and its wider type, leave with it at once, not when it is known."""
+    table = write(tmp_path / "t", **({"late": [1.0] * ROWS} if change == "column" else {}))
+    if change == "type":
+        wide = pq.read_table(part(table, 2), partitioning=None)
+        wide = wide.set_column(1, "x", wide["x"].cast("float64"))
+        pq.write_table(wide, part(table, 2), row_group_size=GROUP, write_page_checksum=True, compression="snappy")
+    flip_a_page(part(table, 2))
+    truncate(part(table, 0))
+    path = pipeline_over(place, table, where="x > -1")
+    first, second = Pipeline.from_yaml(path).plan(), Pipeline.from_yaml(path).plan()
+    assert first.snapshot.schema.names == ["id", "x", "y", "ids", "part"]
+    assert str(first.snapshot.schema.field("x").type) == "float"
+    assert (second.snapshot.id, second.snapshot.schema) == (first.snapshot.id, first.snapshot.schema)
+    assert (second.fingerprint, second.skipped) == (first.fingerprint, first.skipped)
+    assert [bad.file for bad in first.skipped] == [str(part(table, number)) for number in (0, 2)]

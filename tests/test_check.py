@@ -18,10 +18,10 @@ from pipelines import CLICKS
 from processes import ended
 
 from feedline import Pipeline
-from feedline.checking import CheckReport, ProgressLine, run_check
+from feedline.checking import CheckReport, ProgressLine, _in_threads, run_check
 from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
-from feedline.warehouse import checking
+from feedline.warehouse import checking, retrying
 from feedline.warehouse.bad_files import known_bad_files
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
@@ -105,6 +105,56 @@ def test_the_rules_of_the_schema_are_checked_in_every_file(tmp_path: Path):
     report = checked(pipeline(tmp_path, source={"schema": {"columns": {"y": "int32"}}}))
     assert len(report.problems) == 5
     assert not report.bad_files
+
+
+def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
+    """No feature needs them, but blocks read them: the rot is in a page of the key, in a column read for it alone."""
+    write(tmp_path / "t")
+    flip_a_page(part(tmp_path, 1))
+    features = {"dense": {"y": []}, "label": {"clicked": {"column": "y"}}}
+    assert checked(pipeline(tmp_path, features=features, shuffle="off"), deep=True).clean
+    path = pipeline(tmp_path, features=features, shuffle="off", source={"row_key": ["x"]})
+    report = checked(path, deep=True)
+    assert ([bad.file for bad in report.bad_files], set(report.columns)) == ([str(part(tmp_path, 1))], {"x", "y"})
+    plan = Pipeline.from_yaml(path).plan()
+    assert set(plan.columns) == set(report.columns)
+    for number in (0, 2):
+        lesser = pq.read_table(part(tmp_path, number), partitioning=None).drop_columns(["x"])
+        pq.write_table(lesser, part(tmp_path, number))
+    path = pipeline(tmp_path, features=features, source={"row_key": ["x"], "schema": {"missing": "error"}})
+    assert [problem.file for problem in checked(path).problems] == [str(part(tmp_path, number)) for number in (0, 2)]
+    with pytest.raises(SpecError, match=r"column 'x' is not in .*part=0/data\.parquet: got 2 files"):
+        Pipeline.from_yaml(path).plan()
+
+
+def test_a_check_and_a_plan_agree_on_what_is_missing(tmp_path: Path):
+    """A map's key may be a column of its own, a struct has to have the field, and a partition may rule a file out."""
+    maps, prices = pa.array([[("price", 1.0)]], pa.map_(pa.string(), pa.float64())), [2.0]
+    whole, less = pa.array([{"a": 1, "b": 2}]), pa.array([{"a": 1}])
+    kinds = {"map": {"m": maps, "u": whole}, "flat": {"m.price": prices, "u": whole}, "less": {"m": maps, "u": less}}
+    kinds["neither"] = {"u": whole}
+    for number, kind in enumerate(kinds):
+        (tmp_path / "t" / f"kind={kind}").mkdir(parents=True)
+        pq.write_table(pa.table(kinds[kind]), tmp_path / "t" / f"kind={kind}" / f"{number}.parquet")
+    features = {"dense": {"p": {"expr": 'm["price"]', "ops": []}, "b": {"expr": 'u["b"]', "ops": []}}}
+    for where, lacking in (
+        (None, {"less": """'u["b"]'""", "neither": """'m["price"]'"""}),
+        ('kind != "less"', {"neither": """'m["price"]'"""}),
+        ('kind == "flat" or kind == "map"', {}),
+        ('kind == "less"', {"less": """'u["b"]'"""}),
+    ):
+        source = {"schema": {"missing": "error"}} | ({} if where is None else {"where": where})
+        path = pipeline(tmp_path, features=features, source=source, batch={"size": 1, "tail": "partial"})
+        problems = {Path(found.file).parent.name: found.reason for found in checked(path).problems}
+        assert problems.keys() == {f"kind={kind}" for kind in lacking}, where
+        for kind, name in lacking.items():
+            assert f"lacks {name}, which the pipeline reads" in problems[f"kind={kind}"]
+        if lacking:
+            with pytest.raises(SpecError, match=r"is not in .*kind="):
+                Pipeline.from_yaml(path).plan()
+        else:
+            plan = Pipeline.from_yaml(path).plan()
+            assert (int(plan.selection.rows.sum()), where is not None) == (2, True)
 
 
 def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
@@ -199,6 +249,19 @@ def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.M
     report = checked(path)
     assert (len(report.bad_files), len(report.problems)) == (0, 4)
     assert not known_bad_files(str(tmp_path / "work"))
+
+
+def test_a_failure_ends_the_waiting_of_other_threads():
+    """Those that wait for the store to get well, and what failed first is raised."""
+
+    def work(number: int) -> None:
+        if number:
+            raise StoreError("the store kept failing")
+        assert retrying._stopping().wait(30)
+        raise StoreError("the work ended while it waited")
+
+    with pytest.raises(StoreError, match="the store kept failing"):
+        list(_in_threads(work, [0, 1], 2))
 
 
 def test_what_cannot_be_checked_is_an_error(tmp_path: Path):

@@ -14,7 +14,9 @@ import pytest
 from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
+from feedline.warehouse.delta import list_delta
 from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.snapshot import Snapshot, snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
@@ -122,6 +124,26 @@ def edit_log(folder: Path, version: int, change: Any) -> None:
     for line in lines:
         change(line)
     log.write_text("\n".join(json.dumps(line) for line in lines))
+
+
+def test_other_partition_values_are_another_snapshot(tmp_path: Path):
+    """The files are the same; their keys' values only the log says."""
+    folder, work = tmp_path / "t", str(tmp_path / "work")
+    deltalake.write_deltalake(str(folder), rows(0).slice(1, 2), partition_by=["k"])
+    for path in folder.rglob("*.parquet"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    first = snapshot_of(list_delta(str(folder)), work_dir=work)
+    assert snapshot_of(list_delta(str(folder)), work_dir=work).id == first.id == first.load(work, first.id).id
+
+    def other(action: dict[str, Any]) -> None:
+        if "add" in action and action["add"]["partitionValues"]["k"] == "100%":
+            action["add"]["partitionValues"]["k"] = "zz"
+
+    edit_log(folder, 0, other)
+    second = snapshot_of(list_delta(str(folder)), work_dir=work)
+    assert [key["k"] for key in second.files["partition"].to_pylist()] == ["zz", "ü/x"]
+    assert (second.id != first.id, second.load(work, second.id).id) == (True, second.id)
+    assert Snapshot.load(work, second.id).partition_of(0) == second.partition_of(0)
 
 
 def test_deletion_vectors_are_refused(tmp_path: Path):

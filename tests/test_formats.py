@@ -12,11 +12,13 @@ import pytest
 from pipelines import CLICKS
 
 from feedline import Pipeline, Table
+from feedline.checking import run_check
 from feedline.errors import SpecError, TableError
 from feedline.warehouse.declared import declared_schema
 from feedline.warehouse.delta import list_delta
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.iceberg import list_iceberg
+from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.snapshot import snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
@@ -78,6 +80,45 @@ def test_bad_files_of_a_table_with_a_log_are_left_out(delta: Path, tmp_path: Pat
     assert [bad.file for bad in left.skipped] == [str(first)]
     assert left.selection.rows.sum() == 12 - lost
     assert left.snapshot.schema == plan.snapshot.schema
+
+
+def test_the_rules_of_the_schema_hold_for_a_table_with_a_log(delta: Path, iceberg: Any, tmp_path: Path):
+    """As for folders: what is declared and nowhere is null, keys are not declared, and nothing may be unexpected."""
+    columns = {"id": "int64", "price": "double", "ts": "timestamp[us, UTC]", "tags": "list<int64>"}
+    stored = {**columns, "day": "date32", "k": "string"}  # which Delta does not store
+    for table, format, known in ((str(delta), "delta", columns), (iceberg.metadata.location, "iceberg", stored)):
+        taken = pipeline(tmp_path, table=table, format=format, schema={"columns": {"nope": "int64"}}).snapshot()
+        assert taken.schema.field("nope").type == pa.int64()
+        assert set(taken.column_facts("nope").field("nulls").to_pylist()) <= {*taken.rows_per_row_group.tolist()}
+        rules = {"extra": "error", "columns": known}
+        with pytest.raises(TableError, match=r"column 'user' of the table's log is not expected: `columns` names id"):
+            pipeline(tmp_path, table=table, format=format, schema=rules).snapshot()
+        wrong = {"table": table, "format": format, "schema": {"columns": {"price": "float"}}}
+        with pytest.raises(TableError, match=r"column 'price' of .* does not fit the table's schema"):
+            pipeline(tmp_path, **wrong).snapshot()
+        assert len(run_check(pipeline(tmp_path, **wrong).spec).problems) == len(taken.files)
+    with pytest.raises(TableError, match="column 'day' is a partition key: the table's log types it"):
+        pipeline(tmp_path, table=str(delta), format="delta", schema={"columns": {"day": "date32"}}).snapshot()
+    with iceberg.update_schema() as update:
+        update.delete_column("price")
+    dropped = {"table": iceberg.metadata.location, "format": "iceberg", "schema": {"columns": {"price": "double"}}}
+    with pytest.raises(TableError, match="column 'price' is declared, but the table's log does not have it"):
+        pipeline(tmp_path, **dropped).snapshot()
+
+
+def test_rules_about_declared_columns():
+    log, stored = pa.schema({"a": pa.int64(), "b": pa.string()}), pa.schema({"a": pa.int32(), "b": pa.string()})
+    rules = SchemaRules(columns={"a": pa.float64(), "b": pa.large_string(), "c": pa.date32()}, extra_error=True)
+    assert declared_schema(log, [("f", stored)], rules=rules) == pa.schema(rules.columns)
+    assert declared_schema(log, [("f", stored.append(pa.field("gone", pa.int8())))], rules=rules).names == [*"abc"]
+    with pytest.raises(TableError, match="f has column 'a' more than once"):
+        declared_schema(log, [("f", pa.schema([*stored, pa.field("a", pa.int32())]))])
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_types_of_keys_are_refused_in_their_place(format: str, tmp_path: Path):
+    with pytest.raises(SpecError, match=rf"p\.yaml:\d+.*partitions.* has no meaning with format {format}"):
+        pipeline(tmp_path, table="/t", format=format, partitions={"day": "date"})
 
 
 def test_a_snapshot_is_that_of_the_same_files(delta: Path, tmp_path: Path):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+import feedline.warehouse.iceberg as iceberg_module
 from feedline import Table
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
+from feedline.warehouse import footer_tasks
 from feedline.warehouse.checking import check_footers
 from feedline.warehouse.iceberg import list_iceberg
 from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.snapshot import snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
@@ -153,6 +160,66 @@ def test_a_dropped_column_is_gone(iceberg: Any):
         update.delete_column("price")
     same_rows(read_iceberg(iceberg), iceberg.scan().to_arrow())
     assert "price" not in read_iceberg(iceberg).schema.names
+
+
+def test_files_with_a_dropped_column_are_remembered(iceberg: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is known of the column is lost, but nobody asks; a column that a state has and the last one had not is."""
+    for path in Path(iceberg.metadata.location).rglob("*.parquet"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    with_price = iceberg.snapshots()[-1].snapshot_id
+    with iceberg.update_schema() as update:
+        update.delete_column("price")
+    read: list[str] = []
+    original = footer_tasks.file_facts
+
+    def spy(filesystem: Any, path: str, *rest: Any) -> Any:
+        read.append(path)
+        return original(filesystem, path, *rest)
+
+    monkeypatch.setattr(footer_tasks, "file_facts", spy)
+
+    def taken(**state: Any) -> tuple[Any, int]:
+        read.clear()
+        return snapshot_of(list_iceberg(iceberg.metadata.location, **state), work_dir=str(tmp_path / "work")), len(read)
+
+    first, files = taken()
+    assert files == len(first.files) > 0
+    again, reread = taken()
+    assert (again.id, reread) == (first.id, 0)
+    older, reread = taken(snapshot_id=with_price)
+    assert reread == files
+    assert older.column_facts("price").field("max").to_pylist() == fresh_maxima(iceberg, with_price)
+
+
+def fresh_maxima(table: Any, snapshot_id: int) -> list[Any]:
+    found = Table(table.metadata.location, format="iceberg", snapshot_id=snapshot_id).snapshot()
+    return list(found.column_facts("price").field("max").to_pylist())
+
+
+def test_a_listing_that_fails_for_a_moment_is_repeated(iceberg: Any, monkeypatch: pytest.MonkeyPatch):
+    """The folder of metadata, and the hint in it."""
+    folder = Path(iceberg.metadata.location)
+    [early] = (folder / "metadata").glob("00001-*")
+    (folder / "metadata" / "version-hint.text").write_text(early.name)
+    local, failures = pafs.LocalFileSystem(), [ConnectionResetError(errno.ECONNRESET, "reset") for _ in range(2)]
+
+    class Flaky:
+        type_name = "s3"
+
+        def get_file_info(self, selector: Any) -> Any:
+            if len(failures) > 1:
+                raise failures.pop()
+            return local.get_file_info(selector)
+
+        def open_input_stream(self, path: str) -> Any:
+            if failures:
+                raise failures.pop()
+            return local.open_input_stream(path)
+
+    place = SimpleNamespace(filesystem=Flaky(), path=str(folder), uri=str(folder))
+    monkeypatch.setattr(iceberg_module, "locate", lambda _: place)
+    assert iceberg_module._metadata_of(str(folder)) == (str(folder), str(early))
+    assert not failures
 
 
 def test_files_that_lack_the_columns_of_their_partition(tmp_path: Path):

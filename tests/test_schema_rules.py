@@ -18,6 +18,7 @@ from warehouse_samples import write
 from feedline import Pipeline, Table
 from feedline.errors import PlanError, SpecError, TableError
 from feedline.warehouse.discovery import discover
+from feedline.warehouse.presence import files_without
 from feedline.warehouse.schemas import SchemaRules, conformed, decoded, union, widens
 from feedline.warehouse.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.table import SPLIT_ROWS, plan_fragments, read_arrow, screen_rows
@@ -220,10 +221,10 @@ def test_an_extra_column_is_ignored_or_an_error(tmp_path: Path) -> None:
 def test_presence_is_known_file_by_file(tmp_path: Path) -> None:
     tables = [pa.table({"x": [1]}), pa.table({"x": [1], "y": pa.nulls(1)}), pa.table({"y": [1]}), pa.table({"x": [2]})]
     taken = snapshot(write(tmp_path, {f"{i}.parquet": table for i, table in enumerate(tables)}))
-    assert taken.files_without("x").tolist() == [2]
-    assert taken.files_without("y").tolist() == [0, 3]
-    assert taken.files_without("z").tolist() == [0, 1, 2, 3]
-    assert taken.without({"0.parquet"}).files_without("y").tolist() == [2]
+    assert files_without(taken, "x").tolist() == [2]
+    assert files_without(taken, "y").tolist() == [0, 3]
+    assert files_without(taken, "z").tolist() == [0, 1, 2, 3]
+    assert files_without(taken.without({"0.parquet"}), "y").tolist() == [2]
 
 
 # -- through pipeline.yaml --------------------------------------------------------------------------------------------

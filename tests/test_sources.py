@@ -117,6 +117,15 @@ def test_a_snapshot_of_something_else_is_refused(tmp_path: Path) -> None:
         small(tmp_path, snapshot="t").snapshot()
 
 
+def test_a_snapshot_is_held_against_extra_error_too(tmp_path: Path) -> None:
+    """Which may have been written after the snapshot was."""
+    rules = {"columns": {"x": "int64"}}
+    freeze(small(tmp_path, schema=rules).spec, str(tmp_path / "snapshot"))
+    assert values(small(tmp_path, schema=rules, snapshot="snapshot")) == [0, 1, 1, 2]
+    with pytest.raises(SpecError, match=r"p\.yaml:\d+.*extra.*column 'y' of .*/snapshot is not expected"):
+        small(tmp_path, schema={**rules, "extra": "error"}, snapshot="snapshot").snapshot()
+
+
 def test_files_that_changed_since_are_refused(tmp_path: Path) -> None:
     freeze(small(tmp_path).spec, str(tmp_path / "snapshot"))
     write(tmp_path / "t", {"month=9/f.parquet": pa.table({"x": [70, 71], "y": [1, 0]})})

@@ -11,20 +11,24 @@ A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
+from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import BadFile, reason_of
-from feedline.warehouse.declared import declared_schema
+from feedline.warehouse.declared import united
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.footers import file_facts
 from feedline.warehouse.locations import join, locate, shown
+from feedline.warehouse.presence import files_asked, has
 from feedline.warehouse.reading import UNCOUNTED, Fragment, decode_fragment
-from feedline.warehouse.schemas import SchemaRules, union
+from feedline.warehouse.schemas import SchemaRules
+from feedline.warehouse.snapshot import partition_beside
 
 _FOOTERS_PER_TASK = 32
 _TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
@@ -95,6 +99,16 @@ class Findings:
         """Rows of the files whose footers are good."""
         return sum(sum(footer.rows) for footer in self.footers.values())
 
+    @property
+    def partition(self) -> dict[str, pa.Array]:
+        """The partition keys' values, file by file, typed as in a snapshot."""
+        return partition_beside(self.listing, self.schema)
+
+    def table_schema(self) -> pa.Schema:
+        """The files' columns, then the partition keys, as a snapshot has them."""
+        keys = [pa.field(name, column.type) for name, column in self.partition.items()]
+        return pa.schema([*(field for field in self.schema if field.name not in self.listing.partition), *keys])
+
     def sound(self) -> list[str]:
         """The files in which nothing was found."""
         wrong = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
@@ -148,13 +162,20 @@ def check_footers(
     return findings
 
 
-def check_presence(findings: Findings, columns: Sequence[str]) -> None:
-    """Add a problem for each file that lacks one of these columns."""
+def check_presence(findings: Findings, columns: Collection[str], where: BoundExpression | None) -> None:
+    """Add a problem for each file that lacks one of these columns or parts, unless its partition rules it out."""
+    table, partition = findings.table_schema(), findings.partition
+    rows = np.zeros(len(findings.listing.files), np.int64)
+    for index, footer in findings.footers.items():
+        rows[index] = sum(footer.rows)
+    asked = files_asked(partition, rows, where)
     for schema, indices in findings.kinds:
-        lacking = [name for name in columns if name not in schema.names]
+        lacking = [name for name in columns if name not in partition and not has(schema, name, table)]
         if lacking:
             reason = f"lacks {', '.join(map(repr, lacking))}, which the pipeline reads (source.schema.missing: error)"
-            findings.problems += [Problem(file=findings.name(index), reason=reason) for index in indices]
+            findings.problems += [
+                Problem(file=findings.name(index), reason=reason) for index in indices if asked[index]
+            ]
 
 
 def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
@@ -231,14 +252,10 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
 def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: SchemaRules) -> None:
     """Unite the schemas one by one, that of most files first; files whose schema does not fit those are problems."""
     fitting: list[tuple[str, pa.Schema]] = []
-    listing = findings.listing
     for schema, indices in sorted(kinds, key=lambda kind: -len(kind[1])):
         both = [*fitting, (findings.name(indices[0]), schema)]
         try:
-            if listing.schema is None:
-                findings.schema = union(both, rules, keys=listing.partition)
-            else:
-                findings.schema = declared_schema(listing.schema, both, keys=listing.partition, types=rules.columns)
+            findings.schema = united(findings.listing, both, rules)
         except TableError as error:
             findings.problems += [Problem(file=findings.name(index), reason=str(error)) for index in indices]
         else:

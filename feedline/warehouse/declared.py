@@ -26,7 +26,17 @@ from feedline.warehouse.discovery import Listing, listing_of
 from feedline.warehouse.faults import explained
 from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, ancestor, is_uri, locate, shown
-from feedline.warehouse.schemas import KindChangedError, children, decoded, unified, widens
+from feedline.warehouse.schemas import (
+    KindChangedError,
+    SchemaRules,
+    children,
+    decoded,
+    refuse_twice,
+    unexpected,
+    unified,
+    union,
+    widens,
+)
 
 FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
@@ -71,19 +81,33 @@ def declared_listing(
     return listing.picked(_table_order(listing.files["path"], keys))
 
 
+def united(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
+    """A table's columns, from (file, schema) pairs: those of its log where it has one, else the union of the files'."""
+    if listing.schema is None:
+        return union(files, rules, keys=listing.partition)
+    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules)
+
+
 def declared_schema(
     declared: pa.Schema,
     files: Sequence[tuple[str, pa.Schema]],
     *,
     keys: Collection[str] = (),
-    types: Mapping[str, pa.DataType] | None = None,
+    rules: SchemaRules | None = None,
 ) -> pa.Schema:
     """The declared columns less the partition keys, from (file, schema) pairs, one per distinct schema.
 
-    A column has its declared type, but for the width of offsets, which is that of the files; or the one that `types`
-    gives it. Raises TableError where a file holds what does not widen into that, or names a column otherwise than the
-    log does.
+    A column has its declared type, but for the width of offsets, which is that of the files; or the one that the rules
+    give it. A column that only the rules name comes last, and is null. With `extra_error` the rules name all of the
+    log's columns; what else lies in files is no column of the table.
+
+    Raises TableError where a file holds what does not widen into that, names a column twice, or otherwise than the log
+    does; and where the rules name a partition key, a column that was dropped while files still have it, or too few.
     """
+    rules = rules or SchemaRules()
+    _refuse_rules(rules, declared, files, keys)
+    for file, schema in files:
+        refuse_twice(schema, file)
     fields = []
     for field in declared:
         if field.name in keys:
@@ -93,9 +117,28 @@ def declared_schema(
             _refuse_other_names(field, schema, file)
             if field.name in schema.names:
                 held.append((file, decoded(schema.field(field.name).type)))
-        kind = (types or {}).get(field.name)
-        fields.append(pa.field(field.name, _kind(field if kind is None else field.with_type(kind), held)))
-    return pa.schema(fields)
+        kind = rules.columns.get(field.name)
+        fitting = _kind(field if kind is None else field.with_type(kind), held)
+        fields.append(pa.field(field.name, fitting if kind is None else kind))
+    added = [pa.field(name, kind) for name, kind in rules.columns.items() if name not in declared.names]
+    return pa.schema([*fields, *added])
+
+
+def _refuse_rules(
+    rules: SchemaRules, declared: pa.Schema, files: Sequence[tuple[str, pa.Schema]], keys: Collection[str]
+) -> None:
+    for name in rules.columns:
+        if name in keys:
+            raise TableError(f"column {name!r} is a partition key: the table's log types it. Leave it out of `columns`")
+        holder = next((file for file, schema in files if name in schema.names), None)
+        if holder is not None and name not in declared.names:
+            raise TableError(
+                f"column {name!r} is declared, but the table's log does not have it: got one of that name in {holder}, "
+                "expected none. Leave it out of `columns`, or rewrite the file"
+            )
+    for name in declared.names if rules.extra_error else ():
+        if name not in rules.columns and name not in keys:
+            raise TableError(unexpected(name, "the table's log", rules.columns))
 
 
 def _kind(field: pa.Field, held: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:

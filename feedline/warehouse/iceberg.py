@@ -27,6 +27,7 @@ from feedline.warehouse.declared import declared_listing, package_missing, plain
 from feedline.warehouse.discovery import Listing
 from feedline.warehouse.faults import explained, last_words
 from feedline.warehouse.locations import absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.retrying import retried
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
 # What the URI says of its store, as pyarrow.fs has it, in pyiceberg's words; credentials come from the environment.
@@ -70,8 +71,9 @@ def _metadata_of(uri: str) -> tuple[str, str]:
         return ancestor(uri, 2), address
     location = locate(uri)
     folder = join(location.path, "metadata")
+    store, selector = location.filesystem, pafs.FileSelector(folder, allow_not_found=True)
     with explained(shown(uri)):
-        infos = location.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+        infos = retried(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
     numbered = [(int(found[1]), name) for name in names if (found := _METADATA.match(name))]
     if not numbered:
@@ -81,11 +83,16 @@ def _metadata_of(uri: str) -> tuple[str, str]:
         )
     name = max(numbered)[1]
     if "version-hint.text" in names:
-        with explained(shown(uri)), location.filesystem.open_input_stream(join(folder, "version-hint.text")) as source:
-            hint = source.read().decode().strip()
+        with explained(shown(uri)):
+            hint = retried(lambda: _read(store, join(folder, "version-hint.text")), store, shown(uri)).decode().strip()
         hinted = [hint, f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json"]
         name = next((text for text in hinted if text in names), name)
     return uri, f"{address}/metadata/{name}"
+
+
+def _read(store: pafs.FileSystem, path: str) -> bytes:
+    with store.open_input_stream(path) as source:
+        return bytes(source.read())
 
 
 def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None) -> int | None:

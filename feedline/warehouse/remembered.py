@@ -6,6 +6,8 @@ are the same. No loop is over files: a table may have hundreds of thousands of t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -23,6 +25,7 @@ def unchanged(listing: Listing, last: Source, *, kept: set[str], taken_ns: int) 
     `last`: that snapshot, whose files have path, bytes, mtime_ns and maybe etag besides; it was taken at `taken_ns`. A
     file without a time and an etag cannot be told from its successor, and neither can one that was younger than the
     clock's grain when it was read. Nor is a file taken over that has a column other than `kept`: its facts are lost.
+    Of a table whose log says its columns only those matter, not what files still hold of dropped ones.
     """
     files = listing.files
     found = pc.index_in(files["path"], value_set=last.files["path"])
@@ -36,9 +39,13 @@ def unchanged(listing: Listing, last: Source, *, kept: set[str], taken_ns: int) 
     else:
         mtime_ns = _array(files["mtime_ns"]).to_numpy()
         same &= (mtime_ns >= 0) & (mtime_ns + _CLOCK_GRAIN_NS < taken_ns)
-    whole = np.array([kept.issuperset(schema.names) for schema in last.schemas], np.bool_)
+    whole = np.array([kept.issuperset(_wanted(schema, listing.schema)) for schema in last.schemas], np.bool_)
     same &= whole[_array(last.files["schema"]).to_numpy()[place]]
     return np.where(same, place, -1)
+
+
+def _wanted(file: pa.Schema, declared: pa.Schema | None) -> Iterable[str]:
+    return file.names if declared is None else set(file.names).intersection(declared.names)
 
 
 def taken_over(last: Source, old: npt.NDArray[np.int64]) -> Source:

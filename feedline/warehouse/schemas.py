@@ -63,27 +63,21 @@ def union(
     """
     rules = rules or SchemaRules()
     declared = rules.columns
-    both = [name for name in declared if name in keys]
-    if both:
-        raise TableError(f"column {both[0]!r} is a partition key: declare its type among `partitions`")
+    for name in declared:
+        if name in keys:
+            raise TableError(f"column {name!r} is a partition key: declare its type among `partitions`")
     fields: dict[str, pa.Field] = {}
     origin: dict[str, str] = {}
     seen: list[set[str]] = []
     for file, schema in schemas:
-        names = set(schema.names)
-        if len(names) < len(schema.names):
-            twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise TableError(f"{file} has column {twice!r} more than once: expected each name once. Rename one of them")
-        seen.append(names)
+        refuse_twice(schema, file)
+        seen.append(set(schema.names))
         for field in schema:
             known = fields.get(field.name)
             if field.name in declared:
                 fields[field.name] = _declared(field, declared[field.name], file)
             elif rules.extra_error and field.name not in keys:
-                raise TableError(
-                    f"column {field.name!r} of {file} is not expected: `columns` names {', '.join(declared)}. "
-                    "Add it there, or write `extra: ignore`"
-                )
+                raise TableError(unexpected(field.name, file, declared))
             elif known is None:
                 fields[field.name] = field.with_type(decoded(field.type)).remove_metadata()
                 origin[field.name] = file
@@ -92,6 +86,21 @@ def union(
     fields |= {name: pa.field(name, kind) for name, kind in declared.items() if name not in fields}
     return pa.schema(
         [field if all(name in names for names in seen) else field.with_nullable(True) for name, field in fields.items()]
+    )
+
+
+def refuse_twice(schema: pa.Schema, file: str) -> None:
+    """Raise TableError where a file names a column twice."""
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise TableError(f"{file} has column {twice!r} more than once: expected each name once. Rename one of them")
+
+
+def unexpected(name: str, holder: str, declared: Iterable[str]) -> str:
+    """What `extra: error` says of a column of a file, or of a table's log."""
+    return (
+        f"column {name!r} of {holder} is not expected: `columns` names {', '.join(declared)}. "
+        "Add it there, or write `extra: ignore`"
     )
 
 

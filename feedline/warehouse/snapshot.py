@@ -6,8 +6,8 @@ and never list the table.
 
 The id is the sha256 of what decides the table's bytes: the schema, and for each file its path below the root, size,
 modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from
-the paths and the schema, statistics from the footers. The root itself is left out: the same files mounted elsewhere
-are the same snapshot.
+the paths and the schema, statistics from the footers; where a table's log says the partition values, they are in the
+id too. The root itself is left out: the same files mounted elsewhere are the same snapshot.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import pyarrow.compute as pc
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse import store
 from feedline.warehouse.assembly import Assembled, Source, assembled
-from feedline.warehouse.declared import declared_schema
+from feedline.warehouse.declared import united
 from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.facts import Facts, arranged
 from feedline.warehouse.footer_tasks import Map, read_footers
 from feedline.warehouse.locations import absolute, join, shown
 from feedline.warehouse.partitions import refined
 from feedline.warehouse.remembered import taken_over, unchanged
-from feedline.warehouse.schemas import SchemaRules, union
+from feedline.warehouse.schemas import SchemaRules
 from feedline.warehouse.store import Artifact
 
 OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
@@ -55,7 +55,8 @@ class Snapshot:
     mtime_ns, where the store gives one etag, footer_digest (binary), footer_bytes, rows, row_groups, schema (int32:
     which of `file_schemas` it has) and, where the table has partition keys, the struct `partition`. `row_groups`:
     file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: files left
-    out of the table because of their suffix. `home`: the work_dir whose file it was loaded from.
+    out of the table because of their suffix. `logged`: partition values are those of a table's log, not of the paths.
+    `home`: the work_dir whose file it was loaded from.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Snapshot:
     facts: Facts = field(repr=False)
     file_schemas: tuple[pa.Schema, ...] = field(repr=False)
     ignored: int = 0
+    logged: bool = False
     home: str | None = None
 
     @property
@@ -108,11 +110,6 @@ class Snapshot:
         """A file column's bytes, nulls (-1: unknown) and, where kept, min, max and exact, one per row group."""
         return self.facts.column(self.schema.field(name))
 
-    def files_without(self, name: str) -> npt.NDArray[np.int64]:
-        """The files that have no such column of their own (int64 [n], indices of `files`)."""
-        lacking = np.array([name not in schema.names for schema in self.file_schemas], np.bool_)
-        return np.flatnonzero(lacking[_array(self.files, "schema").to_numpy()])
-
     def without(self, paths: Collection[str]) -> Snapshot:
         """The table without some files (paths below the root); its schema stays as it is.
 
@@ -127,7 +124,7 @@ class Snapshot:
         files = self.files.take(pa.array(kept)).combine_chunks()
         row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
         row_groups = row_groups.set_column(0, "file", pa.array(file))
-        id = _identity(self.schema, files, row_groups)
+        id = _identity(self.schema, files, row_groups, logged=self.logged)
         facts = self.facts.picked(groups)
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
@@ -175,9 +172,9 @@ class Snapshot:
         known = head.schema.metadata or {}
         if known.get(b"version") != str(_VERSION).encode():
             raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
-        schema = head.schema.remove_metadata()
+        schema, logged = head.schema.remove_metadata(), b"logged" in known
         snapshot = cls(
-            id=_identity(schema, files, row_groups),
+            id=_identity(schema, files, row_groups, logged=logged),
             uri=known[b"uri"].decode(),
             schema=schema,
             partition_columns=tuple(json.loads(known[b"partition_columns"])),
@@ -186,6 +183,7 @@ class Snapshot:
             facts=_stored_facts(artifact, schema, _array(row_groups, "rows")),
             file_schemas=tuple(pa.ipc.read_schema(pa.py_buffer(text)) for text in schemas["schema"].to_pylist()),
             ignored=int(known[b"ignored"]),
+            logged=logged,
         )
         return snapshot, json.loads(known[b"notes"])
 
@@ -196,6 +194,7 @@ class Snapshot:
             b"partition_columns": json.dumps(self.partition_columns).encode(),
             b"ignored": str(self.ignored).encode(),
             b"notes": json.dumps(notes).encode(),
+            **({b"logged": b"partition"} if self.logged else {}),
         }
         schemas = [schema.serialize().to_pybytes() for schema in self.file_schemas]
         yield self.schema.with_metadata(head).empty_table()
@@ -268,14 +267,8 @@ def snapshot_of(
 def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
     names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
     schemas = list(zip(names, parts.schemas, strict=True))
-    if listing.schema is None:
-        whole = union(schemas, rules, keys=listing.partition)
-    else:
-        whole = declared_schema(listing.schema, schemas, keys=listing.partition, types=rules.columns)
-    partition = dict(listing.partition)
-    for name in listing.inferred.intersection(whole.names):
-        paths = listing.files["path"].to_pylist()
-        partition[name] = refined(partition[name], name, whole.field(name).type, paths)
+    whole = united(listing, schemas, rules)
+    partition = partition_beside(listing, whole)
     schema = pa.schema(
         [
             *_without_keys(whole, listing),
@@ -288,8 +281,9 @@ def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
     if partition:
         keys = pa.StructArray.from_arrays(list(partition.values()), names=list(partition))
         files = files.append_column("partition", keys)
+    logged = listing.schema is not None
     return Snapshot(
-        id=_identity(schema, files, parts.row_groups),
+        id=_identity(schema, files, parts.row_groups, logged=logged),
         uri=listing.uri,
         schema=schema,
         partition_columns=tuple(partition),
@@ -298,7 +292,17 @@ def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
         facts=parts.facts,
         file_schemas=parts.schemas,
         ignored=listing.ignored,
+        logged=logged,
     )
+
+
+def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
+    """The partition keys' values; one whose type only paths decided has that of a column in the files, if there is."""
+    partition = dict(listing.partition)
+    for name in listing.inferred.intersection(schema.names):
+        paths = listing.files["path"].to_pylist()
+        partition[name] = refined(partition[name], name, schema.field(name).type, paths)
+    return partition
 
 
 def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
@@ -388,7 +392,7 @@ def _is_whole(work_dir: str, name: str, uri: str) -> bool:
         return False
 
 
-def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
+def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged: bool) -> str:
     schema = pa.ipc.read_schema(schema.serialize())  # as it is loaded: the names inside a map's type do not survive
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     digest = hashlib.sha256(json.dumps([_VERSION, columns, files["path"].to_pylist()]).encode())
@@ -397,6 +401,11 @@ def _identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table) -> str:
     digest.update(b"".join(files["footer_digest"].to_pylist()))
     if "etag" in files.schema.names:
         digest.update(json.dumps(files["etag"].to_pylist()).encode())
+    if logged and "partition" in files.schema.names:
+        for values in _array(files, "partition").flatten():
+            coded = values.dictionary_encode()
+            digest.update(json.dumps(coded.dictionary.to_pylist(), default=str).encode())
+            digest.update(coded.indices.fill_null(-1).to_numpy().astype("<i8").tobytes())
     return digest.hexdigest()
 
 

@@ -8,12 +8,13 @@ Python as by UTF-8 bytes in Polars: the order is the same. A partition key is it
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -33,10 +34,16 @@ def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
     return Statistics(rows=snapshot.rows_per_row_group, columns=found)
 
 
+def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64]) -> Statistics:
+    """What partition keys say, file by file: their values and the files' rows."""
+    return Statistics(rows=rows, columns={name: _key(values, rows) for name, values in partition.items()})
+
+
 def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
     kind = snapshot.schema.field(name).type
     if name in snapshot.partition_columns:
-        return _key(snapshot, name, kind)
+        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+        return _key(values.take(pa.array(snapshot.file_of_row_group)), snapshot.rows_per_row_group)
     facts = snapshot.column_facts(name)
     nulls = facts.field("nulls").to_numpy()
     if not has_bounds(kind):
@@ -54,14 +61,13 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
     )
 
 
-def _key(snapshot: Snapshot, name: str, kind: pa.DataType) -> ColumnStatistics:
-    file = snapshot.file_of_row_group
-    values = pc.struct_field(snapshot.files["partition"], name).combine_chunks().take(pa.array(file))
+def _key(values: pa.Array, rows: npt.NDArray[np.int64]) -> ColumnStatistics:
+    """A key's value for each row group, or each file, and the rows there."""
     known = values.is_valid().to_numpy(zero_copy_only=False)
     bound = _comparable(values)
-    nulls = np.where(known, 0, snapshot.rows_per_row_group)
+    nulls = np.where(known, 0, rows)
     return ColumnStatistics(
-        low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(kind), exact=known, partition=True
+        low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(values.type), exact=known, partition=True
     )
 
 
