@@ -19,7 +19,8 @@ from feedline.errors import SpecError
 from feedline.layout_report import describe_report, show_popularity, show_report
 from feedline.loader.launch import make_scratch
 from feedline.pipeline import Pipeline
-from feedline.plan import columns_read
+from feedline.plan import needs_of
+from feedline.projection import source_columns
 from feedline.resources import available_cores
 from feedline.sections import ClusterSpec, parse_bytes
 from feedline.service.cluster import Cluster
@@ -136,7 +137,7 @@ def _projected(text: str, table: Table) -> tuple[str, ...]:
         return _listed(text)
     spec = load_spec(Path(text), {})
     snapshot = table.snapshot()
-    read = {*columns_read(spec, snapshot.schema), *(spec.source.row_key or ())}
+    read = set(source_columns(snapshot.schema, sorted(needs_of(spec, snapshot.schema).columns(snapshot.schema))))
     return tuple(name for name in snapshot.file_columns if name in read)
 
 
