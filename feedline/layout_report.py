@@ -51,7 +51,8 @@ def show_popularity(facts: Popularity, console: Console) -> None:
         console.print(f"no run on {facts.table} is in the usage record", highlight=False, soft_wrap=True)
         return
     console.print(
-        f"{facts.table}: {facts.runs} runs of {', '.join(facts.jobs)} from {facts.first} to {facts.last}\n"
+        f"{facts.table}: {facts.runs} run{'s' if facts.runs > 1 else ''} of {', '.join(facts.jobs)}, "
+        f"from {str(facts.first)[:19]} to {str(facts.last)[:19]} UTC\n"
         f"a run reads {facts.column_share:.1%} of the columns and {facts.byte_share:.1%} of the bytes of its row "
         f"groups (mean); all together {facts.used_column_share:.1%} of the columns, {facts.used_byte_share:.1%} of the "
         "bytes",

@@ -187,7 +187,7 @@ def test_usage_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot) -
     assert "no run on" in invoke("usage", *options).stdout
     note(tmp_path / "work", snapshot, ("word", "ids"))
     text = invoke("usage", *options).stdout
-    assert "1 runs of job" in text
+    assert "1 run of job, from 20" in text
     assert "28.6% of the columns" in text
     assert "ds=2026-01-01 (1)" in text
     facts = json.loads(invoke("usage", *options, "--json").stdout)
