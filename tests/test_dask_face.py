@@ -182,7 +182,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._parquet, name)
 
-    monkeypatch.setattr(opening, "opened", lambda *arguments: File(original(*arguments)))
+    monkeypatch.setattr(opening, "opened", lambda *arguments, **options: File(original(*arguments, **options)))
     return count
 
 
