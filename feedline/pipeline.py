@@ -220,14 +220,18 @@ class Pipeline:
     def transform(self, data: pa.Table | pa.RecordBatch | pl.DataFrame) -> Encoded:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls.
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, naming the
+        row (from 0), for nulls and for what an op cannot take.
         """
         if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
         schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
         features = self._served(schema)
         columns = batch_schema(features)
-        encoded = encode(features.apply(project(data, features.parts)), columns)
+        try:
+            encoded = encode(features.apply(project(data, features.parts)), columns)
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
