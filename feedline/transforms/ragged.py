@@ -104,7 +104,8 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
     """`function(series, …)` over several columns, as an expression of `result`; it must work row by row."""
 
     def run(series: Sequence[pl.Series]) -> pl.Series:
-        return function(*series)
+        with np.errstate(all="ignore"):  # NaN and infinities are values
+            return function(*series)
 
     return pl.map_batches(list(columns), run, return_dtype=result, is_elementwise=True)
 
