@@ -18,6 +18,7 @@ from feedline.positions import Document, Path, Problems, met, path_text, unknown
 
 Group = Literal["dense", "categorical", "sparse", "label", "extra"]
 GROUPS: tuple[Group, ...] = get_args(Group)
+AnyGroup = Group | Literal["observed"]  # what a statistic is learnt from: in no pipeline.yaml
 SOURCES = ("column", "expr", "op")
 FEATURE_KEYS = (*SOURCES, "inputs", "ops")
 
@@ -72,7 +73,7 @@ class FeatureSpec:
     """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order."""
 
     name: str
-    group: Group
+    group: AnyGroup
     column: str | None = None
     expr: str | None = None
     op: OpCall | None = None

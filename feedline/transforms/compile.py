@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -22,12 +22,14 @@ import pyarrow as pa
 from feedline.errors import DataError, ExpressionError, SpecError
 from feedline.expression_types import column_type, nearest
 from feedline.extraction import project
-from feedline.features import FeatureInput, FeatureSpec, Group, OpCall
+from feedline.features import AnyGroup, FeatureInput, FeatureSpec, OpCall
 from feedline.projection import has_column, part_field, part_of
+from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Value
-from feedline.transforms.registry import OpError, resolve
+from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told, resolve
+from feedline.transforms.wants import Key, Origin, Place, Wants
 
 FINGERPRINT_VERSION = 1
 
@@ -37,7 +39,7 @@ class Output:
     """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list"."""
 
     name: str
-    group: Group
+    group: AnyGroup
     dtype: pl.DataType
     kind: str
 
@@ -48,7 +50,8 @@ class CompiledFeatures:
 
     columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
     only parts are used: what a frame has to hold. outputs: one per feature, in the features' order. fingerprint: what a
-    row becomes (features, op versions, input types), as hex.
+    row becomes (features, op versions, artifacts, input types), as hex. wanted: what has still to be learnt from data,
+    before which `apply` computes nothing true.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -57,6 +60,8 @@ class CompiledFeatures:
     parts: tuple[str, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
+    wanted: tuple[Wanted, ...]
+    knowledge: Knowledge
     _types: tuple[pl.DataType, ...]
     _expressions: tuple[pl.Expr, ...]
 
@@ -64,7 +69,7 @@ class CompiledFeatures:
         """One column per feature, named by it, row by row. `frame` holds `parts` or `columns`, in the schema's types.
 
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
-        the message names the column or the feature.
+        the message names the column or the feature, and the error knows the row.
         """
         if not set(self.parts).issubset(frame.columns):
             frame = project(frame, self.parts)
@@ -88,26 +93,54 @@ class CompiledFeatures:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compile_features, (self.features, self.schema)
+        return compile_features, (self.features, self.schema, self.knowledge)
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
-        """Which feature it was: each alone."""
+        """Which feature it was, each alone, and in which row first."""
         for feature, expression in zip(self.features, self._expressions, strict=True):
-            try:
-                frame.lazy().select(expression).collect(engine="in-memory")
-            except (pl.exceptions.PolarsError, DataError) as own:
+            if (own := _failure(frame, expression)) is not None:
                 cause = str(own).partition("\n")[0]
-                return DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
+                blamed = DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
+                row = _first_row(frame, expression)
+                return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
 
-def compile_features(features: Sequence[FeatureSpec], schema: pa.Schema) -> CompiledFeatures:
+def _failure(frame: pl.DataFrame, expression: pl.Expr) -> Exception | None:
+    """What an expression fails with."""
+    try:
+        frame.lazy().select(expression).collect(engine="in-memory")
+    except (pl.exceptions.PolarsError, DataError) as error:
+        return error
+    return None
+
+
+def _first_row(frame: pl.DataFrame, expression: pl.Expr) -> int | None:
+    """The first row that an expression fails at, of a frame that it fails at; None where the rows do not matter.
+
+    Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of one
+    feature find it among 32,768.
+    """
+    good, bad = -1, frame.height
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if _failure(frame.head(middle), expression) is None:
+            good = middle
+        else:
+            bad = middle
+    return bad - 1 if bad else None
+
+
+def compile_features(
+    features: Sequence[FeatureSpec], schema: pa.Schema, knowledge: Knowledge = NOTHING
+) -> CompiledFeatures:
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
 
     Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
-    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
+    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
+    was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
     """
-    compiler = _Compiler(schema)
+    compiler = _Compiler(schema, knowledge)
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -121,7 +154,11 @@ def compile_features(features: Sequence[FeatureSpec], schema: pa.Schema) -> Comp
         columns=columns,
         parts=tuple(parts),
         outputs=outputs,
-        fingerprint=_fingerprint(features, {name: str(compiler.fields[name].type) for name in parts}),
+        fingerprint=_fingerprint(
+            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.wants.known, compiler.left_out
+        ),
+        wanted=compiler.wants.wanted,
+        knowledge=knowledge,
         _types=tuple(compiler.types[name] for name in parts),
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, _) in zip(features, values, strict=True)
@@ -146,12 +183,16 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
 class _Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, knowledge: Knowledge) -> None:
         self.schema = schema
+        self.wants = Wants(knowledge)
+        self.left_out = False  # whether an op leaves each row out of what it was learnt from
+        self._knowledge = knowledge
         self.columns: set[str] = set()
         self.fields: dict[str, pa.Field] = {}
         self.types: dict[str, pl.DataType] = {}
-        self._built: dict[tuple[Any, ...], Value] = {}
+        self._built: dict[Key, Value] = {}
+        self._origins: dict[Key, Origin] = {}
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
         """The finished value, and the kind it had before it was finished."""
@@ -164,43 +205,80 @@ class _Compiler:
         self._built[(*key, feature.group)] = finished
         return finished, str(value.kind)
 
-    def _chain(self, feature: FeatureSpec) -> tuple[Value, tuple[Any, ...]]:
+    def _chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
         value, key = self._source(feature)
         for index, call in enumerate(feature.ops):
             try:
                 bound = resolve(call)
-                key = (*key, bound.identity)
-                value = self._built.get(key) or bound.apply(value)
+                before, key = key, (*key, bound.identity)
+                if key not in self._built:
+                    place = Place(
+                        feature=feature,
+                        chain=chain_text(feature),
+                        key=before,
+                        origin=self._origins[before],
+                        before=(replace(feature, ops=feature.ops[:index]),),
+                    )
+                    told, self._origins[key] = self._told(bound, [value], place)
+                    self._built[key] = bound.apply(value, told)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
-            self._built[key] = value
+            value = self._built[key]
         return value, key
 
-    def _source(self, feature: FeatureSpec) -> tuple[Value, tuple[Any, ...]]:
+    def _told(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Told, Origin]:
+        """What an op is told besides its values, and what its result is made of."""
+        if not bound.op.informed:
+            return UNTOLD, place.origin
+        artifact, origin = self.wants.artifact(bound, values, place)
+        learns = bound.op.learns
+        if artifact is None or learns is None or not self._knowledge.out_of_fold:
+            return Told(artifact=artifact), origin
+        columns = learns.beside(bound.parameters)
+        beside = {
+            role: Value(expr=pl.col(columns[role]), dtype=self._column_type(place.feature, columns[role])).plain()
+            for role in learns.rows(bound.parameters)
+        }
+        self.left_out = self.left_out or bool(beside)
+        return Told(artifact=artifact, beside=beside), origin
+
+    def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
             return self._combined(feature, feature.op)
         key = ("expr", feature.expr) if feature.expr is not None else ("column", feature.column or feature.name)
-        value = self._built.get(key)
-        if value is None and feature.expr is not None:
-            value = self._expression(feature, feature.expr)
-        elif value is None:
-            value = Value(expr=pl.col(str(key[1])), dtype=self._column_type(feature, str(key[1])))
-        self._built[key] = value
-        return value, key
+        if key not in self._built:
+            if feature.expr is not None:
+                self._built[key], read = self._expression(feature, feature.expr)
+            else:
+                name = str(key[1])
+                self._built[key], read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+            self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
+        return self._built[key], key
 
-    def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, tuple[Any, ...]]:
+    def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
-        made = [self._chain(_input_feature(feature, given)) for given in feature.inputs]
+        inputs = [_input_feature(feature, given) for given in feature.inputs]
+        made = [self._chain(given) for given in inputs]
         try:
             bound = resolve(call)
             key = (bound.identity, *(key for _, key in made))
-            value = self._built.get(key) or bound.combine([value for value, _ in made])
+            if key not in self._built:
+                values = [value for value, _ in made]
+                first, *others = (self._origins[key] for _, key in made)
+                place = Place(
+                    feature=feature,
+                    chain=chain_text(feature),
+                    key=tuple(key for _, key in made),
+                    origin=first.joined(others),
+                    before=tuple(inputs),
+                )
+                told, self._origins[key] = self._told(bound, values, place)
+                self._built[key] = bound.combine(values, told)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
-        self._built[key] = value
-        return value, key
+        return self._built[key], key
 
     def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
         places = self.schema.get_all_field_indices(name)
@@ -221,7 +299,8 @@ class _Compiler:
             return dtype
         raise OpError(feature.path, f"{feature.name}: {message}")
 
-    def _expression(self, feature: FeatureSpec, text: str) -> Value:
+    def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
+        """The value, and the parts of columns that it reads."""
         place = (*feature.path, "expr")
         try:
             bound = row_expression(text, self.schema)
@@ -236,7 +315,7 @@ class _Compiler:
                 assert dtype is not None
                 self.types[name] = dtype
         self.columns.update(bound.columns)
-        return Value(expr=bound.narrow, dtype=bound.dtype)
+        return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
 def _input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
@@ -264,8 +343,8 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     return [resolve(feature.op).identity, inputs]
 
 
-def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str]) -> str:
-    content = {
+def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], left_out: bool) -> str:
+    content: dict[str, Any] = {
         "version": FINGERPRINT_VERSION,
         "features": [
             [
@@ -280,5 +359,7 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str]) -> str:
         ],
         "types": types,
     }
+    if known:
+        content |= {"artifacts": known, "out_of_fold": left_out}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -11,14 +11,16 @@ import polars as pl
 
 from feedline.errors import SpecError
 from feedline.expression_types import BINARY, BOOLEAN, DECIMAL, FLOAT, INTEGER, NUMBERS, STRING
-from feedline.features import Group
+from feedline.features import AnyGroup, Group
 from feedline.transforms.kinds import TEMPORAL, WEIGHTS, Kind, Value
 
 VALUES, WEIGHTS_OF_VALUES = "values", "weights"
 
 
-def finish(value: Value, group: Group) -> Value:
+def finish(value: Value, group: AnyGroup) -> Value:
     """The value in its group's type. Raises SpecError, with the remedy, for a kind that the group does not take."""
+    if group == "observed":  # as an op over one column gets it
+        return value.plain()
     kind = value.kind
     if group == "extra":
         return value

@@ -15,8 +15,8 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import polars as pl
@@ -26,6 +26,7 @@ from feedline.errors import SpecError
 from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
+from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
 from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
 
 Lists = Literal["elements", "whole", "only", "never"]
@@ -57,7 +58,7 @@ class NoParameters(Parameters):
 
 
 P = TypeVar("P", bound=Parameters)
-V = TypeVar("V")  # a value, or a sequence of them
+F = TypeVar("F", bound=Callable[..., Value])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Op:
     """One op as declared. `lists`: its elements are taken one by one, or lists whole, or only lists, or none.
 
     weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
-    `repeats`, the last of them may stand any number of times.
+    `repeats`, the last of them may stand any number of times. learns, reads: where its artifact comes from.
     """
 
     name: str
@@ -111,10 +112,17 @@ class Op:
     gives: str
     text: str
     examples: tuple[Example, ...]
-    function: Callable[[Any, Any], Value]
+    function: Callable[..., Value]
     weighted: bool
     inputs: tuple[Input, ...]
     repeats: bool
+    learns: Learning | None
+    reads: Callable[[Any], Reading] | None
+
+    @property
+    def informed(self) -> bool:
+        """Whether its function is told more than values and parameters: an artifact, and what it needs of rows."""
+        return self.learns is not None or self.reads is not None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -151,6 +159,17 @@ def _taken(takes: frozenset[str], lists: Lists) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an op that learns or reads is told: its artifact (None: it needs none), and values of a row, by role."""
+
+    artifact: Artifact | None = None
+    beside: Mapping[str, Value] = field(default_factory=dict)
+
+
+UNTOLD = Told()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BoundOp:
     """An op with checked parameters."""
 
@@ -158,10 +177,10 @@ class BoundOp:
     parameters: Parameters
     path: Path
 
-    def apply(self, value: Value) -> Value:
+    def apply(self, value: Value, told: Told = UNTOLD) -> Value:
         """The next value of the chain. Raises OpError where the op does not take the value's kind."""
         if self.op.inputs:
-            return self.combine([value])
+            return self.combine([value], told)
         kind, value = value.kind, value.plain()
         fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
         if not fits or kind.element not in self.op.takes:
@@ -172,14 +191,28 @@ class BoundOp:
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
         try:
             if not one_by_one:
-                return self.op.function(value, self.parameters)
-            inner = self.op.function(Value(expr=pl.element(), dtype=element_type(value.dtype)), self.parameters)
+                return self._call(value, told)
+            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
         return result if kind.width is None else result.as_vector(kind.width)
 
-    def combine(self, values: Sequence[Value]) -> Value:
+    def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
+        if self.op.informed:
+            return self.op.function(given, self.parameters, told.artifact, told.beside)
+        return self.op.function(given, self.parameters)
+
+    def learner(self, values: Sequence[Value]) -> Learner | None:
+        """What learns the op's artifact from these values. Raises OpError."""
+        if self.op.learns is None:
+            return None
+        try:
+            return self.op.learns.learner(self.parameters, [value.plain() for value in values])
+        except SpecError as error:
+            raise OpError(self.path, f"{self.op.name}: {error}") from None
+
+    def combine(self, values: Sequence[Value], told: Told = UNTOLD) -> Value:
         """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
         op = self.op
         if not op.inputs:
@@ -206,7 +239,7 @@ class BoundOp:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
         try:
-            return op.function(found, self.parameters)
+            return self._call(found, told)
         except SpecError as error:
             raise OpError(self.path, f"{op.name}: {error}") from None
 
@@ -248,7 +281,9 @@ def op(
     weighted: bool = False,
     inputs: tuple[Input, ...] = (),
     repeats: bool = False,
-) -> Callable[[Callable[[V, P], Value]], Callable[[V, P], Value]]:
+    learns: Learning | None = None,
+    reads: Callable[[Any], Reading] | None = None,
+) -> Callable[[F], F]:
     """Declares the decorated function as the op of its name; its docstring is the op's documentation.
 
     Args:
@@ -261,9 +296,12 @@ def op(
         weighted: the function takes care of the weights that a list may have.
         inputs: what it takes instead of one column; the function gets a value for each, None for an optional one.
         repeats: the last of the inputs may stand more than once.
+        learns: it learns from data: its function gets two arguments more, its artifact and the values of
+            `Learning.rows` by their roles (none where rows are transformed that were not learnt from).
+        reads: it reads from outside: its function gets the same two arguments more.
     """
 
-    def declare(function: Callable[[V, P], Value]) -> Callable[[V, P], Value]:
+    def declare(function: F) -> F:
         name = function.__name__.rstrip("_")
         if name in OPS:
             raise AssertionError(f"op {name} is declared twice")
@@ -281,6 +319,8 @@ def op(
             weighted=weighted,
             inputs=inputs,
             repeats=repeats,
+            learns=learns,
+            reads=reads,
         )
         return function
 

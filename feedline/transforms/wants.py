@@ -1,0 +1,136 @@
+"""Which artifacts do the ops of some features need, which are there, and what has to be observed for the others?
+
+Runs in: every process that compiles features. Pure. A fit is named by the chain that leads to it and by its op, not by
+types: a table whose ids became wider is told so instead of being asked to fit anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedline.errors import SpecError
+from feedline.features import FeatureSpec
+from feedline.transforms.fitting import Artifact, Knowledge, Learner, Wanted
+from feedline.transforms.kinds import Value
+from feedline.transforms.registry import BoundOp, OpError
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a value is made of: the table's columns with their types, and the fits that are missing for it."""
+
+    types: Mapping[str, str]
+    depends: frozenset[str] = frozenset()
+
+    def joined(self, others: Sequence[Origin]) -> Origin:
+        """Of several values together."""
+        types = dict(self.types)
+        for other in others:
+            types |= other.types
+        return Origin(types=types, depends=self.depends.union(*(other.depends for other in others)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An op on its place: its feature, the chain for people, what names the chain, and what its values are made of.
+
+    before: its values as features of their own, without a group.
+    """
+
+    feature: FeatureSpec
+    chain: str
+    key: Key
+    origin: Origin
+    before: tuple[FeatureSpec, ...]
+
+
+class Wants:
+    """Collects what is known and what is wanted while features are compiled."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._wanted: dict[str, Wanted] = {}
+        self._streams: dict[str, dict[Key, tuple[FeatureSpec, ...]]] = {}
+        self.known: dict[str, str] = {}  # digests of the artifacts in use, for the fingerprint
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """What is missing, in the order of features."""
+        return tuple(replace(want, streams=tuple(self._streams[key].values())) for key, want in self._wanted.items())
+
+    def artifact(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Artifact | None, Origin]:
+        """The op's artifact, a blank one where it is still to be learnt; and what the op's result is made of.
+
+        Raises OpError.
+        """
+        try:
+            if bound.op.reads is not None:
+                reading = bound.op.reads(bound.parameters)
+                read = self._knowledge.read(reading)
+                self.known[json.dumps([reading.kind, reading.uri, reading.options])] = read.digest
+                return read, place.origin
+            learner = bound.learner(values)
+            return (None, place.origin) if learner is None else self._fitted(bound, learner, place)
+        except OpError:
+            raise
+        except SpecError as error:
+            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
+
+    def _fitted(self, bound: BoundOp, learner: Learner, place: Place) -> tuple[Artifact, Origin]:
+        assert bound.op.learns is not None
+        shared = bound.op.learns.name(bound.parameters)
+        key = _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+        beside = bound.op.learns.beside(bound.parameters)
+        stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
+        prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
+        named = tuple(
+            replace(feature, name=f"{prefix}:{index}", group="observed") for index, feature in enumerate(stream)
+        )
+        want = Wanted(
+            key=key,
+            feature=place.feature.name,
+            op=bound.identity,
+            chain=place.chain,
+            learner=learner,
+            types=dict(sorted(place.origin.types.items())),
+            streams=(named,),
+            depends=place.origin.depends,
+        )
+        found = None if place.origin.depends else self._knowledge.fitted(want)
+        if found is not None:
+            self.known[key] = found.digest
+            return found, place.origin
+        self._add(bound, want, place.key)
+        return learner.blank(), Origin(types=place.origin.types, depends=place.origin.depends | {key})
+
+    def _add(self, bound: BoundOp, want: Wanted, chain: Key) -> None:
+        earlier = self._wanted.setdefault(want.key, want)
+        if earlier.learner != want.learner:
+            raise OpError(
+                bound.path,
+                f"{bound.op.name} cannot be shared by columns of different types: got {_types(want)} here and "
+                f"{_types(earlier)} in {earlier.feature}. Give them another name, or put a cast before it",
+            )
+        if earlier is not want:
+            depends = earlier.depends | want.depends
+            types = dict(sorted({**earlier.types, **want.types}.items()))
+            self._wanted[want.key] = replace(earlier, depends=depends, types=types)
+        self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
+
+
+def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
+    return FeatureSpec(name=name, group="observed", column=name, path=feature.path)
+
+
+def _types(want: Wanted) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in want.types.items())
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
