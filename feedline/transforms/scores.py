@@ -310,8 +310,8 @@ def column_similarity(inputs: Sequence[Value], parameters: Similarity) -> Value:
 
     A list of ids is a vector over all ids, where an id's coordinate is the sum of its weights, or how often it stands
     there. The cosine with a vector of length 0 is 0, and with one that is not finite NaN. Elements of lists that are
-    null count for nothing, a null list or vector, or a null inside a vector, gives a null. NVTabular's `ColumnSimilarity` looks ids up in a table of vectors
-    first; here the vectors are columns.
+    null count for nothing, a null list or vector, or a null inside a vector, gives a null. NVTabular's
+    `ColumnSimilarity` looks ids up in a table of vectors first; here the vectors are columns.
     """
     widths = [x.width for x in inputs]
     if None not in widths:
