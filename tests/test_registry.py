@@ -10,19 +10,22 @@ from typing import Any
 
 import polars as pl
 import pytest
+from example_rows import feature_of
 from ruamel.yaml import YAML
 
 from feedline.features import OpCall
 from feedline.spec import json_schema
-from feedline.transforms import OPS, OpError, op_schema, resolve
+from feedline.transforms import OPS, OpError, compile_features, op_schema, resolve
 from feedline.transforms.catalogue import SECTIONS, document
+from feedline.transforms.in_memory import fit_frames
 from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value
 from feedline.transforms.registry import Op
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ("features", "dense", "price", 1)
 CATALOGUE = {
-    *("fill_null", "fill_nonfinite", "clip", "log", "log1p", "logit", "box_cox", "standardize", "cast"),
+    *("fill_null", "fill_nonfinite", "clip", "log", "log1p", "logit", "box_cox", "cast"),
+    *("standardize", "min_max", "fill_median", "fill_mean", "quantile_bucketize"),
     *("onehot", "vector", "pad"),
     *("hash_bucket", "sigrid_hash", "modulo", "map_id", "first_x", "list_slice", "id_list_transform"),
     *("weighted", "ids", "weights"),
@@ -58,6 +61,9 @@ def test_declarations_are_complete(op: Op):
     ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
 )
 def test_examples(op: Op, example: Any):
+    if op.learns is not None:
+        learnt_and_applied(example)
+        return
     names = [f"column {index}" for index, _ in enumerate(example.columns)]
     columns = dict(zip(names, example.columns, strict=True))
     values = [Value(expr=pl.col(name), dtype=dtype) for name, (dtype, _) in columns.items()]
@@ -74,6 +80,21 @@ def test_examples(op: Op, example: Any):
         None if row is None else [{"id": item, "weight": weight} for item, weight in zip(row, beside, strict=True)]
         for row, beside in zip(found.to_list(), weights.to_list(), strict=True)
     ]
+
+
+def learnt_and_applied(example: Any) -> None:
+    """An op that learns, told what it has learnt from the example's own rows."""
+    feature = feature_of(example)
+    frame = pl.DataFrame(
+        {f"c{place}": pl.Series(list(held), dtype=dtype) for place, (dtype, held) in enumerate(example.columns)}
+    )
+    schema = frame.to_arrow().schema
+    compiled = compile_features([feature], schema, fit_frames([feature], schema, [frame]))
+    assert not compiled.wanted
+    found = compiled.apply(frame)["made"]
+    [made] = compiled.outputs
+    assert found.dtype == made.dtype
+    assert found.equals(pl.Series("made", list(example.result), dtype=made.dtype), null_equal=True), found.to_list()
 
 
 def test_a_bare_value_is_the_first_parameter():
@@ -107,7 +128,12 @@ def test_a_bare_value_is_the_first_parameter():
         (call("bucketize", {"borders": [1, "a"]}), r"borders\[1\] must be a number", ("bucketize", "borders", 1)),
         (call("bucketize", [1, float("nan")]), r"borders\[1\] must be a finite number: got nan", ("bucketize",)),
         (call("standardize", {"mean": 1, "std": 0}), "std must be greater than 0: got 0", ("standardize", "std")),
-        (call("standardize", {"mean": 1}), "standardize needs std", ()),
+        (call("standardize", {"mean": 1}), "mean and std are given both .*: got mean alone", ("standardize",)),
+        (call("min_max", {"max": 1}), "min and max are given both or are learnt both: got max alone", ("min_max",)),
+        (call("min_max", {"min": 2, "max": 1}), "min must not be above max: got min 2, max 1", ("min_max",)),
+        (call("min_max", {"to": [1, 1]}), "to must be a begin and an end above it: got", ("min_max", "to")),
+        (call("fill_median", {"error": 0}), "error must be greater than or equal to 0.0001", ("fill_median", "error")),
+        (call("quantile_bucketize", 1), "buckets must be greater than or equal to 2: got 1", ("quantile_bucketize",)),
         (call("log1p", 3), "log1p takes no parameters: got 3", ("log1p",)),
         (call("cast", "int46"), r"cast.to must be .*: got 'int46'. Did you mean 'int64'\?", ("cast",)),
         (call("fill_null", [1]), "fill_null.value must be a number or a boolean or a string: got a", ("fill_null",)),
@@ -206,7 +232,13 @@ def test_the_schema_takes_right_calls_and_no_others():
         assert accepts(schema, right)
     for wrong in (
         *("clip", "nothing", 5, {}, {"nothing": 1}, {"hash_bucket": 0}, {"hash_bucket": {"seed": 1}}, {"clip": None}),
-        *({"clip": {"mim": 1}}, {"standardize": 1}, {"cast": "int46"}, {"log1p": 1}, {"clip": 0, "modulo": 2}),
+        *(
+            {"clip": {"mim": 1}},
+            {"standardize": 0.5, "log": 1},
+            {"cast": "int46"},
+            {"log1p": 1},
+            {"clip": 0, "modulo": 2},
+        ),
         *({"hash_bucket": True}, {"standardize": {"mean": 0, "std": 0}}),
     ):
         assert not accepts(schema, wrong), wrong
@@ -248,5 +280,5 @@ def test_every_op_of_nvtabular_is_mapped_to_what_is_there():
     assert {*NVTABULAR} <= rows.keys()
     assert {*re.findall(r"ops\.md#(\w+)", page)} <= {*OPS}
     fitted = {name for name, text in rows.items() if text.startswith("not yet")}
-    assert fitted >= {"Categorify", "FillMedian", "JoinExternal", "JoinGroupby", "Normalize", "NormalizeMinMax"}
+    assert fitted >= {"Categorify", "JoinExternal", "JoinGroupby"}
     assert not {"categorify", "vocabulary", "normalize", "target_encoding", "join_external"} & {*OPS}
