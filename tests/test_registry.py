@@ -10,16 +10,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from example_rows import feature_of
 from ruamel.yaml import YAML
 
 from feedline.features import OpCall
 from feedline.spec import json_schema
-from feedline.transforms import OPS, OpError, compile_features, op_schema, resolve
+from feedline.transforms import OPS, OpError, op_schema, resolve
 from feedline.transforms.catalogue import SECTIONS, document
-from feedline.transforms.in_memory import fit_frames
+from feedline.transforms.fitting import Artifact, Learner
 from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value
-from feedline.transforms.registry import Op
+from feedline.transforms.registry import Op, Told
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ("features", "dense", "price", 1)
@@ -28,6 +27,7 @@ CATALOGUE = {
     *("standardize", "min_max", "fill_median", "fill_mean", "quantile_bucketize"),
     *("onehot", "vector", "pad"),
     *("hash_bucket", "sigrid_hash", "modulo", "map_id", "first_x", "list_slice", "id_list_transform"),
+    "vocabulary",
     *("weighted", "ids", "weights"),
     *("bucketize", "enumerate", "ngram", "get_local_hour", "expr"),
     *("hashed_cross", "cartesian", "positive_intersect"),
@@ -57,18 +57,22 @@ def test_declarations_are_complete(op: Op):
     assert all(field.description for field in op.parameters.model_fields.values())
 
 
+def learnt(learner: Learner | None, frame: pl.DataFrame) -> Artifact | None:
+    """An example is fitted on its own values."""
+    return None if learner is None else learner.finish([learner.merge([learner.observe(frame.get_columns())])])
+
+
 @pytest.mark.parametrize(
     ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
 )
 def test_examples(op: Op, example: Any):
-    if op.learns is not None:
-        learnt_and_applied(example)
-        return
     names = [f"column {index}" for index, _ in enumerate(example.columns)]
     columns = dict(zip(names, example.columns, strict=True))
     values = [Value(expr=pl.col(name), dtype=dtype) for name, (dtype, _) in columns.items()]
     frame = pl.DataFrame({name: pl.Series(list(given), dtype=dtype) for name, (dtype, given) in columns.items()})
-    value = resolve(example.call).combine(values) if len(values) > 1 else resolve(example.call).apply(values[0])
+    bound = resolve(example.call)
+    told = Told(artifact=learnt(bound.learner(values), frame.select(value.plain().expr for value in values)))
+    value = bound.combine(values, told) if len(values) > 1 else bound.apply(values[0], told)
     found = frame.select(value.expr).to_series()
     assert found.dtype == value.dtype
     if value.weights is None:
@@ -82,21 +86,6 @@ def test_examples(op: Op, example: Any):
     ]
 
 
-def learnt_and_applied(example: Any) -> None:
-    """An op that learns, told what it has learnt from the example's own rows."""
-    feature = feature_of(example)
-    frame = pl.DataFrame(
-        {f"c{place}": pl.Series(list(held), dtype=dtype) for place, (dtype, held) in enumerate(example.columns)}
-    )
-    schema = frame.to_arrow().schema
-    compiled = compile_features([feature], schema, fit_frames([feature], schema, [frame]))
-    assert not compiled.wanted
-    found = compiled.apply(frame)["made"]
-    [made] = compiled.outputs
-    assert found.dtype == made.dtype
-    assert found.equals(pl.Series("made", list(example.result), dtype=made.dtype), null_equal=True), found.to_list()
-
-
 def test_a_bare_value_is_the_first_parameter():
     assert resolve(call("hash_bucket", 10)) == resolve(call("hash_bucket", {"buckets": 10, "seed": 0}))
     assert resolve(call("bucketize", [1, 2])).identity == resolve(call("bucketize", {"borders": [1, 2]})).identity
@@ -107,7 +96,8 @@ def test_a_bare_value_is_the_first_parameter():
     ("wrong", "message", "place"),
     [
         (call("log1pp"), r"unknown op: got 'log1pp'.* Did you mean 'log1p'\?", ()),
-        (call("vocabulary"), "unknown op: got 'vocabulary'", ()),
+        (call("Categorify"), "unknown op: got 'Categorify'. It is called vocabulary here", ()),
+        (call("vocabulary", {"max_memory": "much"}), "max_memory must be a size in", ("vocabulary", "max_memory")),
         (call("clamp"), "unknown op: got 'clamp'. It is called clip here", ()),
         (call("DifferenceLag"), "unknown op: got 'DifferenceLag'. A feature is made of one row alone", ()),
         (call("clip", {"mim": 1}), r"unknown parameter of clip: got 'mim'.* Did you mean 'min'\?", ("clip", "mim")),
@@ -280,5 +270,5 @@ def test_every_op_of_nvtabular_is_mapped_to_what_is_there():
     assert {*NVTABULAR} <= rows.keys()
     assert {*re.findall(r"ops\.md#(\w+)", page)} <= {*OPS}
     fitted = {name for name, text in rows.items() if text.startswith("not yet")}
-    assert fitted >= {"Categorify", "JoinExternal", "JoinGroupby"}
-    assert not {"categorify", "vocabulary", "normalize", "target_encoding", "join_external"} & {*OPS}
+    assert fitted >= {"JoinExternal", "JoinGroupby"}
+    assert not {"normalize", "target_encoding", "join_external"} & {*OPS}

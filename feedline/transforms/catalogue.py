@@ -18,6 +18,7 @@ SECTIONS = {  # the modules of ops -> their headings
     "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
+    "vocabulary": "Sparse: vocabularies",
     "weighted": "Sparse: weighted lists",
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
