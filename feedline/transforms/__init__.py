@@ -3,7 +3,7 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, vocabulary, weighted
+from feedline.transforms import crossings, dense, fitted_dense, generated, scores, sparse, vectors, vocabulary, weighted
 from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
 from feedline.transforms.registry import OPS, OpError, resolve
@@ -17,6 +17,7 @@ __all__ = [
     "crossings",
     "dense",
     "document",
+    "fitted_dense",
     "generated",
     "op_schema",
     "resolve",
