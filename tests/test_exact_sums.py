@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from feedline.transforms import exact_sums
 from feedline.transforms.exact_sums import (
     bins_of,
-    grouped_bins,
     normal,
     normal_groups,
     rounded,
     rounded_groups,
     total,
+    units_of_each,
 )
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -137,6 +137,15 @@ def sums_of(groups: Any, bins: Any, units: Any) -> dict[int, Fraction]:
     for group, place, count in zip(groups.tolist(), bins.tolist(), units.tolist(), strict=True):
         found[group] = found.get(group, Fraction(0)) + total({place: count})
     return found
+
+
+def grouped_bins(values: Any, groups: Any, squares: bool = False) -> tuple[Any, Any, Any]:
+    """Rows of groups, bins and units, one for each value and bin."""
+    found = units_of_each(values, squares=squares)
+    rows = [(groups, np.full(len(groups), place), units) for place, units in found.items()]
+    columns = zip(*rows, (np.empty(0, np.int64),) * 3, strict=True)
+    groups, bins, units = (np.concatenate(column) for column in columns)
+    return groups, bins, units
 
 
 @given(arrays(), st.booleans(), st.data())

@@ -16,13 +16,12 @@ import numpy.typing as npt
 import polars as pl
 
 from feedline.errors import DataError
-from feedline.transforms.exact_sums import BIN_BITS, Bins, grouped_bins, rounded_groups
+from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded_groups, units_of_each
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
-_SMALL = 2**31  # integers below it lie in bin 0, and so many of them in int64
 _CARRIED = 2**48  # units above are carried into the next bin: 2**15 such states add up in int64
 
 
@@ -42,41 +41,33 @@ class GroupSums:
         count = pl.len().cast(pl.Int64).alias(_COUNT)
         if values is None:
             return self._state(groups.group_by(*self.by).agg(count))
-        frame = groups.with_columns(values.alias("value"))
-        value = pl.col("value")
-        if values.dtype.is_float():  # of 0 and -0 the first met would stay
-            wide = (value + 0.0).cast(pl.Float64)
-            extremes = [wide.min().alias(_LEAST), wide.max().alias(_MOST)] if self.extremes else []
-        else:
-            extremes = [value.min().cast(pl.Float64).alias(_LEAST), value.max().cast(pl.Float64).alias(_MOST)]
-            extremes = extremes if self.extremes else []
-            if _is_small(values):
-                return self._small(frame.group_by(*self.by), [count, *extremes])
-        found = frame.with_row_index("row").group_by(*self.by).agg(pl.col("row"), count, *extremes)
-        of_row = np.empty(len(values), np.int64)
-        of_row[found["row"].explode().to_numpy()] = np.repeat(np.arange(found.height), found[_COUNT].to_numpy())
-        names, numbers = found.select(self.by), values.to_numpy()
-        states = [self._state(found.drop("row"))]
-        for name in self._sums:
-            place, bins, units = grouped_bins(numbers, of_row, squares=name == _SQUARES)
-            sums = names[place].with_columns(pl.Series(_BIN, bins, dtype=pl.Int32), pl.Series(name, units))
-            states.append(self._state(sums))
-        return self.merge(states)
-
-    def _small(self, grouped: pl.dataframe.group_by.GroupBy, others: list[pl.Expr]) -> pl.DataFrame:
-        """The state of integers below `_SMALL`: their sums lie in bin 0, those of their squares in bin 1, too."""
-        value = pl.col("value").cast(pl.Int64)
-        others = [*others, value.sum().alias(_SUM)]
-        if not self.squares:
-            return self._state(grouped.agg(*others))
-        square = value * value
-        found = grouped.agg(
-            *others,
-            (square & (2**BIN_BITS - 1)).sum().alias(_SQUARES),
-            (square // 2**BIN_BITS).sum().alias("above"),
-        )
-        above = found.filter(pl.col("above") > 0).select(*self.by, pl.lit(1, pl.Int32).alias(_BIN), pl.col("above"))
-        return pl.concat([self._state(found), self._state(above.rename({"above": _SQUARES}))])
+        # every bin of every sum as a column: one pass over the groups serves all
+        numbers = values.to_numpy()
+        units = {
+            f"{name} {place}": column
+            for name in self._sums
+            for place, column in units_of_each(numbers, squares=name == _SQUARES).items()
+        }
+        frame = groups.with_columns(pl.Series(*item) for item in units.items())
+        asked = [count, *(pl.col(name).sum() for name in units)]
+        if self.extremes:
+            values = values + 0.0 if values.dtype.is_float() else values  # of 0 and -0 the first met would stay
+            frame = frame.with_columns(values.alias(_LEAST), values.alias(_MOST))
+            asked += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
+        found = frame.group_by(*self.by).agg(asked)
+        states = []
+        for place in sorted({0, *(int(name.split()[1]) for name in units)}):
+            here = {name: f"{name} {place}" for name in self._sums if f"{name} {place}" in units}
+            some = found.select(
+                *self.by,
+                pl.lit(place, pl.Int32).alias(_BIN),
+                *((_COUNT, *((_LEAST, _MOST) if self.extremes else ())) if place == 0 else ()),
+                *(pl.col(column).alias(name) for name, column in here.items()),
+            )
+            if place:
+                some = some.filter(pl.any_horizontal(pl.col(*here) != 0))
+            states.append(self._state(some))
+        return pl.concat(states, rechunk=False)
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """The state after the rows of all."""
@@ -154,15 +145,10 @@ class Numbered:
         return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
 
 
-def _is_small(values: pl.Series) -> bool:
-    least, most = values.min(), values.max()
-    return least is None or (int(least) > -_SMALL and int(most) < _SMALL)  # type: ignore[arg-type]
-
-
 def finite(series: pl.Series, what: str, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
 
-    Integers and booleans as integers, others as float64. Raises DataError for what is no number.
+    Integers and booleans as integers, others as floats. Raises DataError for what is no number.
     """
     dtype = series.dtype
     if not (dtype.is_numeric() or dtype == pl.Boolean):
@@ -170,7 +156,7 @@ def finite(series: pl.Series, what: str, column: str) -> tuple[npt.NDArray[Any],
             f"{what} must be a column of numbers or booleans: got {column!r} of type {dtype}, expected integers, "
             "floats, decimals or booleans. Name another column"
         )
-    if not dtype.is_integer():
+    if not dtype.is_integer() and dtype != pl.Float32:
         series = series.cast(pl.Int64 if dtype == pl.Boolean else pl.Float64)
     known = series.is_not_null() if series.null_count() else None
     if series.dtype.is_float():
