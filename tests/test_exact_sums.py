@@ -179,6 +179,13 @@ def test_sums_of_groups_do_not_depend_on_order_and_partition(values: Any, data: 
         assert mine.tolist() == other.tolist()
 
 
+@pytest.mark.parametrize("value", [9.480751907005473e153, 1.3407807929942596e154])
+def test_a_sum_close_to_the_largest_float_begins_beyond_it(value: float):
+    high, low = rounded_groups(*grouped_bins(np.array([value]), np.zeros(1, np.int64), squares=True), 1)
+    assert high[0] == rounded(Fraction(value) ** 2)
+    assert abs(Fraction(high[0]) + Fraction(low[0]) - Fraction(value) ** 2) <= Fraction(value) ** 2 / 2**95
+
+
 def test_many_groups_and_more_values_than_a_block():
     random = np.random.default_rng(0)
     values = random.normal(1e6, 1e-3, 30_000)

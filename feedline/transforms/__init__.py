@@ -6,6 +6,7 @@ Importing the package declares all ops.
 from feedline.transforms import (
     crossings,
     dense,
+    fitted_dense,
     generated,
     group_statistics,
     scores,
@@ -28,6 +29,7 @@ __all__ = [
     "crossings",
     "dense",
     "document",
+    "fitted_dense",
     "generated",
     "group_statistics",
     "op_schema",

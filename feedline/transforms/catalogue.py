@@ -15,6 +15,7 @@ from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
+    "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",

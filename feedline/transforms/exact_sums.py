@@ -37,6 +37,7 @@ SHIFT_BINS = 20
 SHIFT = 2.0 ** (SHIFT_BINS * BIN_BITS)
 LARGE, SMALL = 2.0**400, 2.0**-400
 
+_TOP_BIN = 30  # whose units and their sums float64 holds
 _HALF = 1 << (BIN_BITS - 1)
 
 
@@ -124,18 +125,21 @@ def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int
     groups, bins, units = normal_groups(groups, bins, units)
     high, low = np.zeros(count), np.zeros(count)
     lasts = np.searchsorted(groups, np.arange(count), side="right") - 1
+    tops = bins[lasts] if len(bins) else np.zeros(count, np.int64)
+    down = BIN_BITS * np.maximum(tops - _TOP_BIN, 0)  # a sum that float64 holds may begin with a bin that it does not
     with np.errstate(over="ignore", invalid="ignore"):
         for depth in range(4):  # the highest four bins, from above
             inside = np.flatnonzero(lasts >= depth)
             inside = inside[groups[lasts[inside] - depth] == inside]
             place = lasts[inside] - depth
             part = np.zeros(count)
-            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place])
+            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place] - down[inside])
             joined = high + part
             low += part - (joined - high)  # exact: what is added is never the larger one
             high = joined
         joined = high + low
-        rest = low - (joined - high)
+        rest = np.ldexp(low - (joined - high), down)
+        joined = np.ldexp(joined, down)
     return joined, np.where(np.isfinite(joined), rest, 0.0)
 
 

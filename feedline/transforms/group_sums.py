@@ -51,7 +51,8 @@ class GroupSums:
         frame = groups.with_columns(pl.Series(*item) for item in units.items())
         asked = [count, *(pl.col(name).sum() for name in units)]
         if self.extremes:
-            values = values + 0.0 if values.dtype.is_float() else values  # of 0 and -0 the first met would stay
+            if values.dtype.is_float():
+                values = pl.Series(numbers + 0.0)  # of 0 and -0 the first met would stay
             frame = frame.with_columns(values.alias(_LEAST), values.alias(_MOST))
             asked += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
         found = frame.group_by(*self.by).agg(asked)
