@@ -23,6 +23,8 @@ SECTIONS = {  # the modules of ops -> their headings
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
     "scores": "Generated: two columns compared",
+    "target_encoding": "Generated: a target's mean by key",
+    "group_statistics": "Generated: statistics by key",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
