@@ -32,6 +32,8 @@ from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.registry import OpError
+from feedline.transforms.user_code import functions_of
+from feedline.transforms.user_functions import Needed
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.locations import join, shown
@@ -380,4 +382,13 @@ def _job(spec: PipelineSpec, schema: pa.Schema, needs: Needs, by: str | None, re
         environment=local_environment(),
         sample=None if needs.sample is None else needs.sample.sample,
         record=record,
+        code=code_of(spec),
     )
+
+
+def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+    """The user's functions that the spec's features call; errors carry file, line and path."""
+    try:
+        return functions_of(spec.features)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error

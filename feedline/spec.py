@@ -83,6 +83,7 @@ class PipelineSpec(Section):
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
@@ -187,7 +188,8 @@ def _validated(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
     if "features" in content:
-        content = {**content, "features": read_features(document, problems)}
+        code = base_dir if content.get("allow_code") is True else None
+        content = {**content, "features": read_features(document, problems, code)}
     spec: PipelineSpec | None = None
     try:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})

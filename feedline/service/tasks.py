@@ -27,6 +27,7 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
@@ -41,7 +42,7 @@ class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
     With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
-    anywhere.
+    anywhere. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -51,6 +52,7 @@ class Job:
     environment: tuple[tuple[str, str], ...]
     sample: Sample | None = None
     record: Recording | None = None
+    code: tuple[Needed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ class Compiled:
 @functools.lru_cache(maxsize=8)
 def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema)
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])

@@ -28,7 +28,8 @@ from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Value
-from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told, resolve
+from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.user_code import bind, word
 from feedline.transforms.wants import Key, Origin, Place, Wants
 
 FINGERPRINT_VERSION = 1
@@ -149,7 +150,7 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     calls = [(-1, feature.op)] if feature.op is not None else []
     shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
     words = [
-        f"[{call.op}]{shown.get(place, '')}" if place == marked else f"{call.op}{shown.get(place, '')}"
+        f"[{word(call)}]{shown.get(place, '')}" if place == marked else f"{word(call)}{shown.get(place, '')}"
         for place, call in [*calls, *enumerate(feature.ops)]
     ]
     return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
@@ -185,7 +186,7 @@ class _Compiler:
         value, key = self._source(feature)
         for index, call in enumerate(feature.ops):
             try:
-                bound = resolve(call)
+                bound = bind(call)
                 before, key = key, (*key, bound.identity)
                 if key not in self._built:
                     place = Place(
@@ -237,7 +238,7 @@ class _Compiler:
         inputs = [_input_feature(feature, given) for given in feature.inputs]
         made = [self._chain(given) for given in inputs]
         try:
-            bound = resolve(call)
+            bound = bind(call)
             key = (bound.identity, *(key for _, key in made))
             if key not in self._built:
                 values = [value for value, _ in made]
@@ -314,8 +315,8 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     """The op over several columns and its inputs; nothing for other features, whose fingerprints so stay."""
     if feature.op is None:
         return []
-    inputs = [[given.column, given.expr, [resolve(call).identity for call in given.ops]] for given in feature.inputs]
-    return [resolve(feature.op).identity, inputs]
+    inputs = [[given.column, given.expr, [bind(call).identity for call in given.ops]] for given in feature.inputs]
+    return [bind(feature.op).identity, inputs]
 
 
 def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], left_out: bool) -> str:
@@ -327,7 +328,7 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: 
                 feature.group,
                 feature.column,
                 feature.expr,
-                [resolve(call).identity for call in feature.ops],
+                [bind(call).identity for call in feature.ops],
                 *_inputs_identity(feature),
             ]
             for feature in features
