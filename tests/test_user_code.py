@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from feedline import Pipeline
 from feedline.errors import ClusterError, DataError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.service.cluster import Cluster
-from feedline.spec import load_spec
+from feedline.spec import load_spec, parse_spec
 from feedline.transforms import OpError, compile_features, user_functions
 from feedline.transforms.user_code import functions_of
 from feedline.transforms.user_functions import Needed, check_functions, load
@@ -434,3 +435,19 @@ def test_declaring_costs_no_library() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
     assert callable(feedline.user_op)
+
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "user-code.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_works(tmp_path: Path) -> None:
+    (tmp_path / "my_features.py").write_text("".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    table = pa.table({"price": pa.array([3.0], pa.float32()), "cost": pa.array([1.0], pa.float32())})
+    found = []
+    for block in [
+        *re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL),
+        'allow_code: true\nfeatures: {dense: {price: [{python: "my_features:in_units"}]}}\n',
+    ]:
+        text = f"version: 1\nname: page\nsource: {{table: t}}\nbatch: {{size: 1}}\n{block}"
+        found.append(Pipeline(parse_spec(text, base_dir=tmp_path)).transform(table).dense.tolist())
+    assert found == [[[1.5]], [[2.0]], [[3.0]]]
