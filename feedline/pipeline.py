@@ -11,31 +11,27 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from feedline.agreement import agree_on_snapshot
 from feedline.bad_file_texts import warning_of
-from feedline.errors import DataError, FeedlineError, StateError
-from feedline.extraction import project
+from feedline.errors import FeedlineError, StateError
 from feedline.loader.cutting import segments_of
-from feedline.loader.encode import EncodedRows, encode
+from feedline.loader.encode import EncodedRows
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
-from feedline.plan import Map, Plan, compile_spec, make_plan, select
+from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
-from feedline.service.tasks import batch_schema, run_block
+from feedline.service.tasks import run_block
+from feedline.serving import Encoded, Rows, Serving
 from feedline.skipping import Take, good_snapshot
 from feedline.sources import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.catalogue import op_schema
-from feedline.transforms.compile import CompiledFeatures
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebases import Rebase, split_name
 from feedline.warehouse.snapshot import Snapshot
@@ -43,32 +39,13 @@ from feedline.warehouse.snapshot import Snapshot
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
 
-_SERVED = ("dense", "categorical", "sparse")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """What `Pipeline.transform` makes of N rows.
-
-    dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
-    weights[name]: float32 [V] beside the values, of the weighted features only. `names` lists the features of each
-    group in their order.
-    """
-
-    rows: int
-    dense: NDArray[np.float32]
-    categorical: NDArray[np.int64]
-    sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
-    weights: dict[str, NDArray[np.float32]]
-    names: dict[str, tuple[str, ...]]
-
 
 class Pipeline:
     """A pipeline.yaml, resolved against the op registry, and against its table when that is needed."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
-        self._compiled: tuple[pa.Schema, CompiledFeatures] | None = None
+        self._serving = Serving(spec)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], set: Mapping[str, object] | None = None) -> Pipeline:
@@ -217,38 +194,14 @@ class Pipeline:
 
     # -- using ----------------------------------------------------------------------------------------------------
 
-    def transform(self, data: pa.Table | pa.RecordBatch | pl.DataFrame) -> Encoded:
-        """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch.
+    def transform(self, data: Rows) -> Encoded:
+        """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls.
+        `data`: an Arrow table or record batch, a Polars frame, or columns by name (sequences, numpy arrays). Raises
+        SpecError where a column is missing or of a kind that the features do not take, DataError, naming the row (from
+        0), for nulls and for values that do not fit.
         """
-        if not isinstance(data, pa.Table | pa.RecordBatch | pl.DataFrame):
-            raise DataError(f"transform takes a table: got {type(data).__name__}, expected Arrow or Polars")
-        schema = data.head(0).to_arrow().schema if isinstance(data, pl.DataFrame) else data.schema
-        features = self._served(schema)
-        columns = batch_schema(features)
-        encoded = encode(features.apply(project(data, features.parts)), columns)
-        return Encoded(
-            rows=encoded.rows,
-            dense=encoded.dense,
-            categorical=np.array(encoded.categorical, np.int64).reshape(len(encoded.categorical), encoded.rows).T,
-            sparse={
-                column.name: (values, offsets)
-                for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
-            },
-            weights={
-                column.name: weights
-                for column, weights in zip(columns.sparse, encoded.weights, strict=True)
-                if weights is not None
-            },
-            names={group: tuple(column.name for column in columns.group(group)) for group in _SERVED},
-        )
-
-    def _served(self, schema: pa.Schema) -> CompiledFeatures:
-        if self._compiled is None or not self._compiled[0].equals(schema):
-            served = tuple(feature for feature in self.spec.features if feature.group in _SERVED)
-            self._compiled = schema, compile_spec(self.spec, schema, served)
-        return self._compiled[1]
+        return self._serving.transform(data)
 
     def batches(
         self,

@@ -104,7 +104,8 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
     """`function(series, …)` over several columns, as an expression of `result`; it must work row by row."""
 
     def run(series: Sequence[pl.Series]) -> pl.Series:
-        return function(*series)
+        with np.errstate(all="ignore"):  # NaN and infinities are values
+            return function(*series)
 
     return pl.map_batches(list(columns), run, return_dtype=result, is_elementwise=True)
 
@@ -197,8 +198,7 @@ def aligned(ids: Value, weights: Value, fill: float | None) -> Value:
         if not long.equals(other):
             row = int((long != other).arg_max() or 0)
             raise DataError(
-                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids at row {row} of the "
-                f"chunk, expected {long[row]}"
+                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids, expected {long[row]}"
             )
         return of, weight
 
