@@ -53,7 +53,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
     "needs": "plan",
     "serving": "plan",
@@ -80,7 +80,7 @@ ONLY_IN = {
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "typer": ("feedline.cli", "feedline.layout_commands"),
     "rich": (
-        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report"),
     ),
     "tenacity": ("feedline.warehouse.retrying",),

@@ -8,9 +8,10 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,6 +252,13 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
             yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
             break
+
+
+def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
+    """The first chunks of some blocks as their tasks get them: filtered, of at most `CHUNK_ROWS` rows, not permuted."""
+    compiled = compile_job(job)
+    chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
+    return list(itertools.islice(chunks, count))
 
 
 class _Encoder:

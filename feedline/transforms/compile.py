@@ -141,7 +141,7 @@ def compile_features(
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
     was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
     """
-    compiler = _Compiler(schema, knowledge)
+    compiler = Compiler(schema, knowledge)
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -181,7 +181,7 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
 
 
-class _Compiler:
+class Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
     def __init__(self, schema: pa.Schema, knowledge: Knowledge) -> None:
@@ -197,7 +197,7 @@ class _Compiler:
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
         """The finished value, and the kind it had before it was finished."""
-        value, key = self._chain(feature)
+        value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
         except SpecError as error:
@@ -206,7 +206,7 @@ class _Compiler:
         self._built[(*key, feature.group)] = finished
         return finished, str(value.kind)
 
-    def _chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
+    def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
         value, key = self._source(feature)
         for index, call in enumerate(feature.ops):
@@ -260,8 +260,8 @@ class _Compiler:
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
-        inputs = [_input_feature(feature, given) for given in feature.inputs]
-        made = [self._chain(given) for given in inputs]
+        inputs = [input_feature(feature, given) for given in feature.inputs]
+        made = [self.chain(given) for given in inputs]
         try:
             bound = bind(call)
             key = (bound.identity, *(key for _, key in made))
@@ -319,7 +319,7 @@ class _Compiler:
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
-def _input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
         name=f"{feature.name} (input {given})",

@@ -8,7 +8,6 @@ once, that each row is made of that row alone. docs/user-code.md is the referenc
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -296,12 +295,17 @@ def python_schema() -> dict[str, Any]:
     return {"description": "A Python function, with allow_code.", "anyOf": [properties["function"], mapping]}
 
 
+def code_of(call: OpCall) -> str | None:
+    """The function behind an op of the user's, as `module:function`; None for other ops."""
+    if call.op == PYTHON:
+        value = call.value
+        return str(value.get("function", value.get("", "")))
+    return None if call.op in OPS else entry_point(call.op)
+
+
 def word(call: OpCall) -> str:
     """An op as chains show it: a function by its name."""
-    if call.op != PYTHON:
-        return call.op
-    value = json.loads(call.arguments)
-    return f"{PYTHON} {value.get('function', value.get('', ''))}".strip()
+    return f"{PYTHON} {code_of(call)}".strip() if call.op == PYTHON else call.op
 
 
 def _first_line(error: Exception) -> str:
