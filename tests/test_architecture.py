@@ -28,7 +28,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features"),
+    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
@@ -55,7 +55,7 @@ ALLOWED = {
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
     "fit_commands": "commands",
     **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
@@ -83,7 +83,7 @@ ONLY_IN = {
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands"),
     "rich": (
-        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
     ),
     "tenacity": ("feedline.warehouse.retrying",),

@@ -12,6 +12,8 @@ from typing import Any
 
 from feedline.expression_types import describe
 from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
+from feedline.transforms.user_code import python_schema
+from feedline.transforms.user_functions import PYTHON
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
@@ -53,6 +55,7 @@ def op_schema() -> dict[str, Any]:
         others_required = set(schema.get("required", [])) - {found.fields[0]}
         choices = [mapping] if others_required else [*first, mapping]
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
+    properties[PYTHON] = python_schema()
     words = [found.name for found in OPS.values() if found.is_word]
     calls = {
         "type": "object",

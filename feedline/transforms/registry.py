@@ -363,6 +363,11 @@ def resolve(call: OpCall) -> BoundOp:
     if found is None:
         remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
+
+
+def checked_parameters(found: Op, call: OpCall) -> Parameters:
+    """The call's parameters as the op declares them. Raises OpError."""
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -374,10 +379,9 @@ def resolve(call: OpCall) -> BoundOp:
             if key not in found.fields:
                 raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
     try:
-        parameters = found.parameters.model_validate_json(json.dumps(arguments))
+        return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
-    return BoundOp(op=found, parameters=parameters, path=call.path)
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
