@@ -40,13 +40,14 @@ ALLOWED = {
     "warehouse": {"foundation"},
     "transforms": {"foundation"},
     "loader": {"foundation"},
-    "service": WORKERS - {"service"},
+    "external": {"foundation", "warehouse", "transforms"},
+    "service": WORKERS - {"service"} | {"external"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS,
+    "plan": WORKERS | {"external"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
-    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
+    "pipeline": WORKERS | {"external", "agreement", "plan", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
@@ -59,12 +60,14 @@ PARTS = {
     "serving": "plan",
     "serving_types": "plan",
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
+    "external": "external",
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
 # packages of table formats are extras.
 INSIDE_FUNCTIONS = {
+    ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -83,6 +86,7 @@ ONLY_IN = {
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report"),
     ),
+    "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
@@ -300,7 +304,7 @@ def test_forbidden_calls():
     ("module", "absent"),
     [
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
-        ("feedline.cli", {"torch"}),  # with `feedline feed`, so feeders too
+        ("feedline.cli", {"torch", "zarr"}),  # with `feedline feed`, so feeders too
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

@@ -8,16 +8,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zarr
 from ruamel.yaml import YAML
 
+from feedline.external import read_outside
 from feedline.features import OpCall
 from feedline.spec import json_schema
 from feedline.transforms import OPS, OpError, op_schema, resolve
 from feedline.transforms.catalogue import SECTIONS, document
+from feedline.transforms.fitting import Artifact
 from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value
-from feedline.transforms.registry import Op
+from feedline.transforms.registry import Op, Told
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ("features", "dense", "price", 1)
@@ -29,6 +35,7 @@ CATALOGUE = {
     *("bucketize", "enumerate", "ngram", "get_local_hour", "expr"),
     *("hashed_cross", "cartesian", "positive_intersect"),
     *("id_overlap_count", "has_id_overlap", "get_max_count", "get_jaccard_similarity", "get_cosine_similarity"),
+    *("join_external", "embedding"),
     *("get_score_sum", "get_score_min", "get_score_max", "column_similarity"),
 }
 EXAMPLES = [(op, example) for op in OPS.values() for example in op.examples]
@@ -54,15 +61,30 @@ def test_declarations_are_complete(op: Op):
     assert all(field.description for field in op.parameters.model_fields.values())
 
 
+def outside(example: Any, folder: Path) -> Artifact | None:
+    """What an example's op reads, from real files."""
+    bound = resolve(example.call)
+    if bound.op.reads is None:
+        return None
+    reading = bound.op.reads(bound.parameters)
+    if reading.kind == "table":
+        pq.write_table(pa.table({name: list(held) for name, held in example.outside.items()}), folder / reading.uri)
+    else:
+        rows = np.array(example.outside["array"], np.float32)
+        zarr.create_array(store=str(folder / reading.uri), shape=rows.shape, chunks=rows.shape, dtype="f4")[:] = rows
+    return read_outside(reading, str(folder))
+
+
 @pytest.mark.parametrize(
     ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
 )
-def test_examples(op: Op, example: Any):
+def test_examples(op: Op, example: Any, tmp_path: Path):
     names = [f"column {index}" for index, _ in enumerate(example.columns)]
     columns = dict(zip(names, example.columns, strict=True))
     values = [Value(expr=pl.col(name), dtype=dtype) for name, (dtype, _) in columns.items()]
     frame = pl.DataFrame({name: pl.Series(list(given), dtype=dtype) for name, (dtype, given) in columns.items()})
-    value = resolve(example.call).combine(values) if len(values) > 1 else resolve(example.call).apply(values[0])
+    bound, told = resolve(example.call), Told(artifact=outside(example, tmp_path))
+    value = bound.combine(values, told) if len(values) > 1 else bound.apply(values[0], told)
     found = frame.select(value.expr).to_series()
     assert found.dtype == value.dtype
     if value.weights is None:
@@ -248,5 +270,5 @@ def test_every_op_of_nvtabular_is_mapped_to_what_is_there():
     assert {*NVTABULAR} <= rows.keys()
     assert {*re.findall(r"ops\.md#(\w+)", page)} <= {*OPS}
     fitted = {name for name, text in rows.items() if text.startswith("not yet")}
-    assert fitted >= {"Categorify", "FillMedian", "JoinExternal", "JoinGroupby", "Normalize", "NormalizeMinMax"}
-    assert not {"categorify", "vocabulary", "normalize", "target_encoding", "join_external"} & {*OPS}
+    assert fitted >= {"Categorify", "FillMedian", "JoinGroupby", "Normalize", "NormalizeMinMax"}
+    assert not {"categorify", "vocabulary", "normalize", "target_encoding"} & {*OPS}

@@ -21,6 +21,8 @@ SECTIONS = {  # the modules of ops -> their headings
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
     "scores": "Generated: two columns compared",
+    "joins": "Looked up: a table of its own",
+    "embeddings": "Looked up: vectors",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
@@ -101,6 +103,8 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
+    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+        yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for shown in found.examples:
         dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
