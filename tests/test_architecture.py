@@ -59,8 +59,8 @@ PARTS = {
     "needs": "plan",
     "serving": "plan",
     "serving_types": "plan",
-    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
-    "external": "external",
+    **{name: name for name in ("external", "agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli")},
+    "__main__": "__main__",
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 

@@ -3,7 +3,18 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import crossings, dense, embeddings, generated, joins, scores, sparse, vectors, weighted
+from feedline.transforms import (
+    crossings,
+    dense,
+    embeddings,
+    generated,
+    joins,
+    scores,
+    sparse,
+    vectors,
+    vocabulary,
+    weighted,
+)
 from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
 from feedline.transforms.registry import OPS, OpError, resolve
@@ -25,5 +36,6 @@ __all__ = [
     "scores",
     "sparse",
     "vectors",
+    "vocabulary",
     "weighted",
 ]
