@@ -70,7 +70,7 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
     artifact = _read.get(key)
     if artifact is None:
-        artifact = _read[key] = _artifact({}, _columns(snapshot, columns, max_memory))
+        artifact = _read[key] = _artifact({}, _columns(shown(uri), snapshot, columns, max_memory))
     return artifact
 
 
@@ -130,9 +130,8 @@ def _ids(uri: str, column: str, max_memory: int) -> Artifact:
     return artifact
 
 
-def _columns(snapshot: Snapshot, columns: Sequence[str], max_memory: int) -> pa.Table:
-    """Some columns of a table, read part by part so that too much is noticed in time."""
-    name = shown(snapshot.uri)
+def _columns(name: str, snapshot: Snapshot, columns: Sequence[str], max_memory: int) -> pa.Table:
+    """Some columns of a table, read part by part so that too much is noticed in time. `name`: for messages."""
     for column in columns:
         if column not in snapshot.schema.names:
             near = nearest(column, snapshot.schema.names) or f". It has {', '.join(snapshot.schema.names[:20])}"

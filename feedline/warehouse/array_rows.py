@@ -73,7 +73,7 @@ class Rows:
     def nbytes(self) -> int:
         """The memory that is in use."""
         if self._whole is not None:
-            return int(self._filled.sum()) * self._stored.block_bytes
+            return min(int(self._filled.sum()) * self._stored.block_bytes, self._stored.nbytes)
         return self._held_bytes
 
     def take(self, indices: Indices) -> npt.NDArray[np.float32]:
