@@ -22,13 +22,13 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
-from feedline.expression_types import column_type, nearest
+from feedline.expression_types import nearest
 from feedline.sections import resolve_path
 from feedline.transforms.fitting import Artifact, Reading, table_bytes
 from feedline.warehouse.array_rows import Rows
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.locations import absolute, shown
-from feedline.warehouse.reading import fragment_of, read_arrow
+from feedline.warehouse.reading import fragment_of, read_arrow, refuse_foreign
 from feedline.warehouse.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.splits import plan_splits
 
@@ -136,9 +136,10 @@ def _columns(name: str, snapshot: Snapshot, columns: Sequence[str], max_memory: 
         if column not in snapshot.schema.names:
             near = nearest(column, snapshot.schema.names) or f". It has {', '.join(snapshot.schema.names[:20])}"
             raise SpecError(f"{name} has no column {column!r}{near}")
-        if column_type(snapshot.schema.field(column)) is None:
-            kind = snapshot.schema.field(column).type
-            raise SpecError(f"{name} has a column that Polars has no type for: got {kind} in {column!r}")
+    try:
+        refuse_foreign(snapshot.schema, columns)
+    except TableError as error:
+        raise SpecError(f"{name}: {error}") from error
     schema = pa.schema([snapshot.schema.field(column) for column in columns])
     rows = snapshot.rows_per_row_group
     splits = plan_splits(rows, snapshot.file_of_row_group, _PART_ROWS)

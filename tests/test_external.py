@@ -130,7 +130,7 @@ external_bytes = external.table_bytes
             "wide.parquet",
             ["span"],
             2**30,
-            r"has a column that Polars has no type for: got decimal256\(50, 2\) in 'span'",
+            r"wide.parquet: column 'span' has a type that frames cannot hold: got decimal256",
         ),
     ],
 )
