@@ -40,15 +40,16 @@ ALLOWED = {
     "warehouse": {"foundation"},
     "transforms": {"foundation"},
     "loader": {"foundation"},
-    "artifacts": {"foundation", "warehouse", "transforms"},
-    "service": (WORKERS - {"service"}) | {"artifacts"},
+    "external": {"foundation", "warehouse", "transforms"},
+    "artifacts": {"foundation", "warehouse", "transforms", "external"},
+    "service": (WORKERS - {"service"}) | {"external", "artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS | {"artifacts"},
+    "plan": WORKERS | {"external", "artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
     "passes": WORKERS | {"artifacts", "agreement", "plan"},
-    "pipeline": WORKERS | {"artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
@@ -60,14 +61,15 @@ PARTS = {
     "fit_commands": "commands",
     **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
     "knowing": "passes",
-    **{name: name for name in ("artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping")},
-    **{name: name for name in ("pipeline", "cli", "__main__")},
+    **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
+    **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
 # packages of table formats are extras.
 INSIDE_FUNCTIONS = {
+    ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -86,6 +88,7 @@ ONLY_IN = {
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
     ),
+    "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
@@ -303,7 +306,7 @@ def test_forbidden_calls():
     ("module", "absent"),
     [
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
-        ("feedline.cli", {"torch"}),  # with `feedline feed`, so feeders too
+        ("feedline.cli", {"torch", "zarr"}),  # with `feedline feed`, so feeders too
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

@@ -27,6 +27,8 @@ SECTIONS = {  # the modules of ops -> their headings
     "scores": "Generated: two columns compared",
     "target_encoding": "Generated: a target's mean by key",
     "group_statistics": "Generated: statistics by key",
+    "joins": "Looked up: a table of its own",
+    "embeddings": "Looked up: vectors",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
@@ -108,6 +110,8 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
+    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+        yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for shown in found.examples:
         dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)

@@ -63,11 +63,15 @@ F = TypeVar("F", bound=Callable[..., Value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs."""
+    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs.
+
+    outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
+    """
 
     call: OpCall
     columns: tuple[tuple[pl.DataType, tuple[Any, ...]], ...]
     result: tuple[Any, ...]
+    outside: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,18 +347,30 @@ def op(
     return declare
 
 
-def example(name: str, arguments: Any, dtype: pl.DataType, given: Iterable[Any], result: Iterable[Any]) -> Example:
+def example(
+    name: str,
+    arguments: Any,
+    dtype: pl.DataType,
+    given: Iterable[Any],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Example:
     """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
-    return example_of_several(name, arguments, [(dtype, given)], result)
+    return example_of_several(name, arguments, [(dtype, given)], result, outside)
 
 
 def example_of_several(
-    name: str, arguments: Any, columns: Iterable[tuple[pl.DataType, Iterable[Any]]], result: Iterable[Any]
+    name: str,
+    arguments: Any,
+    columns: Iterable[tuple[pl.DataType, Iterable[Any]]],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
     """The same for an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    return Example(call=call, columns=tuple((dtype, tuple(held)) for dtype, held in columns), result=tuple(result))
+    given = tuple((dtype, tuple(held)) for dtype, held in columns)
+    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
 
 
 def resolve(call: OpCall) -> BoundOp:
