@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, SpecError
+from feedline.external import read_outside
 from feedline.transforms.fitting import Artifact, Reading, Wanted
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
@@ -126,13 +127,15 @@ class KnowledgeRef:
     """Which knowledge a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
-    the folder that relative paths in features are relative to.
+    the folder that relative paths in features are relative to. outside: what was read from outside when the job was
+    planned, by `_name_of`, with its digest: the only content that will do.
     """
 
     folder: str
     manifest: str | None
     out_of_fold: bool
     base_dir: str
+    outside: tuple[tuple[str, str], ...] = ()
 
 
 class Stored:
@@ -189,11 +192,18 @@ class Stored:
         return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {wanted.chain}"
 
     def read(self, reading: Reading) -> Artifact:
-        """What is read from outside. Raises SpecError."""
-        raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
+        """What is read from outside, once per process. Raises as `read_outside`."""
+        name, known = _name_of(reading), dict(self.ref.outside)
+        read = read_outside(reading, self.ref.base_dir, known.get(name))
+        self.ref = replace(self.ref, outside=tuple(sorted({**known, name: read.digest}.items())))
+        return read
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.ref,)
+
+
+def _name_of(reading: Reading) -> str:
+    return json.dumps([reading.kind, reading.uri, reading.options])
 
 
 def current(folder: str) -> str | None:
