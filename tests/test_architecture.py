@@ -49,22 +49,25 @@ ALLOWED = {
     "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
-    "__main__": {"cli"},
+    "__main__": {"commands", "cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
-    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
+    **dict.fromkeys(("layout_commands", "layout_report", "transform_commands", "exits"), "commands"),
     "needs": "plan",
     "serving": "plan",
     "serving_types": "plan",
+    "transforming": "plan",
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
-# packages of table formats are extras.
+# packages of table formats are extras; `feedline transform` runs without what the other commands load.
 INSIDE_FUNCTIONS = {
+    ("feedline.__main__", "feedline.cli"),
+    ("feedline.__main__", "feedline.transform_commands"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -78,10 +81,10 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.transform_commands"),
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.exits"),
     ),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
