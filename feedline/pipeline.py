@@ -198,8 +198,8 @@ class Pipeline:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
         `data`: an Arrow table or record batch, a Polars frame, or columns by name (sequences, numpy arrays). Raises
-        SpecError where a column is missing or of a kind that the features do not take, DataError for nulls and for
-        values that do not fit.
+        SpecError where a column is missing or of a kind that the features do not take, DataError, naming the row (from
+        0), for nulls and for values that do not fit.
         """
         return self._serving.transform(data)
 

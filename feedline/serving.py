@@ -89,7 +89,10 @@ class Serving:
             )
         form = self.form(rows.schema)
         frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
-        return encode(form.features.apply(frame), form.columns), form.columns
+        try:
+            return encode(form.features.apply(frame), form.columns), form.columns
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
 
     def transform(self, rows: Rows) -> Encoded:
         """The same as one array per group, and per sparse feature."""

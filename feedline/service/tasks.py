@@ -11,7 +11,7 @@ import functools
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.version import VERSION
+from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
@@ -149,7 +150,8 @@ def _avx512() -> str:
 def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
     """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
 
-    Raises DataError, CorruptFileError, TableChangedError naming file and row group; ClusterError for other versions.
+    Raises DataError naming file, row group and row, CorruptFileError, TableChangedError naming file and row group;
+    ClusterError for other versions.
     """
     check_environment(job.environment)
     compiled = compile_job(job)
@@ -241,7 +243,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         position += height
         missing -= max(0, stop - start)
         if stop > start:
-            held = [chunk if stop - start == height else replace(chunk, frame=chunk.frame.slice(start, stop - start))]
+            held = [chunk if stop - start == height else chunk.part(start, stop)]
             del chunk
             yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
@@ -276,13 +278,9 @@ class _Encoder:
         frames = [chunk.frame for chunk in chunks]
         try:
             self._parts.append(self._encode(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]))
-        except DataError:
-            for chunk in chunks:  # which of them was it?
-                try:
-                    self._encode(chunk.frame)
-                except DataError as error:
-                    raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
-            raise
+        except DataError as error:
+            compiled = self._compiled
+            raise located(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
         finished = self._compiled.features.apply(frame)

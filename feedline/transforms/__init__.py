@@ -3,7 +3,7 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, weighted
+from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, vocabulary, weighted
 from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
 from feedline.transforms.registry import OPS, OpError, resolve
@@ -23,5 +23,6 @@ __all__ = [
     "scores",
     "sparse",
     "vectors",
+    "vocabulary",
     "weighted",
 ]

@@ -17,6 +17,7 @@ SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
+    "vocabulary": "Sparse: vocabularies",
     "weighted": "Sparse: weighted lists",
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",

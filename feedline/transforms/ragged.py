@@ -198,8 +198,7 @@ def aligned(ids: Value, weights: Value, fill: float | None) -> Value:
         if not long.equals(other):
             row = int((long != other).arg_max() or 0)
             raise DataError(
-                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids at row {row} of the "
-                f"chunk, expected {long[row]}"
+                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids, expected {long[row]}"
             )
         return of, weight
 

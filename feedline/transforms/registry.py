@@ -265,6 +265,11 @@ ELSEWHERE: dict[str, str] = {
     "differencelag": "A feature is made of one row alone: write the row before into a column when the table is made",
     "computescore": "Take one of id_overlap_count, has_id_overlap, get_max_count, get_jaccard_similarity, "
     "get_cosine_similarity, get_score_sum, get_score_min, get_score_max",
+    **dict.fromkeys(
+        ("categorify", "ordinalencoder", "labelencoder", "stringindexer", "stringlookup", "integerlookup"),
+        "It is called vocabulary here",
+    ),
+    "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
