@@ -7,8 +7,9 @@ them. Features are compiled once for every schema that rows come in. A `Serving`
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,7 +71,7 @@ class Serving:
         unknown = set(groups).difference(GROUPS)
         assert not unknown, f"no groups: {unknown}"
         self._spec = spec
-        self._features = tuple(feature for feature in spec.features if feature.group in groups)
+        self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._lock = threading.Lock()
@@ -113,6 +114,13 @@ class Serving:
             names={group: tuple(column.name for column in columns.group(group)) for group in SERVED},
         )
 
+    def alone(self) -> Iterator[Serving]:
+        """Each of the features by itself."""
+        for feature in self.features:
+            part = copy.copy(self)
+            part.features, part._forms, part._lock = (feature,), (), threading.Lock()
+            yield part
+
     def form(self, schema: pa.Schema | pl.Schema) -> Form:
         """What rows of that schema go through: compiled when the first of them come."""
         for known, form in self._forms:
@@ -132,7 +140,7 @@ class Serving:
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            features = compile_spec(self._spec, schema, self._features)
+            features = compile_spec(self._spec, schema, self.features)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:

@@ -59,6 +59,7 @@ PARTS = {
     "serving": "plan",
     "serving_types": "plan",
     "transforming": "plan",
+    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
