@@ -28,7 +28,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features"),
+    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
@@ -41,26 +41,28 @@ ALLOWED = {
     "transforms": {"foundation"},
     "loader": {"foundation"},
     "external": {"foundation", "warehouse", "transforms"},
-    "service": WORKERS - {"service"} | {"external"},
+    "artifacts": {"foundation", "warehouse", "transforms", "external"},
+    "service": (WORKERS - {"service"}) | {"artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS | {"external"},
+    "plan": WORKERS | {"artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
-    "pipeline": WORKERS | {"external", "agreement", "plan", "rebasing", "sources", "skipping"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "passes": WORKERS | {"artifacts", "agreement", "plan"},
+    "pipeline": WORKERS | {"artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
-    "needs": "plan",
-    "serving": "plan",
-    "serving_types": "plan",
-    **{name: name for name in ("external", "agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli")},
-    "__main__": "__main__",
+    "fit_commands": "commands",
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
+    "knowing": "passes",
+    **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
+    **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
@@ -81,10 +83,10 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands"),
     "rich": (
-        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report"),
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

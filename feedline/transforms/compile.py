@@ -28,7 +28,8 @@ from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Value
-from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told, resolve
+from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.user_code import bind, word
 from feedline.transforms.wants import Key, Origin, Place, Wants
 
 FINGERPRINT_VERSION = 1
@@ -140,7 +141,7 @@ def compile_features(
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
     was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
     """
-    compiler = _Compiler(schema, knowledge)
+    compiler = Compiler(schema, knowledge)
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -174,13 +175,13 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     calls = [(-1, feature.op)] if feature.op is not None else []
     shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
     words = [
-        f"[{call.op}]{shown.get(place, '')}" if place == marked else f"{call.op}{shown.get(place, '')}"
+        f"[{word(call)}]{shown.get(place, '')}" if place == marked else f"{word(call)}{shown.get(place, '')}"
         for place, call in [*calls, *enumerate(feature.ops)]
     ]
     return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
 
 
-class _Compiler:
+class Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
     def __init__(self, schema: pa.Schema, knowledge: Knowledge) -> None:
@@ -196,7 +197,7 @@ class _Compiler:
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
         """The finished value, and the kind it had before it was finished."""
-        value, key = self._chain(feature)
+        value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
         except SpecError as error:
@@ -205,12 +206,12 @@ class _Compiler:
         self._built[(*key, feature.group)] = finished
         return finished, str(value.kind)
 
-    def _chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
+    def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
         value, key = self._source(feature)
         for index, call in enumerate(feature.ops):
             try:
-                bound = resolve(call)
+                bound = bind(call)
                 before, key = key, (*key, bound.identity)
                 if key not in self._built:
                     place = Place(
@@ -259,10 +260,10 @@ class _Compiler:
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
-        inputs = [_input_feature(feature, given) for given in feature.inputs]
-        made = [self._chain(given) for given in inputs]
+        inputs = [input_feature(feature, given) for given in feature.inputs]
+        made = [self.chain(given) for given in inputs]
         try:
-            bound = resolve(call)
+            bound = bind(call)
             key = (bound.identity, *(key for _, key in made))
             if key not in self._built:
                 values = [value for value, _ in made]
@@ -318,7 +319,7 @@ class _Compiler:
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
-def _input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
         name=f"{feature.name} (input {given})",
@@ -339,8 +340,8 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     """The op over several columns and its inputs; nothing for other features, whose fingerprints so stay."""
     if feature.op is None:
         return []
-    inputs = [[given.column, given.expr, [resolve(call).identity for call in given.ops]] for given in feature.inputs]
-    return [resolve(feature.op).identity, inputs]
+    inputs = [[given.column, given.expr, [bind(call).identity for call in given.ops]] for given in feature.inputs]
+    return [bind(feature.op).identity, inputs]
 
 
 def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], left_out: bool) -> str:
@@ -352,7 +353,7 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: 
                 feature.group,
                 feature.column,
                 feature.expr,
-                [resolve(call).identity for call in feature.ops],
+                [bind(call).identity for call in feature.ops],
                 *_inputs_identity(feature),
             ]
             for feature in features

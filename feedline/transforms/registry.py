@@ -186,13 +186,8 @@ class BoundOp:
         if self.op.inputs:
             return self.combine([value], told)
         kind, value = value.kind, value.plain()
-        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
-        if not fits or kind.element not in self.op.takes:
-            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        self._require(kind)
         one_by_one = kind.listed and self.op.lists == "elements"
-        if kind.weighted and not (one_by_one or self.op.weighted):
-            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
-            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
         try:
             if not one_by_one:
                 return self._call(value, told)
@@ -201,6 +196,16 @@ class BoundOp:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
         return result if kind.width is None else result.as_vector(kind.width)
+
+    def _require(self, kind: Kind) -> None:
+        """Raises OpError where the op, over one column, does not take the kind."""
+        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
+        if not fits or kind.element not in self.op.takes:
+            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        one_by_one = kind.listed and self.op.lists == "elements"
+        if kind.weighted and not (one_by_one or self.op.weighted):
+            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
+            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
     def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
         if self.op.informed:
@@ -211,6 +216,8 @@ class BoundOp:
         """What learns the op's artifact from these values. Raises OpError."""
         if self.op.learns is None:
             return None
+        if not self.op.inputs:
+            self._require(values[0].kind)
         try:
             return self.op.learns.learner(self.parameters, [value.plain() for value in values])
         except SpecError as error:
@@ -274,6 +281,10 @@ ELSEWHERE: dict[str, str] = {
         "It is called vocabulary here",
     ),
     "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
+    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(
+        ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
+    ),
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
@@ -368,6 +379,11 @@ def resolve(call: OpCall) -> BoundOp:
     if found is None:
         remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
+
+
+def checked_parameters(found: Op, call: OpCall) -> Parameters:
+    """The call's parameters as the op declares them. Raises OpError."""
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -379,10 +395,9 @@ def resolve(call: OpCall) -> BoundOp:
             if key not in found.fields:
                 raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
     try:
-        parameters = found.parameters.model_validate_json(json.dumps(arguments))
+        return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
-    return BoundOp(op=found, parameters=parameters, path=call.path)
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
