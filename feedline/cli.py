@@ -21,6 +21,7 @@ from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
@@ -205,6 +206,7 @@ def schema() -> None:
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
 
+app.command()(fit)
 app.command()(optimize)
 app.command()(usage)
 

@@ -17,12 +17,13 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.artifacts import Stored
+from feedline.binding import compile_spec, knowledge_ref, require_fitted
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
 from feedline.features import GROUPS
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.layout import BatchSchema
-from feedline.plan import compile_spec
 from feedline.service.tasks import batch_schema
 from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same, table_of
 from feedline.spec import PipelineSpec
@@ -132,13 +133,15 @@ class Serving:
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            features = compile_spec(self._spec, schema, self._features)
+            stored = Stored(knowledge_ref(self._spec, served=True), newest=True)
+            features = compile_spec(self._spec, schema, self._features, knowledge=stored)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:
                 raise
             lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
             raise SpecError(f"{error}; {lacking}") from error
+        require_fitted(self._spec, features)
         casts = []
         for name in features.columns:
             field = given.field(name)

@@ -40,14 +40,17 @@ ALLOWED = {
     "warehouse": {"foundation"},
     "transforms": {"foundation"},
     "loader": {"foundation"},
-    "service": WORKERS - {"service"},
+    "external": {"foundation", "warehouse", "transforms"},
+    "artifacts": {"foundation", "warehouse", "transforms", "external"},
+    "service": (WORKERS - {"service"}) | {"external", "artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS,
+    "plan": WORKERS | {"external", "artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
-    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "passes": WORKERS | {"artifacts", "agreement", "plan"},
+    "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
@@ -55,16 +58,18 @@ ALLOWED = {
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
-    "needs": "plan",
-    "serving": "plan",
-    "serving_types": "plan",
-    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
+    "fit_commands": "commands",
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
+    "knowing": "passes",
+    **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
+    **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
 # packages of table formats are extras.
 INSIDE_FUNCTIONS = {
+    ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -78,11 +83,12 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands"),
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
     ),
+    "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
@@ -300,7 +306,7 @@ def test_forbidden_calls():
     ("module", "absent"),
     [
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
-        ("feedline.cli", {"torch"}),  # with `feedline feed`, so feeders too
+        ("feedline.cli", {"torch", "zarr"}),  # with `feedline feed`, so feeders too
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

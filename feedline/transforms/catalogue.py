@@ -17,6 +17,7 @@ from feedline.transforms.user_functions import PYTHON
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
+    "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",
@@ -24,6 +25,10 @@ SECTIONS = {  # the modules of ops -> their headings
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
     "scores": "Generated: two columns compared",
+    "target_encoding": "Generated: a target's mean by key",
+    "group_statistics": "Generated: statistics by key",
+    "joins": "Looked up: a table of its own",
+    "embeddings": "Looked up: vectors",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
@@ -105,6 +110,8 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
+    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+        yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for shown in found.examples:
         dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
