@@ -101,15 +101,19 @@ def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int
 
 def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Values, Values]:
     """The borders in the column's type, and those given twice. SpecError where two become one."""
-    rounded = [as_float(border, dtype, "a border") for border in borders]
-    for index, (left, right) in enumerate(pairwise(rounded)):
-        if left == right and borders[index] != borders[index + 1]:
+    largest = float(np.finfo(NUMPY_TYPES[dtype]).max)
+    for border in (min(borders), max(borders)):
+        if abs(border) >= largest:
+            as_float(border, dtype, "a border")
+    numbers: npt.NDArray[Any] = np.array(borders, dtype=NUMPY_TYPES[dtype])
+    equal = np.flatnonzero(numbers[1:] == numbers[:-1])
+    for index in equal.tolist():
+        if borders[index] != borders[index + 1]:
             raise SpecError(
                 f"borders must differ in the column's type: got {borders[index]} and {borders[index + 1]}, one number "
                 f"as {describe(dtype)}. Put {{cast: float64}} before it"
             )
-    numbers: npt.NDArray[Any] = np.array(rounded, dtype=NUMPY_TYPES[dtype])
-    return numbers, np.array(_repeated(rounded), dtype=NUMPY_TYPES[dtype])
+    return numbers, np.unique(numbers[equal])
 
 
 class Enumerate(Parameters):
