@@ -23,6 +23,7 @@ from feedline.expression_types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAM
 from feedline.expressions import BoundExpression, bind, offending_node, parse
 from feedline.hashing import bucket_crosses, scattered
 from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped, over_values
+from feedline.transforms.bucketing import Borders
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.ragged import lists_of, ragged, sliced, widened_list
@@ -74,8 +75,14 @@ def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
         below, borders, twice = 0, *_float_borders(numbers, x.dtype)
         x = Value(expr=x.expr.fill_nan(None), dtype=x.dtype)
 
+    prepared = Borders.of(borders) if len(borders) else None
+
     def kernel(values: Values, out: Values) -> None:
-        np.add(np.searchsorted(borders, values, side="left"), below, out=out)
+        if prepared is None:
+            out[:] = 0
+        else:
+            prepared.count_below(values, out)
+        np.add(out, below, out=out)
         for border in twice:
             np.add(out, values == border, out=out)
 
