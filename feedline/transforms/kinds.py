@@ -7,8 +7,10 @@ column's type knows. Widths of numbers (int8, int64), time units and dictionarie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 
 from feedline.expression_types import (
@@ -31,6 +33,7 @@ from feedline.expression_types import (
     kind,
     spoken,
 )
+from feedline.transforms.arrays import Fused, Kernel, Values
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -61,12 +64,16 @@ class Kind:
 class Value:
     """A column on its way through a chain of ops: the expression so far and the type it has.
 
-    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list.
+    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. fused: the
+    kernels that `expr` ends with, to put more behind; it counts only as long as its expression is `expr`. elements:
+    likewise for a list whose elements `expr` computes one by one.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
+    fused: Fused | None = field(default=None, repr=False, compare=False)
+    elements: Elements | None = field(default=None, repr=False, compare=False)
 
     @property
     def kind(self) -> Kind:
@@ -90,11 +97,57 @@ class Value:
         if self.weights is None and _is_weighted(dtype):
             return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
         plain = _plain_type(dtype)
+        if plain == self.dtype:
+            return self
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
+
+    def through(self, kernel: Kernel, dtype: pl.DataType) -> Value:
+        """What `kernel` makes of each value, nulls kept, as `dtype`; it joins the kernels that made the values.
+
+        Both types are among `NUMPY_TYPES`.
+        """
+        if self.fused is not None and self.fused.expr is self.expr:
+            fused = self.fused.then(kernel, dtype)
+        else:
+            fused = Fused.of(self.expr, self.dtype, ((kernel, dtype),))
+        return Value(expr=fused.expr, dtype=dtype, fused=fused)
+
+    def converted(self, dtype: pl.DataType) -> Value:
+        """The same in another type, by a strict cast, which for numbers that become floats is a kernel, too."""
+        if dtype == self.dtype:
+            return self
+        if self.fused is not None and self.fused.expr is self.expr and dtype in (pl.Float32(), pl.Float64()):
+            return self.through(_convert, dtype)
+        return Value(expr=self.expr.cast(dtype), dtype=dtype)
+
+    def one_by_one(self, change: Callable[[Value], Value]) -> Value:
+        """A list whose elements are changed one by one, its weights kept; the changes to a list are made in one go."""
+        held = self.elements
+        if held is None or held.expr is not self.expr:
+            before, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
+        else:
+            before, element = held.lists, held.element
+        made = change(element)
+        expr = before.list.eval(made.expr)
+        elements = Elements(lists=before, element=made, expr=expr)
+        return Value(expr=expr, dtype=pl.List(made.dtype), weights=self.weights, elements=elements)
 
     def as_vector(self, width: int) -> Value:
         """A list that is `width` long in every row, as a vector."""
         return Value(expr=self.expr.list.to_array(width), dtype=pl.Array(element_type(self.dtype), width))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Elements:
+    """What `expr` does to the elements of `lists`."""
+
+    lists: pl.Expr
+    element: Value
+    expr: pl.Expr
+
+
+def _convert(values: Values, out: Values) -> None:
+    np.copyto(out, values, casting="same_kind")  # rounded to the nearest, an infinity where it is out of range
 
 
 def weighted_value(expr: pl.Expr, dtype: pl.DataType, ids: str, weights: str) -> Value:
