@@ -106,6 +106,8 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     elif kind in NUMBERS:
         x = widened(x)
         fill = as_float(fill, x.dtype, "the value")
+    if kind in NUMBERS:
+        return x.filled(fill)
     return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
 
 

@@ -211,7 +211,7 @@ def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Told) -> Value:
 
 def _filled(x: Value, number: Number) -> Value:
     fill = number if x.dtype.is_integer() else as_float(number, x.dtype, "what was learnt")
-    return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
+    return x.filled(fill)
 
 
 class QuantileBucketize(Parameters):

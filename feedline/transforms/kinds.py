@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
 from feedline.expression_types import (
@@ -33,7 +32,7 @@ from feedline.expression_types import (
     kind,
     spoken,
 )
-from feedline.transforms.arrays import Fused, Kernel, Values
+from feedline.transforms.arrays import NUMPY_TYPES, Fused, Kernel, Step, converting
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -106,18 +105,30 @@ class Value:
 
         Both types are among `NUMPY_TYPES`.
         """
-        if self.fused is not None and self.fused.expr is self.expr:
-            fused = self.fused.then(kernel, dtype)
-        else:
-            fused = Fused.of(self.expr, self.dtype, ((kernel, dtype),))
-        return Value(expr=fused.expr, dtype=dtype, fused=fused)
+        return self._then(Step(dtype, kernel))
+
+    def filled(self, number: float) -> Value:
+        """The same with a number of its type in the place of nulls."""
+        if self.dtype in NUMPY_TYPES:
+            return self._then(Step(self.dtype, fill=number))
+        return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
+
+    def _then(self, step: Step) -> Value:
+        made = self.made or Fused(self.expr, self.dtype, (), self.expr)
+        fused = made.then(step)
+        return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
+
+    @property
+    def made(self) -> Fused | None:
+        """The kernels that make just this value."""
+        return self.fused if self.fused is not None and self.fused.expr is self.expr else None
 
     def converted(self, dtype: pl.DataType) -> Value:
-        """The same in another type, by a strict cast, which for numbers that become floats is a kernel, too."""
+        """The same in another type, by a strict cast."""
         if dtype == self.dtype:
             return self
-        if self.fused is not None and self.fused.expr is self.expr and dtype in (pl.Float32(), pl.Float64()):
-            return self.through(_convert, dtype)
+        if (step := converting(self.dtype, dtype)) is not None:
+            return self._then(step)
         return Value(expr=self.expr.cast(dtype), dtype=dtype)
 
     def one_by_one(self, change: Callable[[Value], Value]) -> Value:
@@ -144,10 +155,6 @@ class Elements:
     lists: pl.Expr
     element: Value
     expr: pl.Expr
-
-
-def _convert(values: Values, out: Values) -> None:
-    np.copyto(out, values, casting="same_kind")  # rounded to the nearest, an infinity where it is out of range
 
 
 def weighted_value(expr: pl.Expr, dtype: pl.DataType, ids: str, weights: str) -> Value:
