@@ -66,7 +66,7 @@ def check(series: pl.Series, ops: list[tuple[str, Any]], group: str) -> None:
     expected = run(expected, group=group)
     frame = series.alias("x").to_frame()
     compiled = compile_features([feature(ops, group)], frame.to_arrow().schema)
-    inside_polars = frame.lazy().select(compiled._expressions).collect(engine="in-memory")["x"]
+    inside_polars = compiled.lazy(frame).collect(engine="in-memory")["x"]
     assert bits(inside_polars) == bits(expected)
     assert bits(run(series, *ops, group=group)) == bits(expected)
 

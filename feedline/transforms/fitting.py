@@ -134,6 +134,11 @@ class Reading:
     options: str = "{}"
     max_memory: int = 2**30
 
+    @property
+    def name(self) -> str:
+        """What is read, as one text."""
+        return json.dumps([self.kind, self.uri, self.options])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wanted:
