@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from own_modules import own_modules
 from test_compile import SCHEMA, feature
 from typer.testing import CliRunner
 
@@ -112,7 +114,7 @@ FEATURES: dict[str, Any] = {
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Path:
+def pipeline(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "table").mkdir()
     table = pa.table(
         {
@@ -129,7 +131,8 @@ def pipeline(tmp_path: Path) -> Path:
     }  # fmt: skip
     file = tmp_path / "pipeline.yaml"
     file.write_text(json.dumps(content))
-    return file
+    with own_modules(tmp_path):
+        yield file
 
 
 def test_costs_are_measured_on_rows_that_a_run_delivers(pipeline: Path) -> None:
