@@ -18,6 +18,7 @@ from feedline.checking import ProgressLine, run_check
 from feedline.errors import SpecError
 from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
@@ -171,6 +172,7 @@ def schema() -> None:
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
 
+app.command()(fit)
 app.command()(optimize)
 app.command()(usage)
 app.command()(transform)

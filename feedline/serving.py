@@ -18,12 +18,14 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.artifacts import Stored
+from feedline.binding import artifacts_dir, compile_spec, knowledge_ref, require_fitted
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
 from feedline.features import GROUPS
+from feedline.golden_files import load_columns
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.layout import BatchSchema
-from feedline.plan import compile_spec
 from feedline.service.tasks import batch_schema
 from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same, table_of
 from feedline.spec import PipelineSpec
@@ -64,7 +66,8 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought; None: they are taken as they come.
+    types: the columns as training saw them, to which those of rows are brought (default: as `feedline fit` recorded
+    them; without a record columns are taken as they come).
     """
 
     def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
@@ -73,31 +76,32 @@ class Serving:
         self._spec = spec
         self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
+        self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._lock = threading.Lock()
 
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
         """The rows' encoded form, and its columns.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls, for
-        values that cannot be computed, and for columns and values that do not fit the types of training.
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with the row,
+        for nulls, for values that cannot be computed, and for values that do not fit the types of training.
         """
         if isinstance(rows, Mapping):
-            rows = table_of(rows, self._types)
+            rows = table_of(rows, self._trained())
         if not isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(
                 f"transform takes a table: got {type(rows).__name__}, expected Arrow, Polars, or columns by name"
             )
         form = self.form(rows.schema)
         frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
-        try:
-            return encode(form.features.apply(frame), form.columns), form.columns
-        except DataError as error:
-            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
+        return encode(form.features.apply(frame), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
         """The same as one array per group, and per sparse feature."""
-        encoded, columns = self.encode(rows)
+        try:
+            encoded, columns = self.encode(rows)
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
@@ -134,19 +138,26 @@ class Serving:
             self._forms = ((schema, form), *self._forms[: _SCHEMAS - 1])
         return form
 
+    def _trained(self) -> pa.Schema:
+        """The columns as training saw them, as far as that is known."""
+        if self._types is None:
+            self._types = load_columns(artifacts_dir(self._spec)) or pa.schema([])
+        return self._types
+
     def _compiled(self, given: pa.Schema) -> Form:
         """Columns that training knew count as what they were there, and are converted where they come otherwise."""
-        types = pa.schema([]) if self._types is None else self._types
+        types = self._trained()
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            features = compile_spec(self._spec, schema, self.features)
+            features = compile_spec(self._spec, schema, self.features, knowledge=self._knowledge)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:
                 raise
             lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
             raise SpecError(f"{error}; {lacking}") from error
+        require_fitted(self._spec, features)
         casts = []
         for name in features.columns:
             field = given.field(name)

@@ -32,6 +32,8 @@ from feedline.sections import (
     Bytes,
     ClusterSpec,
     Count,
+    Fit,
+    FitSpec,
     PathText,
     Section,
     Shuffle,
@@ -49,6 +51,7 @@ __all__ = [
     "BatchSpec",
     "ClusterSpec",
     "FeatureSpec",
+    "FitSpec",
     "OpCall",
     "PipelineSpec",
     "SampleSpec",
@@ -83,6 +86,10 @@ class PipelineSpec(Section):
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    artifacts: PathText | None = Field(
+        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
+    )
+    fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")

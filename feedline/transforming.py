@@ -41,7 +41,7 @@ _PARQUET = (".parquet", ".pq")
 _ROW_GROUP_ROWS = 65_536
 _WHOLE_FILES = 2**62  # rows of a split: a file is opened once
 
-Chunk = tuple[str, pa.RecordBatch]  # where its rows come from, as messages name it
+Chunk = tuple[str, int, pa.RecordBatch]  # where it comes from, the number of its first row there, the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,12 @@ def transform_file(serving: Serving, source: str, target: str, *, overwrite: boo
         empty, columns = serving.encode(given.schema.empty_table())
         schema = arrow_table(empty, columns).schema.with_metadata({"feedline.features": form.features.fingerprint})
         with _landing(target, schema) as write:
-            for place, chunk in given.chunks(form.features.columns):
+            for place, first, chunk in given.chunks(form.features.columns):
                 try:
                     encoded, columns = serving.encode(chunk)
                 except DataError as error:
-                    raise DataError(f"{error} ({place})") from error
+                    row = "" if error.row is None else f", row {first + error.row}"
+                    raise DataError(f"{error} ({place}{row})") from error
                 rows += encoded.rows
                 write(arrow_table(encoded, columns))
     return Summary(
@@ -141,10 +142,12 @@ def _table(source: str) -> Iterator[Input]:
     def chunks(columns: tuple[str, ...]) -> Iterator[Chunk]:
         for index in range(len(splits)):
             fragment = fragment_of(snapshot, splits, snapshot.rows_per_row_group, index)
-            kept = [0] * len(fragment.row_groups)
-            for batch in batches(fragment, columns, Sieve(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
-                kept[batch.position] += batch.data.num_rows
-                yield f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}", batch.data
+            read = [0] * len(fragment.row_groups)
+            for batch in batches(fragment, columns, Sieve(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=read):
+                place = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
+                first = sum(read)
+                read[batch.position] += batch.data.num_rows
+                yield place, first, batch.data
 
     yield Input(schema=snapshot.schema, chunks=chunks)
 
@@ -170,7 +173,7 @@ def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[Input]:
     def chunks(columns: tuple[str, ...]) -> Iterator[Chunk]:
         for batch, first in _batches(reader, name, stream=stream):
             for start in range(0, batch.num_rows, CHUNK_ROWS):
-                yield f"{name}, its rows from {first + start} on", batch.select(list(columns)).slice(start, CHUNK_ROWS)
+                yield name, first + start, batch.select(list(columns)).slice(start, CHUNK_ROWS)
 
     with reader:
         yield Input(schema=reader.schema, chunks=chunks)

@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster, Security
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.sections import ClusterSpec
-from feedline.service.tasks import check_environment, local_environment
+from feedline.service.tasks import Job, check_environment, check_job, local_environment
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,11 @@ class Cluster:
             ) from None
         if self.kind == "scheduler":
             self.client.run(check_environment, local_environment())
+
+    def check_job(self, job: Job) -> None:
+        """See that all workers can do what a job asks. Raises ClusterError."""
+        if self.kind != "threads":
+            self.client.run(check_job, job)
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""

@@ -19,7 +19,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import ClusterError, DataError
+from feedline.artifacts import KnowledgeRef, Stored, prove
+from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
 from feedline.loader.encode import EncodedRows, encode, take
@@ -41,8 +42,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
-    With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
-    anywhere.
+    With a sample the schema may hold the virtual column `sample_weight`. `knowledge`: what ops know besides their
+    parameters. `record`: where the identities of rows go, if anywhere.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -50,6 +51,7 @@ class Job:
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
 
@@ -110,7 +112,7 @@ class Compiled:
 def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema)
+    features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -137,6 +139,16 @@ def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
                 f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
                 f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
             )
+
+
+def check_job(job: Job) -> None:
+    """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
+    there."""
+    check_environment(job.environment)
+    try:
+        prove(job.knowledge)
+    except (FeedlineError, OSError) as error:
+        raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
 
 
 @functools.cache

@@ -3,7 +3,19 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, vocabulary, weighted
+from feedline.transforms import (
+    crossings,
+    dense,
+    fitted_dense,
+    generated,
+    group_statistics,
+    scores,
+    sparse,
+    target_encoding,
+    vectors,
+    vocabulary,
+    weighted,
+)
 from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
 from feedline.transforms.registry import OPS, OpError, resolve
@@ -17,11 +29,14 @@ __all__ = [
     "crossings",
     "dense",
     "document",
+    "fitted_dense",
     "generated",
+    "group_statistics",
     "op_schema",
     "resolve",
     "scores",
     "sparse",
+    "target_encoding",
     "vectors",
     "vocabulary",
     "weighted",

@@ -15,6 +15,7 @@ from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
+    "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",
@@ -22,6 +23,8 @@ SECTIONS = {  # the modules of ops -> their headings
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
     "scores": "Generated: two columns compared",
+    "target_encoding": "Generated: a target's mean by key",
+    "group_statistics": "Generated: statistics by key",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 

@@ -182,13 +182,8 @@ class BoundOp:
         if self.op.inputs:
             return self.combine([value], told)
         kind, value = value.kind, value.plain()
-        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
-        if not fits or kind.element not in self.op.takes:
-            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        self._require(kind)
         one_by_one = kind.listed and self.op.lists == "elements"
-        if kind.weighted and not (one_by_one or self.op.weighted):
-            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
-            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
         try:
             if not one_by_one:
                 return self._call(value, told)
@@ -197,6 +192,16 @@ class BoundOp:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
         return result if kind.width is None else result.as_vector(kind.width)
+
+    def _require(self, kind: Kind) -> None:
+        """Raises OpError where the op, over one column, does not take the kind."""
+        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
+        if not fits or kind.element not in self.op.takes:
+            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        one_by_one = kind.listed and self.op.lists == "elements"
+        if kind.weighted and not (one_by_one or self.op.weighted):
+            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
+            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
     def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
         if self.op.informed:
@@ -207,6 +212,8 @@ class BoundOp:
         """What learns the op's artifact from these values. Raises OpError."""
         if self.op.learns is None:
             return None
+        if not self.op.inputs:
+            self._require(values[0].kind)
         try:
             return self.op.learns.learner(self.parameters, [value.plain() for value in values])
         except SpecError as error:
@@ -270,6 +277,10 @@ ELSEWHERE: dict[str, str] = {
         "It is called vocabulary here",
     ),
     "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
+    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(
+        ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
+    ),
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
