@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, SpecError
+from feedline.external import read_outside
 from feedline.transforms.fitting import Artifact, Reading, Wanted
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
@@ -126,13 +127,15 @@ class KnowledgeRef:
     """Which knowledge a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
-    the folder that relative paths in features are relative to.
+    the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
+    made: names and digests.
     """
 
     folder: str
     manifest: str | None
     out_of_fold: bool
     base_dir: str
+    readings: tuple[tuple[str, str], ...] = ()
 
 
 class Stored:
@@ -144,6 +147,13 @@ class Stored:
     def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
         self.ref = ref
         self._newest = newest
+        self._read: dict[str, Artifact] = {}
+
+    @property
+    def pinned(self) -> KnowledgeRef:
+        """The same knowledge for other processes, which may read nothing else from outside than was read here."""
+        readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
+        return replace(self.ref, readings=readings or self.ref.readings)
 
     @property
     def out_of_fold(self) -> bool:
@@ -189,11 +199,13 @@ class Stored:
         return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {wanted.chain}"
 
     def read(self, reading: Reading) -> Artifact:
-        """What is read from outside. Raises SpecError."""
-        raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
+        """What is read from outside. Raises as `read_outside`."""
+        expected = dict(self.ref.readings).get(reading.name)
+        found = self._read[reading.name] = read_outside(reading, self.ref.base_dir, expected)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.ref,)
+        return Stored, (self.pinned,)
 
 
 def current(folder: str) -> str | None:

@@ -26,7 +26,7 @@ from feedline.loader.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.launch import feeder_threads
 from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
-from feedline.plan import Plan
+from feedline.plan import Plan, code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster import Cluster
 from feedline.service.feeder import Feeder, FeederStats
@@ -189,7 +189,7 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
     spec = load_spec(request.path, request.overrides)
     cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
     try:
-        cluster.check_workers()
+        cluster.check_workers(code_of(spec))
         if request.dashboard:
             cluster.load_dashboard()
         yield Pipeline(spec), cluster

@@ -39,6 +39,9 @@ from feedline.projection import has_column
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
+from feedline.transforms.registry import OpError
+from feedline.transforms.user_code import functions_of
+from feedline.transforms.user_functions import Needed
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.parts import column_bytes
@@ -304,7 +307,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.ref),
+        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -343,4 +346,13 @@ def _job(
         sample=None if needs.sample is None else needs.sample.sample,
         record=record,
         knowledge=knowledge,
+        code=code_of(spec),
     )
+
+
+def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+    """The user's functions that the spec's features call; errors carry file, line and path."""
+    try:
+        return functions_of(spec.features)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error

@@ -83,8 +83,9 @@ class Serving:
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
         """The rows' encoded form, and its columns.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with the row,
-        for nulls, for values that cannot be computed, and for values that do not fit the types of training.
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with its `row`
+        where it is about one, for nulls, for values that cannot be computed, and for columns and values that do not fit
+        the types of training.
         """
         if isinstance(rows, Mapping):
             rows = table_of(rows, self._trained())

@@ -90,6 +90,7 @@ class PipelineSpec(Section):
         default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
     )
     fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
+    allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
@@ -194,7 +195,8 @@ def _validated(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
     if "features" in content:
-        content = {**content, "features": read_features(document, problems)}
+        code = base_dir if content.get("allow_code") is True else None
+        content = {**content, "features": read_features(document, problems, code)}
     spec: PipelineSpec | None = None
     try:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})

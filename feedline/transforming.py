@@ -41,7 +41,7 @@ _PARQUET = (".parquet", ".pq")
 _ROW_GROUP_ROWS = 65_536
 _WHOLE_FILES = 2**62  # rows of a split: a file is opened once
 
-Chunk = tuple[str, int, pa.RecordBatch]  # where it comes from, the number of its first row there, the rows
+Chunk = tuple[str, int, pa.RecordBatch]  # where its rows come from, as messages name it, and at which row they begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def transform_file(serving: Serving, source: str, target: str, *, overwrite: boo
     """Transform the rows at `source` into one file `target`; `-` is standard input or output, as an Arrow stream.
 
     Raises SpecError for a target that is there already or of an unknown suffix, and where columns do not fit;
-    TableError, with its place, where the input cannot be read; DataError, with file and row group, for values.
+    TableError, with its place, where the input cannot be read; DataError, with file and row, for values.
     """
     _check_target(source, target, overwrite=overwrite)
     began = time.perf_counter()
@@ -83,8 +83,10 @@ def transform_file(serving: Serving, source: str, target: str, *, overwrite: boo
                 try:
                     encoded, columns = serving.encode(chunk)
                 except DataError as error:
-                    row = "" if error.row is None else f", row {first + error.row}"
-                    raise DataError(f"{error} ({place}{row})") from error
+                    row = (
+                        f"rows {first} to {first + len(chunk) - 1}" if error.row is None else f"row {first + error.row}"
+                    )
+                    raise DataError(f"{error} ({place}, {row})") from error
                 rows += encoded.rows
                 write(arrow_table(encoded, columns))
     return Summary(
@@ -142,12 +144,11 @@ def _table(source: str) -> Iterator[Input]:
     def chunks(columns: tuple[str, ...]) -> Iterator[Chunk]:
         for index in range(len(splits)):
             fragment = fragment_of(snapshot, splits, snapshot.rows_per_row_group, index)
-            read = [0] * len(fragment.row_groups)
-            for batch in batches(fragment, columns, Sieve(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=read):
+            kept = [0] * len(fragment.row_groups)
+            for batch in batches(fragment, columns, Sieve(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
                 place = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
-                first = sum(read)
-                read[batch.position] += batch.data.num_rows
-                yield place, first, batch.data
+                yield place, sum(kept), batch.data
+                kept[batch.position] += batch.data.num_rows
 
     yield Input(schema=snapshot.schema, chunks=chunks)
 

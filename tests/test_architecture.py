@@ -28,7 +28,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features"),
+    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
@@ -40,28 +40,29 @@ ALLOWED = {
     "warehouse": {"foundation"},
     "transforms": {"foundation"},
     "loader": {"foundation"},
-    "artifacts": {"foundation", "warehouse", "transforms"},
-    "service": (WORKERS - {"service"}) | {"artifacts"},
+    "external": {"foundation", "warehouse", "transforms"},
+    "artifacts": {"foundation", "warehouse", "transforms", "external"},
+    "service": (WORKERS - {"service"}) | {"external", "artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS | {"artifacts"},
+    "plan": WORKERS | {"external", "artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
     "passes": WORKERS | {"artifacts", "agreement", "plan"},
-    "pipeline": WORKERS | {"artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
     "__main__": {"commands", "cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
     **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
     "knowing": "passes",
-    **{name: name for name in ("artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping")},
-    **{name: name for name in ("pipeline", "cli", "__main__")},
+    **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
+    **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
@@ -70,6 +71,7 @@ FOLDERS = ("warehouse", "transforms", "loader", "service")
 INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.transform_commands"),
+    ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -83,11 +85,12 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": (*("feedline.cli", "feedline.layout_commands", "feedline.fit_commands", "feedline.transform_commands"),),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands", "feedline.transform_commands"),
     "rich": (
-        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running", "feedline.exits"),
-        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
     ),
+    "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
@@ -305,7 +308,7 @@ def test_forbidden_calls():
     ("module", "absent"),
     [
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
-        ("feedline.cli", {"torch"}),  # with `feedline feed`, so feeders too
+        ("feedline.cli", {"torch", "zarr"}),  # with `feedline feed`, so feeders too
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

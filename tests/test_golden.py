@@ -30,7 +30,8 @@ from feedline.serving import Serving
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.snapshot import Snapshot
 
-ROWS = pa.concat_tables([TABLE] * 60).append_column("number", pa.array(np.arange(240)))
+NUMBERS = pa.array(np.arange(240))
+ROWS = pa.concat_tables([TABLE] * 60).append_column("number", NUMBERS).append_column("clicked", NUMBERS)
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,11 @@ from feedline.spec import PipelineSpec
             "memory: 4G",
             "p.yaml:43:9: memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '4G'",
         ),
+        (
+            "allow_code: false",
+            "allow_code: yes",
+            "p.yaml:44:13: allow_code: must be true or false: got 'yes'",
+        ),
         ("wait_s: 5", "wait_s: soon", "p.yaml:41:11: cluster.wait_s: must be a number: got 'soon'"),
         ("    key: key.pem\n", "", "p.yaml:36:3: cluster.tls.key: missing key: expected a value"),
         (
@@ -181,7 +186,7 @@ def _keys():
 
 
 ALTERNATIVES = {
-    (): "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit",
+    (): "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit allow_code",
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
         "max_bad_files max_bad_rows split_rows"

@@ -159,8 +159,8 @@ def test_a_value_that_fails_names_its_place_and_leaves_nothing(path: Path, tmp_p
     old = tmp_path / "out.parquet"
     old.write_bytes(b"as it was")
     for name, place in (
-        ("in.parquet", r"file .*in\.parquet, row group 2, row 70\)"),
-        ("in.arrow", r"file .*in\.arrow, row 70\)"),
+        ("in.parquet", r"\(file .*in\.parquet, row group 2, row 70\)"),
+        ("in.arrow", r"\(file .*in\.arrow, row 70\)"),
     ):
         with pytest.raises(DataError, match=rf"feature 'item' holds a null.*{place}"):
             transform_file(serving(path), str(tmp_path / name), str(old), overwrite=True)

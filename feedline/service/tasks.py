@@ -8,9 +8,10 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
@@ -42,8 +44,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
-    With a sample the schema may hold the virtual column `sample_weight`. `knowledge`: what ops know besides their
-    parameters. `record`: where the identities of rows go, if anywhere.
+    With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
+    parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -54,6 +56,7 @@ class Job:
     knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
+    code: tuple[Needed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ class Compiled:
 @functools.lru_cache(maxsize=8)
 def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
@@ -260,6 +264,13 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
             yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
             break
+
+
+def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
+    """The first chunks of some blocks as their tasks get them: filtered, of at most `CHUNK_ROWS` rows, not permuted."""
+    compiled = compile_job(job)
+    chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
+    return list(itertools.islice(chunks, count))
 
 
 class _Encoder:
