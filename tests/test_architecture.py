@@ -42,24 +42,24 @@ ALLOWED = {
     "loader": {"foundation"},
     "external": {"foundation", "warehouse", "transforms"},
     "artifacts": {"foundation", "warehouse", "transforms", "external"},
-    "service": (WORKERS - {"service"}) | {"artifacts"},
+    "service": (WORKERS - {"service"}) | {"external", "artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS | {"artifacts"},
+    "plan": WORKERS | {"external", "artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
     "passes": WORKERS | {"artifacts", "agreement", "plan"},
-    "pipeline": WORKERS | {"artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
-    "__main__": {"cli"},
+    "__main__": {"commands", "cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
-    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
-    "fit_commands": "commands",
-    **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
+    **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
     "knowing": "passes",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
@@ -67,8 +67,10 @@ PARTS = {
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
-# packages of table formats are extras.
+# packages of table formats are extras; `feedline transform` runs without what the other commands load.
 INSIDE_FUNCTIONS = {
+    ("feedline.__main__", "feedline.cli"),
+    ("feedline.__main__", "feedline.transform_commands"),
     ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
@@ -83,10 +85,10 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands", "feedline.transform_commands"),
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

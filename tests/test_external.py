@@ -100,20 +100,6 @@ def test_the_digest_is_of_values_not_of_files(tmp_path: Path):
     assert read_outside(reading("whole.parquet", ["id", "price"]), str(tmp_path)).digest not in digests
 
 
-def test_a_large_digest_is_made_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=4)
-    whole = read_outside(reading("a.parquet", ["id", "other"]), str(tmp_path)).digest
-    gc.collect()
-    sizes: list[int] = []
-    monkeypatch.setattr(external, "_PART_ROWS", 4)
-    monkeypatch.setattr(external, "table_bytes", lambda part: sizes.append(part.num_rows) or external_bytes(part))
-    assert read_outside(reading("a.parquet", ["id", "other"]), str(tmp_path)).digest != whole
-    assert sizes == [4, 4, 2]
-
-
-external_bytes = external.table_bytes
-
-
 @pytest.mark.parametrize(
     ("uri", "columns", "max_memory", "message"),
     [

@@ -25,9 +25,12 @@ from feedline.transforms.registry import Parameters, example, example_of_several
 
 Statistic = Literal["count", "sum", "mean", "min", "max", "var", "std"]
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 _ZERO_OF_NONE = ("count", "sum")  # of a group without values; other statistics have none
 _SPLITTER = 2.0**27 + 1
+_NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
+_SMALLEST = 2.0**-800  # rounding errors of smaller products have no room in float64
 
 
 class GroupStatistics(Parameters):
@@ -73,8 +76,8 @@ class StatisticsByKey:
     def _sums(self) -> GroupSums:
         return GroupSums(
             by=self.groups.names,
-            squares=bool({"var", "std"}.intersection(self.parameters.names)),
-            extremes=bool({"min", "max"}.intersection(self.parameters.names)),
+            squares="var" in self._kept,
+            extremes=bool({"min", "max", "var"}.intersection(self._kept)),  # a variance of 0 is known by them
         )
 
     @property
@@ -124,7 +127,7 @@ class StatisticsByKey:
         if self._sums.extremes:
             found["min"], found["max"] = held.extremes()
         if self._sums.squares:
-            found["var"] = _variance(counts.astype(np.float64), sums, held.sums(squares=True))
+            found["var"] = _variances(held, counts, sums)
         return held.groups.with_columns(pl.Series(name, found[name]) for name in self._kept)
 
     def _empty(self) -> pl.DataFrame:
@@ -132,19 +135,26 @@ class StatisticsByKey:
         return pl.DataFrame(schema=self.groups.schema() | numbers)
 
 
-def _variance(counts: Floats, sums: tuple[Floats, Floats], squares: tuple[Floats, Floats]) -> Floats:
-    """The unbiased variance from exact sums, each a float64 and its rest; 0 of a single value.
+def _variances(held: Numbered, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
+    """The unbiased variance of each group's values; 0 of a single one.
 
-    (n Q - S S) / n (n - 1) in twice the precision, so that a variance 2**90 times smaller than the squares is still
-    right; beyond the range of float64 an infinity.
+    (n Q - S S) / n (n - 1), of the sums S and Q of the values and their squares, in twice the precision of float64; in
+    fractions where that is not enough: for values that are nearly the same, or beyond its range.
     """
+    least, most = held.extremes()
+    squares = held.sums(squares=True)
+    number = counts.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        left, left_rest = _product(counts, squares[0])
+        left, left_rest = _product(number, squares[0])
         right, right_rest = _product(sums[0], sums[0])
-        rest = (left_rest + counts * squares[1]) - (right_rest + 2 * sums[0] * sums[1])
-        found = np.maximum((left - right) + rest, 0) / counts / (counts - 1)
-    found = np.where(np.isfinite(left) & np.isfinite(right), found, np.inf)
-    return np.where(counts > 1, found, 0.0)
+        rest = (left_rest + number * squares[1]) - (right_rest + 2 * sums[0] * sums[1])
+        spread = (left - right) + rest
+        found = spread / number / (number - 1)
+        lost = ~((spread > left * _NEARLY_SAME) & (left > _SMALLEST) & np.isfinite(found))
+    found[least == most] = 0
+    unsure = np.flatnonzero(lost & (least != most))
+    found[unsure] = held.variances(unsure)
+    return found
 
 
 def _product(one: Floats, other: Floats) -> tuple[Floats, Floats]:
