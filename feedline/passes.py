@@ -342,7 +342,7 @@ class _Run:
     def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
         """What its tasks need; artifacts of passes before lie in the scratch folder."""
         known = {key for want in ready for key in self.everything[want.key].depends}
-        ref = replace(knowledge_ref(self._spec), outside=self._known.stored.ref.outside)
+        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings)
         if known:
             folder = below(self.scratch.folder, "artifacts")
             ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)

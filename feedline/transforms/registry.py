@@ -11,7 +11,9 @@ one. An op over several columns declares its `inputs`, and its function takes a 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -51,6 +53,11 @@ class Parameters(BaseModel):
     """The parameters of an op: strict types, finite numbers, no other keys. The first field takes a bare value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @functools.cached_property
+    def written(self) -> str:
+        """All of them, defaults too, as JSON."""
+        return self.model_dump_json()
 
 
 class NoParameters(Parameters):
@@ -261,7 +268,7 @@ class BoundOp:
     @property
     def identity(self) -> tuple[str, int, str]:
         """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
-        return self.op.name, self.op.version, self.parameters.model_dump_json()
+        return self.op.name, self.op.version, self.parameters.written
 
 
 OPS: dict[str, Op] = {}
@@ -384,6 +391,8 @@ def resolve(call: OpCall) -> BoundOp:
 
 def checked_parameters(found: Op, call: OpCall) -> Parameters:
     """The call's parameters as the op declares them. Raises OpError."""
+    with contextlib.suppress(ValidationError):  # what is wrong is told below, with its place
+        return _parameters(found.parameters, call.arguments)
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -398,6 +407,15 @@ def checked_parameters(found: Op, call: OpCall) -> Parameters:
         return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(model: type[Parameters], arguments: str) -> Parameters:
+    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
+    value = json.loads(arguments)
+    if "" in value:
+        value = {next(iter(model.model_fields), ""): value[""]}
+    return model.model_validate_json(json.dumps(value))
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
