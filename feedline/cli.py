@@ -25,6 +25,7 @@ from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
+from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
 from feedline.sources import freeze
@@ -39,6 +40,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 _errors = Console(stderr=True)
 # A feeder makes few objects that live: collecting after every 700 of them (the default) only costs.
 _GC_THRESHOLD = 50_000
+# Of a table that goes into a file: what a terminal would cut off is wanted there.
+_TABLE_WIDTH = 160
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
@@ -109,6 +112,10 @@ def run(
         )
         if summary.bad_files:
             console.print(summary_of(summary.bad_files), highlight=False)
+        if summary.quality:
+            if not console.is_terminal:
+                console.width = _TABLE_WIDTH
+            console.print(quality_table(summary.quality))
     if stop.status is not None:
         raise typer.Exit(stop.status)
 

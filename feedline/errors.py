@@ -7,6 +7,8 @@ they cross from a Dask worker to the feeder and from the feeder to the trainer u
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class FeedlineError(Exception):
     """The root of every error that Feedline raises on purpose."""
@@ -41,7 +43,17 @@ class StoreError(TableError, OSError):
 
 
 class DataError(FeedlineError, ValueError):
-    """A value breaks a rule of the pipeline; the message names feature, file and row group."""
+    """A value breaks a rule of the pipeline; the message names feature, file, row group and row.
+
+    `row`: the row of the frame at hand, from 0, for whoever knows where the frame comes from and ends the message.
+    """
+
+    row: int | None = None
+
+    def at(self, row: int) -> Self:
+        """The same error, about a row of the frame."""
+        self.row = row
+        return self
 
 
 class PlanError(FeedlineError, ValueError):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.errors import ExpressionError, PlanError, SpecError
+from feedline.expectations import OnExpect
 from feedline.expressions import BoundExpression, bind_where, parse
 from feedline.features import FeatureInput, FeatureSpec
 from feedline.loader.layout import SlotLayout
@@ -141,6 +142,10 @@ class Plan:
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def on_expect(self) -> OnExpect:
+        return self.spec.on_expect
 
     @property
     def seed(self) -> int:

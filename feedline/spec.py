@@ -23,7 +23,8 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
-from feedline.features import FeatureSpec, OpCall, canonical_json, read_features
+from feedline.expectations import OnExpect
+from feedline.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.overrides import apply_overrides, parse_overrides, substitute_variables
 from feedline.positions import Document, Path, Problems, met, unknown
 from feedline.schema import describe
@@ -83,6 +84,10 @@ class PipelineSpec(Section):
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    on_nonfinite: OnNonfinite = Field(
+        default="keep", description="What becomes of finished numbers that are NaN or infinite."
+    )
+    on_expect: OnExpect = Field(default="warn", description="What happens where a feature is not as expected.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")

@@ -29,7 +29,7 @@ FOUNDATION = {
     *("errors", "version", "resources", "hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
     *("spec", "sections", "source_section", "column_types", "features"),
-    *("positions", "overrides", "yaml_document", "schema"),
+    *("positions", "overrides", "yaml_document", "schema", "expectations"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -54,6 +54,7 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
+    "quality_table": "commands",
     **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
     "needs": "plan",
     **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
@@ -79,7 +80,7 @@ ONLY_IN = {
     "typer": ("feedline.cli", "feedline.layout_commands"),
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.quality_table"),
     ),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),

@@ -94,6 +94,8 @@ cluster:
   wait_s: 5
   window: 7
 memory: 500 MB
+on_nonfinite: zero
+on_expect: error
 """
 
 

@@ -24,9 +24,10 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
 from feedline.loader.encode import EncodedRows, encode, take
 from feedline.loader.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
-from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.compile import CompiledFeatures, chain_text, compile_features
 from feedline.version import VERSION
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
@@ -84,6 +85,7 @@ class BlockResult:
     transform_s: float
     encode_s: float
     nbytes_read: int
+    quality: Quality
 
     @property
     def nbytes(self) -> int:
@@ -194,6 +196,7 @@ def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockR
         transform_s=clock.seconds["transform"],
         encode_s=clock.seconds["encode"],
         nbytes_read=request.nbytes,
+        quality=encoder.observer.quality(),
     )
 
 
@@ -257,6 +260,8 @@ class _Encoder:
         self._waiting: list[Chunk] = []
         self._rows = 0
         self._parts: list[EncodedRows] = []
+        outputs = compiled.features.outputs
+        self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
 
     def add(self, chunk: Chunk) -> None:
         if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
@@ -285,9 +290,12 @@ class _Encoder:
             raise
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
-        finished = self._compiled.features.apply(frame)
+        self.observer.source(frame)
+        finished, lookups = self._compiled.features.apply_counting(frame)
+        for name, (asked, missed) in lookups.items():
+            self.observer.looked_up(name, asked, missed)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema)
+        encoded = encode(finished, self._compiled.layout.schema, self.observer)
         self._clock.lap("encode")
         return encoded
 
@@ -303,7 +311,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs."""
     columns: list[Column] = []
     widths: dict[str, int] = {}
-    for output in features.outputs:
+    for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
         arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
         offset = widths.get(output.group, 0)
@@ -318,6 +326,9 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 width=width,
                 unit=unit,
                 weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+                chain=chain_text(feature),
+                on_nonfinite=feature.on_nonfinite,
+                looks_up=output.looks_up,
             )
         )
         widths[output.group] = offset + width

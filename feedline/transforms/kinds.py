@@ -58,15 +58,25 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """How many values an op looked up, and how many of them it did not know: what is summed over rows (`lookups`)."""
+
+    asked: pl.Expr
+    missed: pl.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A column on its way through a chain of ops: the expression so far and the type it has.
 
-    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list.
+    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. lookup: what
+    the op that made it looked up, if it tells.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
+    lookup: Lookup | None = None
 
     @property
     def kind(self) -> Kind:

@@ -16,7 +16,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import polars as pl
@@ -27,7 +27,7 @@ from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, 
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
-from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
+from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Lookup, Value, element_type
 
 Lists = Literal["elements", "whole", "only", "never"]
 
@@ -196,7 +196,11 @@ class BoundOp:
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
-        return result if kind.width is None else result.as_vector(kind.width)
+        result = result if kind.width is None else result.as_vector(kind.width)
+        if inner.lookup is None:
+            return result
+        missed = value.expr.list.eval(inner.lookup.missed).list.sum()
+        return replace(result, lookup=Lookup(asked=value.expr.list.len(), missed=missed))
 
     def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
         if self.op.informed:
