@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from feedline.transforms.fitting import Artifact
+
 MEAN_LENGTH = 20
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 BLOCK = 16384
@@ -21,7 +23,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """An op over a frame; `values` are the input values it is charged for. `same`: the bare side's numbers are ours."""
+    """An op over a frame; `values` are the input values it is charged for. `same`: the bare side's numbers are ours.
+
+    artifact: what the op has learnt.
+    """
 
     name: str
     calls: tuple[tuple[str, Any], ...]
@@ -29,6 +34,7 @@ class Case:
     values: int
     bare: dict[str, Callable[[], Any]] = field(default_factory=dict)
     same: bool = True
+    artifact: Artifact | None = None
 
     @property
     def op(self) -> str:

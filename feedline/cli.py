@@ -21,8 +21,10 @@ from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
 from feedline.errors import FeedlineError, PlanError, SpecError
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
+from feedline.op_report import describe_ops, ops_table
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.quality_table import quality_table
@@ -125,15 +127,18 @@ def plan(
     pipeline: PipelinePath,
     overrides: Overrides = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.")] = 1,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Show each feature's chain instead: kinds, types, what it shares, its cost.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    facts = describe(resolved.plan(world_size=world_size), world_size=world_size)
+    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).plan(world_size=world_size)
+    facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print(plan_table(facts))
+        Console().print((ops_table if ops else plan_table)(facts))
 
 
 @app.command()
@@ -208,6 +213,7 @@ def schema() -> None:
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
 
+app.command()(fit)
 app.command()(optimize)
 app.command()(usage)
 

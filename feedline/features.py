@@ -32,12 +32,14 @@ class OpCall:
     """An op's name and its parameters as they stand in the YAML, not yet checked against the op.
 
     `arguments` is canonical JSON (sorted keys; NaN and Infinity as Python writes them): `{}` for a bare word, the
-    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`.
+    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`. code: the folder of a pipeline.yaml that allows ops to
+    be functions of the user's, None where it does not.
     """
 
     op: str
     arguments: str = "{}"
     path: Path = field(default=(), compare=False)
+    code: str | None = field(default=None, compare=False)
 
     @property
     def value(self) -> dict[str, Any]:
@@ -102,10 +104,11 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def read_features(document: Document, problems: Problems) -> tuple[FeatureSpec, ...]:
+def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
     """The features of the document's `features` section, group after group; what is wrong goes to `problems`.
 
-    A feature that does not say what becomes of values that are not finite has the document's `on_nonfinite`.
+    code: the folder of the pipeline.yaml, if it allows code. A feature that does not say what becomes of values that
+    are not finite has the document's `on_nonfinite`.
     """
     groups = document.value["features"]
     path: Path = ("features",)
@@ -116,7 +119,7 @@ def read_features(document: Document, problems: Problems) -> tuple[FeatureSpec, 
         if group not in GROUPS:
             problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
     default = document.value.get("on_nonfinite")
-    reader = _FeatureReader(problems, default if default in get_args(OnNonfinite) else "keep")
+    reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep")
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
     if not any(groups.values()):
         problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
@@ -137,8 +140,9 @@ def _shown(value: object) -> str:
 class _FeatureReader:
     """Each method reads one form; None, or fewer values, where it had to complain."""
 
-    def __init__(self, problems: Problems, on_nonfinite: OnNonfinite) -> None:
+    def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite) -> None:
         self.problems = problems
+        self.code = code
         self.default = on_nonfinite
 
     def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
@@ -266,7 +270,7 @@ class _FeatureReader:
 
     def op(self, value: Any, path: Path) -> OpCall | None:
         if isinstance(value, str) and value.strip():
-            return OpCall(op=value, path=path)
+            return OpCall(op=value, path=path, code=self.code)
         if isinstance(value, dict) and len(value) == 1:
             [(op, parameters)] = value.items()
             if parameters is None:
@@ -274,7 +278,7 @@ class _FeatureReader:
                 self.problems.add((*path, op), message)
                 return None
             arguments = parameters if isinstance(parameters, dict) else {"": parameters}
-            return OpCall(op=op, arguments=canonical_json(arguments), path=path)
+            return OpCall(op=op, arguments=canonical_json(arguments), path=path, code=self.code)
         if isinstance(value, dict) and value:
             forms = ", ".join(f"{{{_shown(op)}: …}}" if body is not None else _shown(op) for op, body in value.items())
             self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")

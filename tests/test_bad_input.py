@@ -134,16 +134,16 @@ def nulls(at: int) -> pa.Array:
 
 
 @pytest.mark.parametrize(
-    ("changes", "feature"),
+    ("changes", "feature", "row"),
     [
-        ({"x": nulls(3 * GROUP + 5)}, "x"),
-        ({"y": pa.array([None if row == 3 * GROUP else 1 for row in range(ROWS)], pa.int64())}, "y"),
-        ({"ids": pa.array([[1, None] if row == 4 * GROUP - 1 else [1] for row in range(ROWS)])}, "ids"),
+        ({"x": nulls(3 * GROUP + 5)}, "x", 3 * GROUP + 5),
+        ({"y": pa.array([None if row == 3 * GROUP else 1 for row in range(ROWS)], pa.int64())}, "y", 3 * GROUP),
+        ({"ids": pa.array([[1, None] if row == 4 * GROUP - 1 else [1] for row in range(ROWS)])}, "ids", 4 * GROUP - 1),
     ],
     ids=["dense", "label", "list element"],
 )
-def test_a_null_that_is_left_over_names_feature_file_and_row_group(
-    place: Place, tmp_path: Path, changes: dict, feature: str
+def test_a_null_that_is_left_over_names_feature_file_row_group_and_row(
+    place: Place, tmp_path: Path, changes: dict, feature: str, row: int
 ):
     table = write(tmp_path / "t", **changes)
     path = pipeline_over(place, table)
@@ -156,7 +156,7 @@ def test_a_null_that_is_left_over_names_feature_file_and_row_group(
             seen.extend(image(batch) for batch in dataset)
         assert seen == good[: len(seen)]
         assert dataset.state_dict()["step"] == len(seen)
-    for text in (feature, "null", str(table / "part=2" / "data.parquet"), "row group 3"):
+    for text in (feature, "null", str(table / "part=2" / "data.parquet"), f"row group 3, row {row})"):
         assert text in str(caught.value)
 
 

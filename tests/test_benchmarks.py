@@ -32,6 +32,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import checksums  # noqa: E402
 import contenders  # noqa: E402
 import floor  # noqa: E402
+import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
 import snapshots  # noqa: E402
 import trainer  # noqa: E402
@@ -378,3 +379,31 @@ def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Pa
     measured = {row["op"].split(",")[0].removesuffix(" of strings") for row in rows}
     assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
     assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)
+
+
+def test_a_large_pipeline_is_measured_and_equals_the_script_by_hand(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--tiny", "--json", str(tmp_path / "p.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "p.json").read_text())
+    assert facts["wrong"] == []
+    assert facts["ratio"] > 0
+    assert facts["rows_per_s"]["feedline"] > 0
+    assert [name for name in facts["ops_s"] if "sparse" in name] == [
+        "no ops (sparse)", "first_x (sparse)", "sigrid_hash (sparse)", "hash_bucket (sparse)",
+    ]  # fmt: skip
+
+
+def test_the_script_by_hand_is_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pipeline_benchmark, "TABLE_ROWS", 499_999)  # the script's alone: features are made before
+    made = pipeline_benchmark.make_features
+    monkeypatch.setattr(pipeline_benchmark, "make_features", lambda *given: _with_table_rows(made, *given))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    assert pipeline_benchmark.main(["--tiny"]) == 1
+    assert "values: the script computes other numbers" in capsys.readouterr().out
+
+
+def _with_table_rows(made: Any, *given: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_benchmark, "TABLE_ROWS", 500_000)
+        return made(*given)

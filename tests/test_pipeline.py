@@ -141,8 +141,8 @@ def test_transform_refuses_what_does_not_fit(path: Path, table: pa.Table):
     nulls = pa.array([None] * len(table), pa.int64())
     with pytest.raises(DataError, match="id_1"):
         pipeline.transform(table.set_column(table.schema.get_field_index("id_1"), "id_1", nulls))
-    with pytest.raises(DataError, match="transform takes a table: got dict"):
-        pipeline.transform({"id_1": [1]})
+    with pytest.raises(DataError, match="transform takes a table: got list"):
+        pipeline.transform([{"id_1": 1}])
 
 
 def test_transform_needs_neither_torch_nor_dask(path: Path, table: pa.Table, tmp_path: Path):

@@ -268,11 +268,9 @@ def test_where_weights_come_from():
 
 
 def test_weights_of_another_length():
-    with pytest.raises(
-        DataError, match="weights must be as many as ids: got 1 weights for 2 ids at row 1 of the chunk"
-    ):
+    with pytest.raises(DataError, match="weights must be as many as ids: got 1 weights for 2 ids, expected 2"):
         combined("weighted", None, int_lists([[1], [2, 3]]), pl.Series([[0.5], [0.5]], dtype=FLOAT_LISTS))
-    with pytest.raises(DataError, match="got 0 weights for 1 ids at row 0"):
+    with pytest.raises(DataError, match="got 0 weights for 1 ids"):
         combined("weighted", None, int_lists([[1]]), pl.Series([None], dtype=FLOAT_LISTS))
 
 

@@ -60,8 +60,8 @@ class EncodedRows:
 def encode(frame: pl.DataFrame, schema: BatchSchema, observer: Observer | None = None) -> EncodedRows:
     """The rows of a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
-    Raises DataError, naming the feature, where a scalar, an element of a list or vector, or a weight is null. A null
-    list is an empty list.
+    Raises DataError, which names the feature and knows the row, where a scalar, an element of a list or vector, or a
+    weight is null. A null list is an empty list.
     """
     rows = frame.height
     values, offsets = [], []
@@ -89,9 +89,9 @@ def _numbers(series: pl.Series, name: str) -> NDArray[Any]:
     if series.null_count():
         row = int(series.is_null().arg_max() or 0)
         raise DataError(
-            f"feature {name!r} holds a null: got {series.null_count():,} nulls in {len(series):,} rows (first at row "
-            f"{row} of the chunk), expected none. Add fill_null to its ops, or `{name} is not None` to source.where"
-        )
+            f"feature {name!r} holds a null: got {series.null_count():,} nulls in {len(series):,} rows, expected none. "
+            f"Add fill_null to its ops, or `{name} is not None` to source.where"
+        ).at(row)
     return series.to_numpy()
 
 
@@ -143,16 +143,16 @@ def _vectors(series: pl.Series, name: str) -> NDArray[Any]:
     if array.null_count:
         row = int(series.is_null().arg_max() or 0)
         raise DataError(
-            f"feature {name!r} holds a null: got {array.null_count:,} null vectors in {len(series):,} rows (first at "
-            f"row {row} of the chunk), expected none. `{{pad: {width}}}` makes vectors of null lists"
-        )
+            f"feature {name!r} holds a null: got {array.null_count:,} null vectors in {len(series):,} rows, expected "
+            f"none. `{{pad: {width}}}` makes vectors of null lists"
+        ).at(row)
     flat = array.values.slice(array.offset * width, len(array) * width)
     if flat.null_count:
         row = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0]) // width
         raise DataError(
-            f"feature {name!r} holds a null inside a vector: got {flat.null_count:,} null elements (first at row {row} "
-            f"of the chunk), expected none. Add fill_null to its ops"
-        )
+            f"feature {name!r} holds a null inside a vector: got {flat.null_count:,} null elements, expected none. "
+            f"Add fill_null to its ops"
+        ).at(row)
     matrix: NDArray[Any] = flat.to_numpy().reshape(len(array), width)
     return matrix
 
@@ -182,9 +182,9 @@ def _ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDAr
         position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(offsets - first, position, side="right")) - 1
         raise DataError(
-            f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements (first at row "
-            f"{row} of the chunk), expected none. Add {_FILL[what]} to its ops"
-        )
+            f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements, expected "
+            f"none. Add {_FILL[what]} to its ops"
+        ).at(row)
     return values.to_numpy(), offsets - first if first else offsets
 
 

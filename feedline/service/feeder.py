@@ -28,8 +28,8 @@ from feedline.loader.schedule import Block, Schedule, rank_lanes
 from feedline.loader.slot import Draft, draft, write
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
-from feedline.service.observing import Observed
 from feedline.service.tasks import BlockRequest, Job
+from feedline.service.watching import Observed
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.

@@ -11,13 +11,12 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 
-from feedline.loader.encode import EncodedRows, encode, join
-from feedline.loader.layout import BatchSchema
+from feedline.loader.encode import encode, join
+from feedline.loader.encoded_table import arrow_table
 from feedline.service.tasks import BlockRequest, Job, compile_job, run_block
 
 
@@ -50,32 +49,6 @@ def blocks_to_dask(job: Job, requests: Sequence[BlockRequest]) -> Any:
             label="feedline-blocks",
             enforce_metadata=False,
         )
-
-
-def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
-    """Encoded rows as an Arrow table with one column per feature, in the order of pipeline.yaml."""
-    sparse = {column.name: place for place, column in enumerate(schema.sparse)}
-    columns: dict[str, pa.Array] = {}
-    for column in schema:
-        if column.group in ("dense", "label"):
-            matrix = rows.dense if column.group == "dense" else rows.labels
-            block = matrix[:, column.offset : column.offset + column.width]
-            columns[column.name] = (
-                pa.array(block[:, 0])
-                if column.width == 1
-                else pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(block).ravel()), column.width)
-            )
-        elif column.group == "categorical":
-            columns[column.name] = pa.array(rows.categorical[column.offset])
-        elif column.group == "sparse":
-            place = sparse[column.name]
-            offsets, values = pa.array(rows.offsets[place]), pa.array(rows.values[place])
-            if column.weighted:
-                values = pa.StructArray.from_arrays([values, pa.array(rows.weights[place])], ["id", "weight"])
-            columns[column.name] = pa.LargeListArray.from_arrays(offsets, values)
-        else:
-            columns[column.name] = rows.extra[column.offset]
-    return pa.table(columns)
 
 
 def _empty(job: Job) -> pa.Table:

@@ -8,10 +8,11 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import ClusterError, DataError
+from feedline.artifacts import KnowledgeRef, Stored, prove
+from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
 from feedline.loader.encode import EncodedRows, encode, take
@@ -28,7 +30,9 @@ from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, chain_text, compile_features
+from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
+from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
@@ -41,8 +45,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
-    With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
-    anywhere.
+    With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
+    parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -50,8 +54,10 @@ class Job:
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
+    code: tuple[Needed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +116,9 @@ class Compiled:
 @functools.lru_cache(maxsize=8)
 def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema)
+    features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -140,6 +147,16 @@ def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
             )
 
 
+def check_job(job: Job) -> None:
+    """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
+    there."""
+    check_environment(job.environment)
+    try:
+        prove(job.knowledge)
+    except (FeedlineError, OSError) as error:
+        raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
+
+
 @functools.cache
 def _avx512() -> str:
     try:
@@ -151,7 +168,8 @@ def _avx512() -> str:
 def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
     """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
 
-    Raises DataError, CorruptFileError, TableChangedError naming file and row group; ClusterError for other versions.
+    Raises DataError naming file, row group and row, CorruptFileError, TableChangedError naming file and row group;
+    ClusterError for other versions.
     """
     check_environment(job.environment)
     compiled = compile_job(job)
@@ -244,11 +262,18 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         position += height
         missing -= max(0, stop - start)
         if stop > start:
-            held = [chunk if stop - start == height else replace(chunk, frame=chunk.frame.slice(start, stop - start))]
+            held = [chunk if stop - start == height else chunk.part(start, stop)]
             del chunk
             yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
             break
+
+
+def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
+    """The first chunks of some blocks as their tasks get them: filtered, of at most `CHUNK_ROWS` rows, not permuted."""
+    compiled = compile_job(job)
+    chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
+    return list(itertools.islice(chunks, count))
 
 
 class _Encoder:
@@ -281,13 +306,9 @@ class _Encoder:
         frames = [chunk.frame for chunk in chunks]
         try:
             self._parts.append(self._encode(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]))
-        except DataError:
-            for chunk in chunks:  # which of them was it?
-                try:
-                    self._encode(chunk.frame)
-                except DataError as error:
-                    raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
-            raise
+        except DataError as error:
+            compiled = self._compiled
+            raise located(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
         self.observer.source(frame)
@@ -328,7 +349,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
                 chain=chain_text(feature),
                 on_nonfinite=feature.on_nonfinite,
-                looks_up=output.looks_up,
+                looks_up=bool(output.lookups),
             )
         )
         widths[output.group] = offset + width

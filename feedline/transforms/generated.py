@@ -63,11 +63,15 @@ def bucketize(x: Value, parameters: Bucketize) -> Value:
     TorchArrow. Borders are rounded to a float column's type (0.1 on a float32 column means float32's 0.1); integers are
     compared exactly. Nulls stay null, NaN is in no bucket and becomes null, -inf is in the first and +inf in the last.
     """
-    x = widened(x)
+    return bucketized(widened(x), parameters.borders)
+
+
+def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
+    """How many of the ascending numbers are below each value of a widened column (see bucketize)."""
     if x.dtype.is_integer():
-        below, borders, twice = _integer_borders(parameters.borders, x.dtype)
+        below, borders, twice = _integer_borders(numbers, x.dtype)
     else:
-        below, borders, twice = 0, *_float_borders(parameters.borders, x.dtype)
+        below, borders, twice = 0, *_float_borders(numbers, x.dtype)
         x = Value(expr=x.expr.fill_nan(None), dtype=x.dtype)
 
     def kernel(values: Values, out: Values) -> None:

@@ -57,25 +57,22 @@ class Kind:
         return f"{'weighted ' if self.weighted else ''}{self.element} list" if self.listed else self.element
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """How many values an op looked up, and how many of them it did not know: what is summed over rows (`lookups`)."""
-
-    asked: pl.Expr
-    missed: pl.Expr
+    """Stands for values being looked up, of which some are not known; each is one of its own (see `misses`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A column on its way through a chain of ops: the expression so far and the type it has.
 
-    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. lookup: what
-    the op that made it looked up, if it tells.
+    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. unknown: which
+    of the ids that an op gives stand for what it does not know. lookup: what counts them, on their way through `expr`.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
+    unknown: range | None = None
     lookup: Lookup | None = None
 
     @property

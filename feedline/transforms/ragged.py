@@ -104,9 +104,25 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
     """`function(series, …)` over several columns, as an expression of `result`; it must work row by row."""
 
     def run(series: Sequence[pl.Series]) -> pl.Series:
-        return function(*series)
+        with np.errstate(all="ignore"):  # NaN and infinities are values
+            return function(*series)
 
     return pl.map_batches(list(columns), run, return_dtype=result, is_elementwise=True)
+
+
+def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
+    """`function(values)` over the elements of all lists laid end to end, as lists of `result`; nulls stay null."""
+
+    def run(series: pl.Series) -> pl.Series:
+        array = series.rechunk().to_arrow()
+        offsets = array.offsets.to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1])
+        flat = function(pl.Series(array.values.slice(first, last - first), dtype=element_type(series.dtype)))
+        mask = array.is_null() if array.null_count else None
+        made = pa.LargeListArray.from_arrays(pa.array(offsets - first), flat.rechunk().to_arrow(), mask=mask)
+        return pl.Series(made, dtype=pl.List(result))
+
+    return mapped(lists, run, pl.List(result))
 
 
 def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataType) -> pl.Expr:
@@ -197,8 +213,7 @@ def aligned(ids: Value, weights: Value, fill: float | None) -> Value:
         if not long.equals(other):
             row = int((long != other).arg_max() or 0)
             raise DataError(
-                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids at row {row} of the "
-                f"chunk, expected {long[row]}"
+                f"weights must be as many as ids: got {other[row]} weights for {long[row]} ids, expected {long[row]}"
             )
         return of, weight
 

@@ -27,7 +27,8 @@ from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, 
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
-from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Lookup, Value, element_type
+from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
+from feedline.transforms.misses import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
 
@@ -63,11 +64,15 @@ F = TypeVar("F", bound=Callable[..., Value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs."""
+    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs.
+
+    outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
+    """
 
     call: OpCall
     columns: tuple[tuple[pl.DataType, tuple[Any, ...]], ...]
     result: tuple[Any, ...]
+    outside: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +187,20 @@ class BoundOp:
         if self.op.inputs:
             return self.combine([value], told)
         kind, value = value.kind, value.plain()
+        self._require(kind)
+        one_by_one = kind.listed and self.op.lists == "elements"
+        try:
+            if not one_by_one:
+                return _counted(self._call(value, told))
+            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
+        except SpecError as error:
+            raise OpError(self.path, f"{self.op.name}: {error}") from None
+        expr, dtype = value.expr.list.eval(inner.expr), pl.List(inner.dtype)
+        result = _counted(Value(expr=expr, dtype=dtype, weights=value.weights, unknown=inner.unknown))
+        return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
+
+    def _require(self, kind: Kind) -> None:
+        """Raises OpError where the op, over one column, does not take the kind."""
         fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
         if not fits or kind.element not in self.op.takes:
             raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
@@ -189,18 +208,6 @@ class BoundOp:
         if kind.weighted and not (one_by_one or self.op.weighted):
             remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
-        try:
-            if not one_by_one:
-                return self._call(value, told)
-            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
-        except SpecError as error:
-            raise OpError(self.path, f"{self.op.name}: {error}") from None
-        result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
-        result = result if kind.width is None else result.as_vector(kind.width)
-        if inner.lookup is None:
-            return result
-        missed = value.expr.list.eval(inner.lookup.missed).list.sum()
-        return replace(result, lookup=Lookup(asked=value.expr.list.len(), missed=missed))
 
     def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
         if self.op.informed:
@@ -211,6 +218,8 @@ class BoundOp:
         """What learns the op's artifact from these values. Raises OpError."""
         if self.op.learns is None:
             return None
+        if not self.op.inputs:
+            self._require(values[0].kind)
         try:
             return self.op.learns.learner(self.parameters, [value.plain() for value in values])
         except SpecError as error:
@@ -257,6 +266,14 @@ class BoundOp:
         return self.op.name, self.op.version, self.parameters.model_dump_json()
 
 
+def _counted(result: Value) -> Value:
+    """An op's result with its unknown values counted, if it says which ids those are."""
+    if result.unknown is None:
+        return result
+    expr, lookup = watched(result.expr, result.dtype, result.unknown)
+    return replace(result, expr=expr, lookup=lookup)
+
+
 OPS: dict[str, Op] = {}
 
 # What other systems call it, in lower case and without underscores, and what to do here.
@@ -269,6 +286,15 @@ ELSEWHERE: dict[str, str] = {
     "differencelag": "A feature is made of one row alone: write the row before into a column when the table is made",
     "computescore": "Take one of id_overlap_count, has_id_overlap, get_max_count, get_jaccard_similarity, "
     "get_cosine_similarity, get_score_sum, get_score_min, get_score_max",
+    **dict.fromkeys(
+        ("categorify", "ordinalencoder", "labelencoder", "stringindexer", "stringlookup", "integerlookup"),
+        "It is called vocabulary here",
+    ),
+    "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
+    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(
+        ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
+    ),
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
@@ -331,18 +357,30 @@ def op(
     return declare
 
 
-def example(name: str, arguments: Any, dtype: pl.DataType, given: Iterable[Any], result: Iterable[Any]) -> Example:
+def example(
+    name: str,
+    arguments: Any,
+    dtype: pl.DataType,
+    given: Iterable[Any],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Example:
     """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
-    return example_of_several(name, arguments, [(dtype, given)], result)
+    return example_of_several(name, arguments, [(dtype, given)], result, outside)
 
 
 def example_of_several(
-    name: str, arguments: Any, columns: Iterable[tuple[pl.DataType, Iterable[Any]]], result: Iterable[Any]
+    name: str,
+    arguments: Any,
+    columns: Iterable[tuple[pl.DataType, Iterable[Any]]],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
     """The same for an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    return Example(call=call, columns=tuple((dtype, tuple(held)) for dtype, held in columns), result=tuple(result))
+    given = tuple((dtype, tuple(held)) for dtype, held in columns)
+    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
 
 
 def resolve(call: OpCall) -> BoundOp:
@@ -351,6 +389,11 @@ def resolve(call: OpCall) -> BoundOp:
     if found is None:
         remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
+
+
+def checked_parameters(found: Op, call: OpCall) -> Parameters:
+    """The call's parameters as the op declares them. Raises OpError."""
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -362,10 +405,9 @@ def resolve(call: OpCall) -> BoundOp:
             if key not in found.fields:
                 raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
     try:
-        parameters = found.parameters.model_validate_json(json.dumps(arguments))
+        return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
-    return BoundOp(op=found, parameters=parameters, path=call.path)
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:

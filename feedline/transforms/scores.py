@@ -196,8 +196,8 @@ def get_cosine_similarity(inputs: Sequence[Value | None], _: Parameters) -> Valu
     """The cosine of two lists as vectors over all ids, where an id's coordinate is the sum of its scores.
 
     Scores are a list of floats behind the ids, or the weights of weighted ids; so, too, in the ops that follow. A list
-    whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). Elements whose id or score is null count
-    for nothing; a null list gives a null.
+    whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). A score that is NaN or infinite gives NaN.
+    Elements whose id or score is null count for nothing; a null list gives a null.
     """
     return _over_scored(inputs, (True, True), _cosine)
 
@@ -309,9 +309,9 @@ def column_similarity(inputs: Sequence[Value], parameters: Similarity) -> Value:
     """How alike two columns are in each row: two vectors of one width, or two lists of ids.
 
     A list of ids is a vector over all ids, where an id's coordinate is the sum of its weights, or how often it stands
-    there. The cosine with a vector of length 0 is 0. Elements of lists that are null count for nothing, a null list or
-    vector, or a null inside a vector, gives a null. NVTabular's `ColumnSimilarity` looks ids up in a table of vectors
-    first; here the vectors are columns.
+    there. The cosine with a vector of length 0 is 0, and with one that is not finite NaN. Elements of lists that are
+    null count for nothing, a null list or vector, or a null inside a vector, gives a null. NVTabular's
+    `ColumnSimilarity` looks ids up in a table of vectors first; here the vectors are columns.
     """
     widths = [x.width for x in inputs]
     if None not in widths:

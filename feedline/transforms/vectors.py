@@ -95,10 +95,7 @@ def vector(x: Value, parameters: Vector) -> Value:
             wrong &= array.is_valid().to_numpy(zero_copy_only=False)
         if wrong.any():
             row = int(wrong.argmax())
-            raise DataError(
-                f"a list must have as many elements as its vector: got {lengths[row]} at row {row} of the chunk, "
-                f"expected {width}"
-            )
+            raise DataError(f"a list must have as many elements as its vector: got {lengths[row]}, expected {width}")
         if array.null_count:
             return series.list.to_array(width)
         flat = array.values.slice(array.offsets[0].as_py() if len(array) else 0, len(array) * width)

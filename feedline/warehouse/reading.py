@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,11 +89,29 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some kept rows of one row group, in file order; `row_group` is its index in the file `uri`."""
+    """Some kept rows of one row group, in file order.
+
+    `position`: of the row group in the fragment. `start`: rows that the row group delivered before these.
+    """
 
     frame: pl.DataFrame
-    row_group: int
-    uri: str
+    fragment: Fragment
+    position: int
+    start: int
+
+    @property
+    def row_group(self) -> int:
+        """Its index in the file."""
+        return self.fragment.row_groups[self.position]
+
+    @property
+    def uri(self) -> str:
+        """The file, as messages name it."""
+        return self.fragment.uri
+
+    def part(self, start: int, stop: int) -> Chunk:
+        """Its rows [start, stop)."""
+        return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +185,8 @@ def read_fragment(
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
     """
-    _refuse_foreign(schema, columns)
-    counts = [0] * len(fragment.row_groups)
+    refuse_foreign(schema, columns)
+    counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     sieve = _sieve(where, sample, columns)
     for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
         frame, position = _kept_frame(batch, columns, fragment.path), batch.position
@@ -178,7 +196,8 @@ def read_fragment(
         if fragment.excluded and fragment.excluded[position] is not None:
             frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
-            held = [Chunk(frame=frame, row_group=fragment.row_groups[position], uri=fragment.uri)]
+            held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position])]
+            delivered[position] += frame.height
             del frame
             yield held.pop()  # the caller's alone
 
@@ -233,7 +252,7 @@ def batches(
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
     fragment's row groups (their positions) need not be read.
     """
-    _refuse_foreign(schema, sieve.parts)
+    refuse_foreign(schema, sieve.parts)
     location = locate(fragment.table)
     with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         names = (*columns, *sieve.parts)
@@ -346,7 +365,7 @@ def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame
     return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
 
 
-def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
+def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
     """Refuse types that Polars cannot hold: it panics on some, past every `except Exception`."""
     for name in columns:
         kind = field_of(schema, name).type

@@ -9,13 +9,9 @@ modulo 2**64:
 - **by place** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below the
   table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
-- **by key**: each column's value becomes a word w and `v = hash(w)` with the sample's seed; the row's hash is
-  `h_1 = v_1`, `h_j = mix(h_(j-1) + GOLDEN) + v_j` over the columns as they are listed. The word is
-  an integer's 64-bit two's complement (booleans 0 and 1, dates days since 1970-01-01), `digest` of a text's UTF-8 or of
-  bytes, the bits of a float as float64 (-0.0 as 0.0, every NaN as 0x7FF8000000000000), `digest` of two int64 (seconds
-  since 1970-01-01 UTC rounded down, nanoseconds of that second) for timestamps, and 0x6C6C756E for null.
+- **by key**: the hash of the key's columns as `feedline.key_hashing` defines it, with the sample's seed.
 
-Files, row groups, integer and float widths, units of time and encodings of text make no difference to a key.
+Files and row groups make no difference to a key.
 """
 
 from __future__ import annotations
@@ -30,21 +26,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.types as pat
 from pydantic import ValidationError
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import nearest
 from feedline.expressions import BoundExpression, bind_where
-from feedline.hashing import GOLDEN, Words, digest, hash_words, mix, outputs
+from feedline.hashing import Words, digest, hash_words, outputs
+from feedline.key_hashing import hashable, key_hash
 from feedline.source_section import SampleSpec
 
 SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled rows, 1 for all others
 
-_NULL = 0x6C6C756E
-_NAN = np.uint64(0x7FF8000000000000)
 _BLOCK_ROWS = 32_768  # hashes at once when nothing is read: 1.7 ns each, where twice as many take 7.5 (mapped anew)
-_PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}  # Polars' units
 
 Bools = npt.NDArray[np.bool_]
 
@@ -105,7 +98,9 @@ class BoundSample:
         """
         sample = self.sample
         if sample.key:
-            return _below(_key_hash(data, sample), sample.fraction)
+            frame = pl.from_arrow(data.select(list(dict.fromkeys(sample.key))))
+            assert isinstance(frame, pl.DataFrame)
+            return _below(key_hash([frame.get_column(name) for name in sample.key], sample.seed), sample.fraction)
         return _below(outputs(_start(path, sample.seed), first_row, data.num_rows), sample.fraction)
 
 
@@ -118,7 +113,7 @@ def bind_sample(sample: Sample, schema: pa.Schema) -> BoundSample:
         if name not in schema.names:
             raise SpecError(f"the sample's key has an unknown column: got {name!r}{nearest(name, schema.names)}")
         kind = schema.field(name).type
-        if not _hashable(kind):
+        if not hashable(kind):
             raise SpecError(
                 f"the sample's key has a column without a hash: got {name!r} of type {kind}, expected integers, "
                 "floats, booleans, texts, bytes, dates or timestamps. Name another column"
@@ -170,60 +165,3 @@ def _below(hashes: Words, fraction: float) -> Bools:
 @lru_cache(maxsize=1024)
 def _start(path: str, seed: int) -> int:
     return int(hash_words(digest(pl.Series([path])), seed)[0])
-
-
-def _key_hash(data: pa.RecordBatch, sample: Sample) -> Words:
-    frame = pl.from_arrow(data.select(list(dict.fromkeys(sample.key))))
-    assert isinstance(frame, pl.DataFrame)
-    combined: Words | None = None
-    for name in sample.key:
-        value = hash_words(_words(frame.get_column(name)), sample.seed)
-        if combined is None:
-            combined = value
-            continue
-        combined += np.uint64(GOLDEN)
-        mix(combined, np.empty_like(combined))
-        combined += value
-    assert combined is not None
-    return combined
-
-
-def _words(series: pl.Series) -> Words:
-    """One 64-bit word per value."""
-    kind = series.dtype
-    if isinstance(kind, pl.String | pl.Binary):
-        words = digest(series)
-    elif kind.is_float():
-        words = _float_words(series)
-    elif isinstance(kind, pl.Datetime):
-        words = _moment_words(series, _PER_SECOND[kind.time_unit])
-    elif kind == pl.UInt64:
-        words = series.fill_null(0).to_numpy().copy()
-    else:
-        words = series.to_physical().cast(pl.Int64).fill_null(0).to_numpy().copy().view(np.uint64)
-    if series.null_count():
-        words[series.is_null().to_numpy()] = _NULL
-    return words
-
-
-def _float_words(series: pl.Series) -> Words:
-    values = series.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
-    words: Words = values.view(np.uint64)
-    words[np.isnan(values)] = _NAN
-    return words
-
-
-def _moment_words(series: pl.Series, per_second: int) -> Words:
-    seconds, rest = np.divmod(series.to_physical().fill_null(0).to_numpy(), per_second)
-    pair = np.stack([seconds, rest * (10**9 // per_second)]).astype("<i8")
-    first, second = hash_words(pair.view(np.uint64)[0], 0), hash_words(pair.view(np.uint64)[1], 1)
-    return np.uint64(16) + first + second
-
-
-def _hashable(kind: pa.DataType) -> bool:
-    tests = (
-        *(pat.is_null, pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_date32, pat.is_timestamp),
-        *(pat.is_string, pat.is_large_string, pat.is_string_view),
-        *(pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary),
-    )
-    return any(test(kind) for test in tests)

@@ -1,0 +1,167 @@
+"""How do rows become arrays outside a run: one request or one file at a time, with the bytes that training gives?
+
+Runs in: whatever process serves a model or transforms a file: no Dask, no torch, no table, no labels. It is made of the
+pieces that a block's task is made of (`project`, `CompiledFeatures.apply`, `encode`), so that it cannot drift from
+them. Features are compiled once for every schema that rows come in. A `Serving` may be used by any number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.artifacts import Stored
+from feedline.binding import compile_spec, knowledge_ref, require_fitted
+from feedline.errors import DataError, SpecError
+from feedline.extraction import Frame, project
+from feedline.features import GROUPS
+from feedline.loader.encode import EncodedRows, encode
+from feedline.loader.layout import BatchSchema
+from feedline.service.tasks import batch_schema
+from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same, table_of
+from feedline.spec import PipelineSpec
+from feedline.transforms.compile import CompiledFeatures
+
+SERVED = ("dense", "categorical", "sparse")
+Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Mapping[str, Any]
+
+_SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few schemas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What `Pipeline.transform` makes of N rows.
+
+    dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
+    weights[name]: float32 [V] beside the values, of the weighted features only. `names` lists the features of each
+    group in their order.
+    """
+
+    rows: int
+    dense: NDArray[np.float32]
+    categorical: NDArray[np.int64]
+    sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+    weights: dict[str, NDArray[np.float32]]
+    names: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The features compiled for rows of one schema, and the columns that have to be converted first."""
+
+    features: CompiledFeatures
+    columns: BatchSchema
+    casts: tuple[pa.Field, ...]
+
+
+class Serving:
+    """The features of some groups of a pipeline, as a function of rows.
+
+    types: the columns as training saw them, to which those of rows are brought; None: they are taken as they come.
+    """
+
+    def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
+        unknown = set(groups).difference(GROUPS)
+        assert not unknown, f"no groups: {unknown}"
+        self._spec = spec
+        self._features = tuple(feature for feature in spec.features if feature.group in groups)
+        self._types = types
+        self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
+        self._lock = threading.Lock()
+
+    def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
+        """The rows' encoded form, and its columns.
+
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls, for
+        values that cannot be computed, and for columns and values that do not fit the types of training.
+        """
+        if isinstance(rows, Mapping):
+            rows = table_of(rows, self._types)
+        if not isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
+            raise DataError(
+                f"transform takes a table: got {type(rows).__name__}, expected Arrow, Polars, or columns by name"
+            )
+        form = self.form(rows.schema)
+        frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
+        try:
+            return encode(form.features.apply(frame), form.columns), form.columns
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
+
+    def transform(self, rows: Rows) -> Encoded:
+        """The same as one array per group, and per sparse feature."""
+        encoded, columns = self.encode(rows)
+        return Encoded(
+            rows=encoded.rows,
+            dense=encoded.dense,
+            categorical=np.array(encoded.categorical, np.int64).reshape(len(encoded.categorical), encoded.rows).T,
+            sparse={
+                column.name: (values, offsets)
+                for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
+            },
+            weights={
+                column.name: weights
+                for column, weights in zip(columns.sparse, encoded.weights, strict=True)
+                if weights is not None
+            },
+            names={group: tuple(column.name for column in columns.group(group)) for group in SERVED},
+        )
+
+    def form(self, schema: pa.Schema | pl.Schema) -> Form:
+        """What rows of that schema go through: compiled when the first of them come."""
+        for known, form in self._forms:
+            if type(known) is type(schema) and known == schema:
+                return form
+        with self._lock:
+            for known, form in self._forms:  # another thread's, while this one waited
+                if type(known) is type(schema) and known == schema:
+                    return form
+            form = self._compiled(schema if isinstance(schema, pa.Schema) else _arrow_schema(schema))
+            self._forms = ((schema, form), *self._forms[: _SCHEMAS - 1])
+        return form
+
+    def _compiled(self, given: pa.Schema) -> Form:
+        """Columns that training knew count as what they were there, and are converted where they come otherwise."""
+        types = pa.schema([]) if self._types is None else self._types
+        wanted = {field.name: field for field in types}
+        schema = pa.schema([wanted.get(field.name, field) for field in given])
+        try:
+            stored = Stored(knowledge_ref(self._spec, served=True), newest=True)
+            features = compile_spec(self._spec, schema, self._features, knowledge=stored)
+        except SpecError as error:
+            missing = [name for name in types.names if name not in given.names]
+            if not missing:
+                raise
+            lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
+            raise SpecError(f"{error}; {lacking}") from error
+        require_fitted(self._spec, features)
+        casts = []
+        for name in features.columns:
+            field = given.field(name)
+            if name in wanted and not same(field, wanted[name]):
+                refuse_other_kinds(field, wanted[name].type)
+                casts.append(wanted[name])
+        refuse_absent_parts(given, features.parts)
+        return Form(features, batch_schema(features), tuple(casts))
+
+
+def _arrow_schema(schema: pl.Schema) -> pa.Schema:
+    return pl.DataFrame(schema=schema).to_arrow().schema
+
+
+def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
+    for field in casts:
+        if isinstance(rows, pl.DataFrame):
+            made = converted(rows.get_column(field.name).to_arrow(), field.type, field.name)
+            rows = rows.with_columns(pl.Series(field.name, made))
+        else:
+            place = rows.schema.get_field_index(field.name)
+            rows = rows.set_column(place, field, converted(rows.column(place), field.type, field.name))
+    return rows

@@ -1,0 +1,220 @@
+"""What is the sum of many numbers, to the last bit and in whatever order and pieces they come?
+
+Runs in: workers that fit. Pure numpy. A float sum depends on its order, so a statistic that is merged from partitions
+would differ from run to run. Here a sum is kept in bins: bin k counts units of 2**(32 k), borders that do not depend on
+the data. A value is taken apart bin by bin from above, t = (x + C) - C with C = 1.5 * 2**(52 + 32 k): t is the nearest
+multiple of the bin's unit, and x - t is exact (Rump, Ogita and Oishi 2008; with fixed borders: Demmel and Nguyen 2013).
+A bin's parts are integers up to 2**31, which float64 adds up without rounding, whatever the order; what is left goes on
+into lower bins until nothing is left. So nothing is ever rounded: the sum is exact, over the whole range of float64.
+So is that of squares, whose rounding errors (Dekker 1971) are values like others. Most columns touch two to four bins.
+
+Units of a bin are carried into the next one where a sum is put together (`normal`), so that they never grow too large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+Bins = dict[int, int]
+
+BIN_BITS = 32
+BLOCK_VALUES = 32768  # fewer cost more calls than caches save; up to 2**21 the sum of a block's parts is exact
+SPLITTER = 2.0**27 + 1  # cuts 53 bits into two times 26, the second with a sign
+EXACT_INTEGERS = 2**53
+FEW_BINS = 4  # behind as many, values of which nothing is left are put aside
+
+# A power of two that brings extreme values to where neither C nor a square leaves float64; it shifts by whole bins.
+SHIFT_BINS = 20
+SHIFT = 2.0 ** (SHIFT_BINS * BIN_BITS)
+LARGE, SMALL = 2.0**400, 2.0**-400
+
+_TOP_BIN = 30  # whose units and their sums float64 holds
+_HALF = 1 << (BIN_BITS - 1)
+
+
+def bins_of(values: Numbers, *, squares: bool = False) -> Bins:
+    """The exact sum of integers or finite floats, or of their squares, as the units of its bins, in normal form.
+
+    The same for every order of the values; `normal` of the added bins of parts is that of the whole.
+    """
+    found: Bins = {}
+    for start in range(0, len(values), BLOCK_VALUES):
+        for shift, term in _terms(values[start : start + BLOCK_VALUES], squares=squares):
+            for place, part in _parts(term):
+                units = int(np.ldexp(part.sum(), -place * BIN_BITS))
+                found[shift + place] = found.get(shift + place, 0) + units
+    return normal(found)
+
+
+def normal(bins: Mapping[int, int]) -> Bins:
+    """The same sum with units from -2**31 to 2**31 - 1 and without bins of 0, ascending: one form for each sum."""
+    waiting, carried = dict(bins), {}
+    while waiting:
+        place = min(waiting)
+        units = waiting.pop(place)
+        low = (units + _HALF) % (2 * _HALF) - _HALF
+        if low:
+            carried[place] = low
+        if above := (units - low) >> BIN_BITS:
+            waiting[place + 1] = waiting.get(place + 1, 0) + above
+    return carried
+
+
+def total(bins: Mapping[int, int]) -> Fraction:
+    """The sum itself."""
+    lowest = min(bins, default=0)
+    units = sum(count << ((place - lowest) * BIN_BITS) for place, count in bins.items())
+    return units * Fraction(2) ** (lowest * BIN_BITS)
+
+
+def rounded(exact: Fraction) -> float:
+    """The nearest float64; an infinity where that has no room."""
+    try:
+        return float(exact)
+    except OverflowError:
+        return np.inf if exact > 0 else -np.inf
+
+
+def units_of_each(values: Numbers, *, squares: bool = False) -> dict[int, Integers]:
+    """Integers or finite floats, or their squares, taken apart: for each bin the units of each value, int64 [N].
+
+    Adding up a bin's units by group makes the group's sum; that stays in int64 for 2**29 values of a group.
+    `normal_groups` carries what has grown, and makes one form of all.
+    """
+    found: dict[int, Integers] = {}
+    for shift, term in _terms(values, squares=squares):
+        for place, part in _parts(term, whole=True):
+            units = np.ldexp(part, -place * BIN_BITS, out=part).astype(np.int64)
+            at = shift + place
+            found[at] = found[at] + units if at in found else units
+    return found
+
+
+def normal_groups(groups: Integers, bins: Integers, units: Integers) -> tuple[Integers, Integers, Integers]:
+    """The same sums in normal form (see `normal`), ordered by group and bin, each pair once."""
+    while len(groups):
+        order = np.lexsort((bins, groups))
+        groups, bins, units = groups[order], bins[order], units[order]
+        begins = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]) | (bins[1:] != bins[:-1])])
+        low = ((units + _HALF) & (2 * _HALF - 1)) - _HALF  # before they are added, so that no sum grows too large
+        above = np.add.reduceat((units - low) >> BIN_BITS, begins)
+        groups, bins, units = groups[begins], bins[begins], np.add.reduceat(low, begins)
+        more = above != 0
+        if not more.any() and ((units >= -_HALF) & (units < _HALF)).all():
+            some = units != 0
+            return groups[some], bins[some], units[some]
+        groups = np.concatenate((groups, groups[more]))
+        bins, units = np.concatenate((bins, bins[more] + 1)), np.concatenate((units, above[more]))
+    return groups, bins, units
+
+
+def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int) -> tuple[Floats, Floats]:
+    """The sums of `count` groups as float64, and what is missing to each: the two together err by 2**-95 of the sum.
+
+    0 for a group without values, an infinity for a sum that float64 has no room for. The same for every order.
+    """
+    groups, bins, units = normal_groups(groups, bins, units)
+    high, low = np.zeros(count), np.zeros(count)
+    lasts = np.searchsorted(groups, np.arange(count), side="right") - 1
+    tops = bins[lasts] if len(bins) else np.zeros(count, np.int64)
+    down = BIN_BITS * np.maximum(tops - _TOP_BIN, 0)  # a sum that float64 holds may begin with a bin that it does not
+    with np.errstate(over="ignore", invalid="ignore"):
+        for depth in range(4):  # the highest four bins, from above
+            inside = np.flatnonzero(lasts >= depth)
+            inside = inside[groups[lasts[inside] - depth] == inside]
+            place = lasts[inside] - depth
+            part = np.zeros(count)
+            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place] - down[inside])
+            joined = high + part
+            low += part - (joined - high)  # exact: what is added is never the larger one
+            high = joined
+        joined = high + low
+        rest = np.ldexp(low - (joined - high), down)
+        joined = np.ldexp(joined, down)
+    return joined, np.where(np.isfinite(joined), rest, 0.0)
+
+
+def _terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
+    """Float64 values, with the bins that they are shifted by, whose sum is that of the values (or of the squares).
+
+    Each term is as long as the values and in their order; a value that has no part in it is a 0.
+    """
+    if not len(values):
+        return
+    if values.dtype.kind in "iu":
+        yield from _integer_terms(values, squares=squares)
+        return
+    wide = values.astype(np.float64)
+    if values.dtype.itemsize < 8:
+        yield 0, wide * wide if squares else wide  # 24 bits: neither rounded nor out of range
+        return
+    size = np.abs(wide)
+    large, small = size >= LARGE, (size <= SMALL) & (wide != 0) & squares
+    if not (large.any() or small.any()):
+        yield from _products(0, wide, wide) if squares else [(0, wide)]
+        return
+    for shift, chosen in ((SHIFT_BINS, large), (0, ~(large | small)), (-SHIFT_BINS, small)):
+        part = np.where(chosen, wide, 0.0) * SHIFT ** (-shift // SHIFT_BINS)
+        yield from _products(2 * shift, part, part) if squares else [(shift, part)]
+
+
+def _integer_terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
+    if values.dtype.itemsize < 8 or (int(values.max()) <= EXACT_INTEGERS and int(values.min()) >= -EXACT_INTEGERS):
+        wide = values.astype(np.float64)
+        yield from _products(0, wide, wide) if squares else [(0, wide)]
+        return
+    bits = values.dtype.type(BIN_BITS)
+    above = (values >> bits).astype(np.float64)
+    below = (values & values.dtype.type(2 * _HALF - 1)).astype(np.float64)
+    if not squares:
+        yield from ((1, above), (0, below))
+        return
+    yield from _products(2, above, above)
+    yield from _products(1, above, 2 * below)
+    yield from _products(0, below, below)
+
+
+def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Floats]]:
+    """The products, and what rounding has taken from them (Dekker 1971)."""
+    product = left * right
+    one, two = left * SPLITTER, right * SPLITTER
+    one -= one - left
+    two -= two - right
+    rest, other = left - one, right - two
+    missing = one * two
+    missing -= product
+    missing += one * other
+    missing += rest * two
+    missing += rest * other
+    yield shift, product
+    yield shift, missing
+
+
+def _parts(values: Floats, *, whole: bool = False) -> Iterator[tuple[int, Floats]]:
+    """Bins from above, and for each the values' multiples of its unit; the last bin leaves nothing of them.
+
+    `values` are used up. whole: a part for every value, in order; else values of which nothing is left may be missing.
+    """
+    left, bins = values, 0
+    while most := max(left.max(initial=0.0), -left.min(initial=0.0)):
+        assert math.isfinite(most), "no sum has a NaN or an infinity in it: take them out"
+        mantissa, exponent = math.frexp(most)
+        exponent -= mantissa == 0.5  # a power of two halfway between two units leaves nothing in the upper bin
+        place = -((BIN_BITS - 1 - exponent) // BIN_BITS)
+        border = math.ldexp(1.5, 52 + place * BIN_BITS)
+        part = left + border
+        part -= border
+        left -= part
+        yield place, part
+        bins += 1
+        if bins >= FEW_BINS and not whole:
+            left = left[left != 0]

@@ -1,0 +1,112 @@
+"""Rows to try an op on, made of the examples it was declared with: their shapes, with other values in them.
+
+Values come from a random generator of a given seed and from lists of what is known to be difficult, because frames long
+enough to have blocks, tails and offsets are too long to be drawn value by value.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+
+from feedline.expression_types import INTEGER_RANGES, instance
+from feedline.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms import OPS, resolve
+from feedline.transforms.registry import Example, Op
+
+# Lists whose lengths mean something: another length is an error, which is another test's matter.
+KEEPS_LENGTHS = {"vector", "weighted"}
+WORDS = ("", "a", "b", "Zürich", "exactly8", "a text of more than twelve bytes", "\0", "🙂" * 9, "1", "-7")
+FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3e38)
+
+
+def examples() -> list[tuple[Op, Example]]:
+    """Every example of every op."""
+    return [(op, example) for op in OPS.values() for example in op.examples]
+
+
+def beside(example: Example) -> tuple[str, ...]:
+    """The columns that the op learns from besides its values."""
+    bound = resolve(example.call)
+    return () if bound.op.learns is None else tuple(dict.fromkeys(bound.op.learns.beside(bound.parameters).values()))
+
+
+def feature_of(example: Example) -> FeatureSpec:
+    """The example as a feature named `made` of columns c0, c1, …"""
+    names = [f"c{place}" for place, _ in enumerate(example.columns)]
+    call: OpCall = example.call
+    group = "sparse" if _gives_weights(example) else "extra"
+    if len(names) == 1 and not OPS[call.op].inputs:
+        return FeatureSpec(name="made", group=group, column=names[0], ops=(call,))
+    return FeatureSpec(name="made", group=group, op=call, inputs=tuple(FeatureInput(column=name) for name in names))
+
+
+def frame_of(example: Example, rows: int, seed: int) -> pl.DataFrame:
+    """That many rows of the example's columns, each like one of its rows."""
+    choose = random.Random(seed)
+    count = len(example.columns[0][1])
+    picked = [choose.randrange(count) for _ in range(rows)]
+    keep = example.call.op in KEEPS_LENGTHS or len(example.columns) > 2  # lists beside lists: ids and their scores
+    wild = example.call.op != "cast"  # a strict cast takes few strings
+    columns = [
+        pl.Series(f"c{place}", [_like(choose, held[row], dtype, keep, wild) for row in picked], dtype=dtype)
+        for place, (dtype, held) in enumerate(example.columns)
+    ]
+    known = {series.name for series in columns}
+    more = [
+        pl.Series(name, [choose.randrange(3) for _ in range(rows)], dtype=pl.Int64)
+        for name in beside(example)
+        if name not in known
+    ]
+    return pl.DataFrame([*columns, *more])
+
+
+def _gives_weights(example: Example) -> bool:
+    return any(isinstance(row, list) and row and isinstance(row[0], dict) for row in example.result)
+
+
+def _like(choose: random.Random, value: Any, dtype: pl.DataType, keep: bool, wild: bool) -> Any:
+    """A value of the example's, or one that is like it."""
+    if value is None or choose.random() < 0.2:
+        return value
+    if isinstance(dtype, pl.Array):
+        return [_like(choose, item, instance(dtype.inner), keep, wild) for item in value]
+    if isinstance(dtype, pl.Struct):
+        return {
+            field.name: _like(choose, value[field.name], instance(field.dtype), keep, wild) for field in dtype.fields
+        }
+    if isinstance(dtype, pl.List):
+        if not keep and value and choose.random() < 0.5:
+            value = [choose.choice(value) for _ in range(choose.choice((0, 1, 2, 3, 5, 9, 40)))]
+        return [_like(choose, item, instance(dtype.inner), keep, wild) for item in value]
+    return _scalar(choose, value, dtype) if wild else value
+
+
+def _scalar(choose: random.Random, value: Any, dtype: pl.DataType) -> Any:
+    if type(dtype) in INTEGER_RANGES:
+        low, high = INTEGER_RANGES[type(dtype)]
+        near = choose.randint(-3, 12)
+        return choose.choice((value, near if low <= near else 0, choose.randint(low, high), low, high))
+    if dtype == pl.Float32():
+        drawn = struct.unpack("f", struct.pack("I", choose.getrandbits(32)))[0]
+        return choose.choice((value, drawn, choose.choice(FLOATS), choose.gauss(0, 3)))
+    if dtype.is_float():
+        drawn = struct.unpack("d", struct.pack("Q", choose.getrandbits(64)))[0]
+        return choose.choice((value, drawn, choose.choice(FLOATS), choose.gauss(0, 3)))
+    if isinstance(dtype, pl.Decimal):
+        return choose.choice((value, Decimal(choose.randint(-9, 9))))
+    if dtype == pl.String():
+        return choose.choice((value, choose.choice(WORDS)))
+    if dtype == pl.Binary():
+        return choose.choice((value, choose.choice(WORDS).encode()))
+    if dtype == pl.Boolean():
+        return choose.random() < 0.5
+    if isinstance(dtype, pl.Datetime):
+        return datetime(1990, 1, 1) + timedelta(seconds=choose.randrange(2 * 10**9))
+    return value

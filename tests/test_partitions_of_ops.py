@@ -1,0 +1,113 @@
+"""Does it matter how a table is cut? Ops on its parts equal ops on the whole, and what they learn does not see the cut.
+
+For every op of the registry and every example that it was declared with, so that a new op is tried without being
+named here: over columns with another offset, over chunks, over parts of random lengths, and, where it learns, over
+parts in another order. Equal means bit by bit, the sign of a zero included.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+import pytest
+from example_rows import examples, feature_of, frame_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.errors import DataError
+from feedline.transforms import OPS, compile_features
+from feedline.transforms.compile import CompiledFeatures
+from feedline.transforms.fitting import NOTHING, Fits, Knowledge
+from feedline.transforms.in_memory import fit_frames
+from feedline.transforms.registry import Example
+
+ROWS = 150
+EXAMPLES = [pytest.param(example, id=f"{op.name}-{place}") for place, (op, example) in enumerate(examples())]
+LEARNT = [pytest.param(example, id=f"{op.name}-{place}") for place, (op, example) in enumerate(examples()) if op.learns]
+seeds = st.integers(0, 2**32 - 1)
+cuts = st.lists(st.integers(0, ROWS), max_size=5)
+
+
+def parts_of(frame: pl.DataFrame, places: list[int]) -> list[pl.DataFrame]:
+    return [frame.slice(start, stop - start) for start, stop in pairwise([0, *sorted(places), frame.height])]
+
+
+def learnt(example: Example, frames: list[pl.DataFrame]) -> Knowledge:
+    feature = feature_of(example)
+    return fit_frames([feature], frames[0].to_arrow().schema, frames) if OPS[example.call.op].learns else NOTHING
+
+
+def compiled_for(example: Example, frame: pl.DataFrame) -> CompiledFeatures:
+    return compile_features([feature_of(example)], frame.to_arrow().schema, learnt(example, [frame]))
+
+
+def values(compiled: CompiledFeatures, frame: pl.DataFrame) -> list[Any] | None:
+    """What the op makes of the rows; None where it refuses one of them."""
+    try:
+        found = compiled.apply(frame)
+    except DataError:
+        return None
+    assert found.height == frame.height
+    return found["made"].to_list()
+
+
+def chunked(frame: pl.DataFrame, places: list[int]) -> pl.DataFrame:
+    return pl.concat(parts_of(frame, places), rechunk=False)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@settings(max_examples=6)
+@given(seed=seeds, places=cuts)
+def test_parts_give_what_the_whole_gives(example: Example, seed: int, places: list[int]):
+    frame = frame_of(example, ROWS, seed)
+    compiled = compiled_for(example, frame)
+    whole = values(compiled, frame)
+    parts = [values(compiled, part) for part in parts_of(frame, places)]
+    if whole is None:
+        assert None in parts, "parts are taken that the whole is refused for"
+        return
+    assert None not in parts
+    joined = [row for part in parts for row in part or ()]
+    assert repr(joined) == repr(whole)
+    # as Polars sees chunks, which `apply` would put together first
+    pieces = chunked(frame, places).lazy().select(compiled._expressions).collect(engine="in-memory")
+    assert repr(pieces["made"].to_list()) == repr(whole)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_row_alone_gives_what_it_gives_among_others(example: Example):
+    frame = frame_of(example, 40, 7)
+    compiled = compiled_for(example, frame)
+    whole = values(compiled, frame)
+    alone = [values(compiled, frame.slice(row, 1)) for row in range(frame.height)]
+    if whole is None:
+        assert None in alone
+    else:
+        assert repr([row for part in alone for row in part or ()]) == repr(whole)
+
+
+@pytest.mark.parametrize("example", LEARNT)
+@settings(max_examples=8)
+@given(seed=seeds, places=cuts, shuffled=st.randoms(use_true_random=False))
+def test_what_is_learnt_does_not_see_the_cut_or_the_order(
+    example: Example, seed: int, places: list[int], shuffled: Any
+):
+    frame = frame_of(example, ROWS, seed)
+    try:
+        whole = learnt(example, [frame])
+    except DataError:
+        return
+    assert isinstance(whole, Fits)
+    parts = parts_of(frame, places)
+    shuffled.shuffle(parts)
+    found = learnt(example, parts)
+    assert isinstance(found, Fits)
+    assert {key: artifact.digest for key, artifact in found.artifacts.items()} == {
+        key: artifact.digest for key, artifact in whole.artifacts.items()
+    }
+    rows = frame.sample(fraction=1, shuffle=True, seed=seed % 1000)
+    assert [artifact.digest for artifact in learnt(example, [rows]).artifacts.values()] == [
+        artifact.digest for artifact in whole.artifacts.values()
+    ]
