@@ -93,7 +93,8 @@ class FitReport:
     """What fitting did. `fits`: those that count now, old ones too; `made` of them were made by it.
 
     rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: where the
-    artifacts are, and which set of them counts; None where there was nothing to fit.
+    artifacts are, and which set of them counts; None where there was nothing to fit. vectors: rows of the golden
+    vectors that were kept; `real_vectors` of them are the table's.
     """
 
     fits: tuple[FitFacts, ...] = ()
@@ -106,6 +107,8 @@ class FitReport:
     snapshot: str = ""
     folder: str = ""
     manifest: str | None = None
+    vectors: int = 0
+    real_vectors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
