@@ -115,7 +115,8 @@ class Pipeline:
             return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
         named = hello.get("snapshot")
         snapshot, rest = _named(self.spec, str(named)) if named is not None else (self._agreed(start, map), None)
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
+        asked = hello.get("features")
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=asked)
         _refuse_others(plan, hello)
         return plan
 
@@ -124,7 +125,8 @@ class Pipeline:
         checked = checked_state(state)
         _refuse_other_numbers(self.spec, checked)
         snapshot, rest = _named(self.spec, checked["snapshot"])
-        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map)
+        asked = checked["features"]
+        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map, features=asked)
         _refuse_others(plan, checked)
         return plan
 
@@ -167,8 +169,9 @@ class Pipeline:
             environment=os.environ,
         )
         snapshot, rest = _named(self.spec, agreed)
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
-        _refuse_others(plan, {"features": hello.get("features")})
+        features = hello.get("features")
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=features)
+        _refuse_others(plan, {"features": features})
         return plan
 
     def _ready(
@@ -180,13 +183,17 @@ class Pipeline:
         map: Map | None = None,
         workers: Workers | None = None,
         start: Start | None = None,
+        features: str | None = None,
     ) -> Plan:
         """A plan whose features know what they have to."""
 
         def made(knowledge: KnowledgeRef | None = None) -> Plan:
             return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
 
-        return ready(made(), made, lambda: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest, start)
+        def fit_missing() -> str | None:
+            return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
+
+        return ready(made(), made, fit_missing, start=start, features=features)
 
     def _agreed(self, start: Start, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
