@@ -5,12 +5,8 @@ Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wron
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,16 +15,20 @@ from rich.console import Console
 
 from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
-from feedline.errors import FeedlineError, PlanError, SpecError
+from feedline.errors import SpecError
+from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
+from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
 from feedline.loader.state import REWRITTEN, read_state, told
+from feedline.op_report import describe_ops, ops_table
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
 from feedline.sources import freeze
 from feedline.spec import load_spec
+from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
 
@@ -36,9 +36,6 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
-_errors = Console(stderr=True)
-# A feeder makes few objects that live: collecting after every 700 of them (the default) only costs.
-_GC_THRESHOLD = 50_000
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
@@ -46,33 +43,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 
 def main() -> NoReturn:
-    """The program `feedline`.
-
-    Leaves without tearing the interpreter down: everything that was started has been ended by then, and what is left
-    (a last collection over a million objects, threads of three native libraries) costs 0.3 s and may only go wrong.
-    """
-    status = _status()
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def _status() -> int:
-    gc.freeze()  # what the imports made stays: no collection needs to look at it again
-    gc.set_threshold(_GC_THRESHOLD)
-    gc.enable()
-    try:
-        app()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (SpecError, PlanError) as error:
-        return _fail(error, 2)
-    except FeedlineError as error:
-        return _fail(error, 1)
-    except BrokenPipeError:  # the reader of our output had enough
-        return 0
-    return 0
+    """The program `feedline`."""
+    end_with(app)
 
 
 @app.command()
@@ -118,15 +90,18 @@ def plan(
     pipeline: PipelinePath,
     overrides: Overrides = None,
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the whole job.")] = 1,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Show each feature's chain instead: kinds, types, what it shares, its cost.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    facts = describe(resolved.plan(world_size=world_size), world_size=world_size)
+    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).plan(world_size=world_size)
+    facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print(plan_table(facts))
+        Console().print((ops_table if ops else plan_table)(facts))
 
 
 @app.command()
@@ -201,8 +176,10 @@ def schema() -> None:
     print(json.dumps(Pipeline.json_schema(), indent=2))
 
 
+app.command()(fit)
 app.command()(optimize)
 app.command()(usage)
+app.command()(transform)
 
 generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
 app.add_typer(generate, name="generate")
@@ -319,12 +296,3 @@ def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
     if len(set(ranks)) != len(ranks) or max(ranks) >= size:
         raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected different ranks below {size}")
     return ranks
-
-
-def _fail(error: FeedlineError, status: int) -> int:
-    _errors.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-    return status
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -28,12 +28,14 @@ class OpCall:
     """An op's name and its parameters as they stand in the YAML, not yet checked against the op.
 
     `arguments` is canonical JSON (sorted keys; NaN and Infinity as Python writes them): `{}` for a bare word, the
-    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`.
+    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`. code: the folder of a pipeline.yaml that allows ops to
+    be functions of the user's, None where it does not.
     """
 
     op: str
     arguments: str = "{}"
     path: Path = field(default=(), compare=False)
+    code: str | None = field(default=None, compare=False)
 
     @property
     def value(self) -> dict[str, Any]:
@@ -94,8 +96,11 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def read_features(document: Document, problems: Problems) -> tuple[FeatureSpec, ...]:
-    """The features of the document's `features` section, group after group; what is wrong goes to `problems`."""
+def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
+    """The features of the document's `features` section, group after group; what is wrong goes to `problems`.
+
+    code: the folder of the pipeline.yaml, if it allows code.
+    """
     groups = document.value["features"]
     path: Path = ("features",)
     if not isinstance(groups, dict):
@@ -104,7 +109,7 @@ def read_features(document: Document, problems: Problems) -> tuple[FeatureSpec, 
     for group in groups:
         if group not in GROUPS:
             problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
-    reader = _FeatureReader(problems)
+    reader = _FeatureReader(problems, code)
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
     if not any(groups.values()):
         problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
@@ -125,8 +130,9 @@ def _shown(value: object) -> str:
 class _FeatureReader:
     """Each method reads one form; None, or fewer values, where it had to complain."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, code: str | None) -> None:
         self.problems = problems
+        self.code = code
 
     def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
         path: Path = ("features", group)
@@ -233,7 +239,7 @@ class _FeatureReader:
 
     def op(self, value: Any, path: Path) -> OpCall | None:
         if isinstance(value, str) and value.strip():
-            return OpCall(op=value, path=path)
+            return OpCall(op=value, path=path, code=self.code)
         if isinstance(value, dict) and len(value) == 1:
             [(op, parameters)] = value.items()
             if parameters is None:
@@ -241,7 +247,7 @@ class _FeatureReader:
                 self.problems.add((*path, op), message)
                 return None
             arguments = parameters if isinstance(parameters, dict) else {"": parameters}
-            return OpCall(op=op, arguments=canonical_json(arguments), path=path)
+            return OpCall(op=op, arguments=canonical_json(arguments), path=path, code=self.code)
         if isinstance(value, dict) and value:
             forms = ", ".join(f"{{{_shown(op)}: …}}" if body is not None else _shown(op) for op, body in value.items())
             self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")

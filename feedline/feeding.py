@@ -26,10 +26,11 @@ from feedline.loader.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.launch import feeder_threads
 from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
-from feedline.plan import Plan
+from feedline.plan import Plan, code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster import Cluster
 from feedline.service.feeder import Feeder, FeederStats
+from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.usage import record_usage
 
@@ -174,7 +175,9 @@ def _serve(
 
 def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:
     """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
-    plan = pipeline.resolve(hello, job=job_fingerprint(pipeline.spec), map=cluster.map)
+    job = job_fingerprint(pipeline.spec)
+    plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
+    cluster.check_job(plan.job)
     if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
         spec = pipeline.spec
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
@@ -186,7 +189,7 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
     spec = load_spec(request.path, request.overrides)
     cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
     try:
-        cluster.check_workers()
+        cluster.check_workers(code_of(spec))
         if request.dashboard:
             cluster.load_dashboard()
         yield Pipeline(spec), cluster

@@ -17,15 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedline.agreement import agree_on_snapshot
+from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
+from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
+from feedline.passes import FitReport, Say, fit_pipeline
 from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
+from feedline.resources import available_cores
+from feedline.service.reduction import Workers, threads_here
 from feedline.service.tasks import run_block
 from feedline.serving import Encoded, Rows, Serving
 from feedline.skipping import Take, good_snapshot
@@ -88,30 +93,34 @@ class Pipeline:
         rank_lanes(lanes, 0, world_size)
         return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
-    def resolve(self, hello: Mapping[str, Any], *, job: str, map: Map | None = None) -> Plan:
+    def resolve(
+        self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
+    ) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
+
+        With `fit: auto` what is not fitted yet is, by `workers`.
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
         rank, world_size = int(hello["rank"]), int(hello["world_size"])
-        self._refuse_other_numbers(hello)
+        start = Start(job=job, rank=rank, world_size=world_size)
+        _refuse_other_numbers(self.spec, hello)
         lanes = self.spec.lanes or hello.get("lanes") or world_size
         rank_lanes(lanes, rank, world_size)
         if hello.get("rebase") is not None:
-            return self._rebased(hello, job=job, lanes=lanes, map=map)
+            return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
         named = hello.get("snapshot")
-        if named is not None:
-            plan = self._named(str(named), lanes=lanes, map=map)
-        else:
-            plan = make_plan(self.spec, self._agreed(job, rank, world_size, map), lanes=lanes, map=map)
+        snapshot, rest = _named(self.spec, str(named)) if named is not None else (self._agreed(start, map), None)
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
         _refuse_others(plan, hello)
         return plan
 
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         checked = checked_state(state)
-        self._refuse_other_numbers(checked)
-        plan = self._named(checked["snapshot"], lanes=checked["lanes"], map=map)
+        _refuse_other_numbers(self.spec, checked)
+        snapshot, rest = _named(self.spec, checked["snapshot"])
+        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map)
         _refuse_others(plan, checked)
         return plan
 
@@ -124,8 +133,9 @@ class Pipeline:
         of another plan, and where the new table cannot be compared with the old one.
         """
         checked, policy = checked_state(state), checked_rewritten(rewritten)
-        self._refuse_other_numbers(checked)
-        old = self._named(checked["snapshot"], lanes=checked["lanes"], map=map)
+        _refuse_other_numbers(self.spec, checked)
+        before, rest = _named(self.spec, checked["snapshot"])
+        old = make_plan(self.spec, before, lanes=checked["lanes"], map=map, rebase=rest)
         _refuse_others(old, {"plan": checked["plan"]})
         epoch, step = checked["epoch"], checked["step"]
         if step >= old.schedule(epoch).steps:
@@ -139,47 +149,42 @@ class Pipeline:
         made.save(self.spec.work_dir)
         return replace(new, rebase=made)
 
-    def _rebased(self, hello: Mapping[str, Any], *, job: str, lanes: int, map: Map | None) -> Plan:
+    def _rebased(
+        self, hello: Mapping[str, Any], start: Start, *, lanes: int, map: Map | None, workers: Workers | None
+    ) -> Plan:
         """The rebase that all ranks of this start agree on: one makes it, the others load it."""
         asked = hello["rebase"]
-        made: list[Plan] = []
-
-        def take() -> str:
-            made.append(self.rebase(asked["state"], rewritten=asked["rewritten"], map=map))
-            return made[0].snapshot_name
-
         agreed = agree_on_snapshot(
             self.spec.work_dir,
-            hashlib.sha256(json.dumps([job, asked], sort_keys=True).encode()).hexdigest(),
-            rank=int(hello["rank"]),
-            world_size=int(hello["world_size"]),
-            take=take,
+            hashlib.sha256(json.dumps([start.job, asked], sort_keys=True).encode()).hexdigest(),
+            rank=start.rank,
+            world_size=start.world_size,
+            take=lambda: self.rebase(asked["state"], rewritten=asked["rewritten"], map=map).snapshot_name,
             environment=os.environ,
         )
-        plan = made[0] if made else self._named(agreed, lanes=lanes, map=map)
+        snapshot, rest = _named(self.spec, agreed)
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
         _refuse_others(plan, {"features": hello.get("features")})
         return plan
 
-    def _named(self, name: str, *, lanes: int, map: Map | None) -> Plan:
-        """The plan on the snapshot, and with the rebase, that a state names."""
-        id, rest = split_name(name)
-        rebased = Rebase.load(self.spec.work_dir, rest) if rest is not None else None
-        return make_plan(self.spec, Snapshot.load(self.spec.work_dir, id), lanes=lanes, map=map, rebase=rebased)
+    def _ready(
+        self,
+        snapshot: Snapshot,
+        *,
+        lanes: int,
+        rebase: Rebase | None = None,
+        map: Map | None = None,
+        workers: Workers | None = None,
+        start: Start | None = None,
+    ) -> Plan:
+        """A plan whose features know what they have to."""
 
-    @property
-    def _seed(self) -> int:
-        return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
+        def made(knowledge: KnowledgeRef | None = None) -> Plan:
+            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
 
-    def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
-        for key, mine in (("seed", self._seed), ("batch_size", self.spec.batch.size), ("lanes", self.spec.lanes)):
-            theirs = state.get(key)
-            if theirs is not None and mine is not None and theirs != mine:
-                raise StateError(
-                    f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
-                    f"pipeline.yaml and overrides of the run that saved it"
-                )
+        return ready(made(), made, lambda: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest, start)
 
-    def _agreed(self, job: str, rank: int, world_size: int, map: Map | None) -> Snapshot:
+    def _agreed(self, start: Start, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
         taken: list[Snapshot] = []
 
@@ -188,9 +193,39 @@ class Pipeline:
             return taken[0].id
 
         agreed = agree_on_snapshot(
-            self.spec.work_dir, job, rank=rank, world_size=world_size, take=take, environment=os.environ
+            self.spec.work_dir,
+            start.job,
+            rank=start.rank,
+            world_size=start.world_size,
+            take=take,
+            environment=os.environ,
         )
         return taken[0] if taken else Snapshot.load(self.spec.work_dir, agreed)
+
+    # -- fitting --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        *,
+        missing: bool = False,
+        snapshot: Snapshot | None = None,
+        workers: Workers | None = None,
+        map: Map | None = None,
+        say: Say = lambda progress: None,
+    ) -> FitReport:
+        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts.
+
+        missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
+        task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
+        then what counted before still counts.
+        """
+        snapshot = snapshot or self.snapshot(map=map)
+        self._serving = Serving(self.spec)
+        if workers is not None:
+            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+        threads = self.spec.cluster.threads
+        with threads_here(available_cores() if threads == "auto" else threads) as here:
+            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
 
     # -- using ----------------------------------------------------------------------------------------------------
 
@@ -218,9 +253,16 @@ class Pipeline:
         The oracle of tests, the way to debug with pdb, and the way on a machine without Linux. `plan`: that of a state
         (`plan_for`) or of a rebase, not a new one.
         """
-        plan = plan or self.plan(world_size=world_size, snapshot=snapshot)
+        plan = plan or self._fresh(world_size, snapshot)
+        plan.require_fitted()
         _warn_of_bad_files(plan)
         return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
+
+    def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
+        """A plan to be used at once."""
+        lanes = self.spec.lanes or world_size
+        rank_lanes(lanes, 0, world_size)
+        return self._ready(snapshot or self.snapshot(), lanes=lanes)
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -229,7 +271,7 @@ class Pipeline:
         """
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
-        plan = self.plan(world_size=world_size)
+        plan = self._fresh(world_size)
         _warn_of_bad_files(plan)
         schedule = plan.schedule(epoch)
         requests = [
@@ -239,6 +281,23 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
+    """The snapshot, and the rebase, that a state names."""
+    id, rest = split_name(name)
+    return Snapshot.load(spec.work_dir, id), None if rest is None else Rebase.load(spec.work_dir, rest)
+
+
+def _refuse_other_numbers(spec: PipelineSpec, state: Mapping[str, Any]) -> None:
+    seed = spec.shuffle.seed if spec.shuffle is not None else 0
+    for key, mine in (("seed", seed), ("batch_size", spec.batch.size), ("lanes", spec.lanes)):
+        theirs = state.get(key)
+        if theirs is not None and mine is not None and theirs != mine:
+            raise StateError(
+                f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
+                f"pipeline.yaml and overrides of the run that saved it"
+            )
 
 
 def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:

@@ -7,11 +7,10 @@ becomes.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,9 +19,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import ExpressionError, PlanError, SpecError
-from feedline.expressions import BoundExpression, bind_where, parse
-from feedline.features import FeatureInput, FeatureSpec
+from feedline.artifacts import KnowledgeRef, Stored
+from feedline.binding import (
+    bound_sample,
+    bound_where,
+    compile_spec,
+    knowledge_ref,
+    planned_schema,
+    require_columns,
+    require_fitted,
+)
+from feedline.errors import PlanError
+from feedline.expressions import BoundExpression
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
@@ -30,17 +38,17 @@ from feedline.needs import Needs
 from feedline.projection import has_column
 from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
 from feedline.spec import PipelineSpec
-from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import OpError
+from feedline.transforms.user_code import functions_of
+from feedline.transforms.user_functions import Needed
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
-from feedline.warehouse.locations import join, shown
 from feedline.warehouse.parts import column_bytes
-from feedline.warehouse.presence import first_absence
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.rebases import Rebase
 from feedline.warehouse.records import Recording, recording_of
-from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
@@ -81,6 +89,10 @@ class Plan:
     def _left(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+
+    def require_fitted(self) -> None:
+        """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+        require_fitted(self.spec, self.features)
 
     def rest(self, epoch: int) -> Rebase | None:
         """What an epoch is the rest of; None for a whole epoch."""
@@ -241,17 +253,25 @@ class Plan:
 
 
 def make_plan(
-    spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None, rebase: Rebase | None = None
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    *,
+    lanes: int,
+    map: Map | None = None,
+    rebase: Rebase | None = None,
+    knowledge: KnowledgeRef | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
+    `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `Plan.require_fitted`.
+
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    features = compile_spec(spec, planned_schema(spec, snapshot.schema))
-    where = None
-    if spec.source.where is not None:
-        where = _bound_where(spec, snapshot.schema)
-    sample = _bound_sample(spec, snapshot.schema)
+    stored = Stored(knowledge_ref(spec), newest=True) if knowledge is None else Stored(knowledge)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
+    where = bound_where(spec, snapshot.schema)
+    sample = bound_sample(spec, snapshot.schema)
     needs = Needs.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
@@ -262,7 +282,7 @@ def make_plan(
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        _require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
+        require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -287,7 +307,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record),
+        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -296,80 +316,25 @@ def make_plan(
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
     """The counting pass; its counts are kept in work_dir."""
-    where = _bound_where(spec, snapshot.schema) if spec.source.where is not None else None
-    sample = _bound_sample(spec, snapshot.schema)
+    where = bound_where(spec, snapshot.schema)
+    sample = bound_sample(spec, snapshot.schema)
     return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:
     """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
-    where = _bound_where(spec, schema) if spec.source.where is not None else None
-    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, _bound_sample(spec, schema))
+    where = bound_where(spec, schema)
+    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
 
 
-def compile_spec(
-    spec: PipelineSpec, schema: pa.Schema, features: Sequence[FeatureSpec] | None = None
-) -> CompiledFeatures:
-    """The spec's features (or some of them) against a schema; errors carry file, line and path."""
-    try:
-        return compile_features(spec.features if features is None else features, schema)
-    except OpError as error:
-        raise spec.error(error.path, error.message) from error
-
-
-def _bound_where(spec: PipelineSpec, schema: pa.Schema) -> BoundExpression:
-    assert spec.source.where is not None
-    try:
-        return bind_where(spec.source.where, schema)
-    except ValueError as error:
-        raise spec.error(("source", "where"), str(error)) from error
-
-
-def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
-    """The columns that features may name: the table's and, with a sample, `sample_weight`.
-
-    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
-    """
-    if spec.source.sample is None:
-        return schema
-    for feature in spec.features:
-        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
-        used = {source.column for source in sources if source.column is not None}
-        for expr in [source.expr for source in sources if source.expr is not None]:
-            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
-                used |= parse(expr).columns
-        try:
-            with_weight(schema, used)
-        except SpecError as error:
-            raise spec.error(feature.path, f"{feature.name}: {error}") from None
-    return with_weight(schema, ())
-
-
-def _bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
-    sample = Sample.of(spec.source.sample)
-    if sample is None:
-        return None
-    try:
-        return bind_sample(sample, schema)
-    except ValueError as error:
-        part = "where" if isinstance(error, ExpressionError) else "key"
-        raise spec.error(("source", "sample", part), str(error)) from error
-
-
-def _require_columns(
-    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
-) -> None:
-    absence = first_absence(snapshot, columns, where)
-    if absence is not None:
-        name, path, files = absence
-        raise spec.error(
-            ("source", "schema", "missing"),
-            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
-            f"none. Leave them out with source.where, or write `missing: null`",
-        )
-
-
-def _job(spec: PipelineSpec, schema: pa.Schema, needs: Needs, by: str | None, record: Recording | None) -> Job:
+def _job(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    needs: Needs,
+    by: str | None,
+    record: Recording | None,
+    knowledge: KnowledgeRef,
+) -> Job:
     needed = set(needs.columns(schema))
     used = pa.schema([field for field in schema if field.name in needed])
     return Job(
@@ -380,4 +345,14 @@ def _job(spec: PipelineSpec, schema: pa.Schema, needs: Needs, by: str | None, re
         environment=local_environment(),
         sample=None if needs.sample is None else needs.sample.sample,
         record=record,
+        knowledge=knowledge,
+        code=code_of(spec),
     )
+
+
+def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+    """The user's functions that the spec's features call; errors carry file, line and path."""
+    try:
+        return functions_of(spec.features)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error

@@ -52,6 +52,10 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
         "description": properties["shuffle"].get("description", ""),
         "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],
     }
+    properties["fit"] = {
+        "description": definitions["FitSpec"]["description"],
+        "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
+    }
     schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
     return {"$schema": DIALECT, **schema, "$defs": definitions}
 

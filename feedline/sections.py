@@ -246,6 +246,28 @@ class ClusterSpec(Section):
         return self
 
 
+class FitSpec(Section):
+    """What ops learn from data, and when."""
+
+    where: Text | None = Field(default=None, description="Rows to learn from; without, those of source.where.")
+    auto: bool = Field(default=False, description="Runs learn what is missing, instead of saying so.")
+    out_of_fold: bool = Field(
+        default=True, description="Rows that were learnt from are told what was learnt from others, where an op can."
+    )
+    memory: Bytes | None = Field(default=None, description="Memory of statistics in a process; more goes to disk.")
+
+
+def _fit(value: object) -> object:
+    if value == "auto":
+        return {"auto": True}
+    if not isinstance(value, dict | FitSpec):
+        raise expected("a mapping, or the word auto", "Leave the key out to fit with `feedline fit` alone")
+    return value
+
+
+Fit = Annotated[FitSpec, BeforeValidator(_fit)]
+
+
 def _shuffle(value: object) -> object:
     if value == "off":
         return None

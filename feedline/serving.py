@@ -7,8 +7,9 @@ them. Features are compiled once for every schema that rows come in. A `Serving`
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,12 +18,13 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.artifacts import Stored
+from feedline.binding import compile_spec, knowledge_ref, require_fitted
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
 from feedline.features import GROUPS
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.layout import BatchSchema
-from feedline.plan import compile_spec
 from feedline.service.tasks import batch_schema
 from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same, table_of
 from feedline.spec import PipelineSpec
@@ -70,7 +72,7 @@ class Serving:
         unknown = set(groups).difference(GROUPS)
         assert not unknown, f"no groups: {unknown}"
         self._spec = spec
-        self._features = tuple(feature for feature in spec.features if feature.group in groups)
+        self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._lock = threading.Lock()
@@ -78,8 +80,9 @@ class Serving:
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
         """The rows' encoded form, and its columns.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls, for
-        values that cannot be computed, and for columns and values that do not fit the types of training.
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with its `row`
+        where it is about one, for nulls, for values that cannot be computed, and for columns and values that do not fit
+        the types of training.
         """
         if isinstance(rows, Mapping):
             rows = table_of(rows, self._types)
@@ -89,14 +92,14 @@ class Serving:
             )
         form = self.form(rows.schema)
         frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
-        try:
-            return encode(form.features.apply(frame), form.columns), form.columns
-        except DataError as error:
-            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
+        return encode(form.features.apply(frame), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
         """The same as one array per group, and per sparse feature."""
-        encoded, columns = self.encode(rows)
+        try:
+            encoded, columns = self.encode(rows)
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
@@ -112,6 +115,13 @@ class Serving:
             },
             names={group: tuple(column.name for column in columns.group(group)) for group in SERVED},
         )
+
+    def alone(self) -> Iterator[Serving]:
+        """Each of the features by itself."""
+        for feature in self.features:
+            part = copy.copy(self)
+            part.features, part._forms, part._lock = (feature,), (), threading.Lock()
+            yield part
 
     def form(self, schema: pa.Schema | pl.Schema) -> Form:
         """What rows of that schema go through: compiled when the first of them come."""
@@ -132,13 +142,15 @@ class Serving:
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            features = compile_spec(self._spec, schema, self._features)
+            stored = Stored(knowledge_ref(self._spec, served=True), newest=True)
+            features = compile_spec(self._spec, schema, self.features, knowledge=stored)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:
                 raise
             lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
             raise SpecError(f"{error}; {lacking}") from error
+        require_fitted(self._spec, features)
         casts = []
         for name in features.columns:
             field = given.field(name)

@@ -32,6 +32,8 @@ from feedline.sections import (
     Bytes,
     ClusterSpec,
     Count,
+    Fit,
+    FitSpec,
     PathText,
     Section,
     Shuffle,
@@ -49,6 +51,7 @@ __all__ = [
     "BatchSpec",
     "ClusterSpec",
     "FeatureSpec",
+    "FitSpec",
     "OpCall",
     "PipelineSpec",
     "SampleSpec",
@@ -83,6 +86,11 @@ class PipelineSpec(Section):
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    artifacts: PathText | None = Field(
+        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
+    )
+    fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
+    allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
@@ -187,7 +195,8 @@ def _validated(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
     if "features" in content:
-        content = {**content, "features": read_features(document, problems)}
+        code = base_dir if content.get("allow_code") is True else None
+        content = {**content, "features": read_features(document, problems, code)}
     spec: PipelineSpec | None = None
     try:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})

@@ -28,7 +28,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features"),
+    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
@@ -40,31 +40,38 @@ ALLOWED = {
     "warehouse": {"foundation"},
     "transforms": {"foundation"},
     "loader": {"foundation"},
-    "service": WORKERS - {"service"},
+    "external": {"foundation", "warehouse", "transforms"},
+    "artifacts": {"foundation", "warehouse", "transforms", "external"},
+    "service": (WORKERS - {"service"}) | {"external", "artifacts"},
     "agreement": {"foundation", "warehouse"},
-    "plan": WORKERS,
+    "plan": WORKERS | {"external", "artifacts"},
     "sources": {"foundation", "warehouse"},
     "skipping": {"foundation", "warehouse", "sources"},
     "rebasing": WORKERS | {"plan"},
-    "pipeline": WORKERS | {"agreement", "plan", "rebasing", "sources", "skipping"},
-    "commands": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping"},
+    "passes": WORKERS | {"artifacts", "agreement", "plan"},
+    "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
+    "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
-    "__main__": {"cli"},
+    "__main__": {"commands", "cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
-    **dict.fromkeys(("running", "progress", "feeding", "report", "part_costs", "checking"), "commands"),
-    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
-    "needs": "plan",
-    "serving": "plan",
-    "serving_types": "plan",
-    **{name: name for name in ("agreement", "plan", "rebasing", "sources", "skipping", "pipeline", "cli", "__main__")},
+    **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
+    **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
+    "knowing": "passes",
+    **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
+    **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
-# packages of table formats are extras.
+# packages of table formats are extras; `feedline transform` runs without what the other commands load.
 INSIDE_FUNCTIONS = {
+    ("feedline.__main__", "feedline.cli"),
+    ("feedline.__main__", "feedline.transform_commands"),
+    ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -78,11 +85,12 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands", "feedline.transform_commands"),
     "rich": (
-        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report"),
+        *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
     ),
+    "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),
     "pickle": (),
     "cloudpickle": (),
@@ -300,7 +308,7 @@ def test_forbidden_calls():
     ("module", "absent"),
     [
         ("feedline", {"torch", "distributed", "dask", "bokeh", "polars", "pyarrow", "numpy"}),
-        ("feedline.cli", {"torch"}),  # with `feedline feed`, so feeders too
+        ("feedline.cli", {"torch", "zarr"}),  # with `feedline feed`, so feeders too
         ("feedline.loader.dataset", {"distributed", "dask", "bokeh"}),
     ],
 )

@@ -309,7 +309,7 @@ def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
     compiled.apply(frame().vstack(frame()).vstack(frame()))
     assert seen == [12, 12], "a frame of three chunks is one piece for the kernels"
     assert len({tuple(result[f"f{index}"].to_list()) for index in range(10)}) == 1
-    plan = frame().lazy().select(compiled._expressions).explain(engine="in-memory")
+    plan = compiled.lazy(frame()).explain(engine="in-memory")
     assert plan.count("cast(Int64)") == 1, plan
 
 

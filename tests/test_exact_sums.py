@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from feedline.transforms import exact_sums
 from feedline.transforms.exact_sums import (
     bins_of,
-    grouped_bins,
     normal,
     normal_groups,
     rounded,
     rounded_groups,
     total,
+    units_of_each,
 )
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -139,6 +139,15 @@ def sums_of(groups: Any, bins: Any, units: Any) -> dict[int, Fraction]:
     return found
 
 
+def grouped_bins(values: Any, groups: Any, squares: bool = False) -> tuple[Any, Any, Any]:
+    """Rows of groups, bins and units, one for each value and bin."""
+    found = units_of_each(values, squares=squares)
+    rows = [(groups, np.full(len(groups), place), units) for place, units in found.items()]
+    columns = zip(*rows, (np.empty(0, np.int64),) * 3, strict=True)
+    groups, bins, units = (np.concatenate(column) for column in columns)
+    return groups, bins, units
+
+
 @given(arrays(), st.booleans(), st.data())
 def test_sums_of_groups_are_exact(values: Any, squares: bool, data: st.DataObject):
     groups = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(values), max_size=len(values))), np.int64)
@@ -168,6 +177,13 @@ def test_sums_of_groups_do_not_depend_on_order_and_partition(values: Any, data: 
     joined = [np.concatenate(column) for column in zip(*parts[::-1], strict=True)]
     for mine, other in zip(normal_groups(*joined), normal_groups(*grouped_bins(values, groups)), strict=True):
         assert mine.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("value", [9.480751907005473e153, 1.3407807929942596e154])
+def test_a_sum_close_to_the_largest_float_begins_beyond_it(value: float):
+    high, low = rounded_groups(*grouped_bins(np.array([value]), np.zeros(1, np.int64), squares=True), 1)
+    assert high[0] == rounded(Fraction(value) ** 2)
+    assert abs(Fraction(high[0]) + Fraction(low[0]) - Fraction(value) ** 2) <= Fraction(value) ** 2 / 2**95
 
 
 def test_many_groups_and_more_values_than_a_block():

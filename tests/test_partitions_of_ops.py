@@ -72,7 +72,7 @@ def test_parts_give_what_the_whole_gives(example: Example, seed: int, places: li
     joined = [row for part in parts for row in part or ()]
     assert repr(joined) == repr(whole)
     # as Polars sees chunks, which `apply` would put together first
-    pieces = chunked(frame, places).lazy().select(compiled._expressions).collect(engine="in-memory")
+    pieces = compiled.lazy(chunked(frame, places)).collect(engine="in-memory")
     assert repr(pieces["made"].to_list()) == repr(whole)
 
 

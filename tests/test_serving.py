@@ -283,6 +283,21 @@ def test_parts_give_what_the_whole_gives(path: Path, cuts: list[int]):
         assert np.array_equal(lengths, np.diff(offsets))
 
 
+@pytest.mark.parametrize("start", range(4))
+def test_slices_of_vectors_with_nulls(tmp_path: Path, start: int):
+    """Polars refuses fixed-size lists with nulls that are part of a longer array."""
+    path = tmp_path / "v.yaml"
+    features = {"dense": {"v": {"column": "vector", "ops": [{"pad": 2}, {"fill_null": 7}]}}}
+    document = {"version": 1, "name": "v", "source": {"table": "none"}, "features": features, "batch": {"size": 8}}
+    path.write_text(json.dumps(document))
+    vectors = pa.array([[1.0, 2.0], None, [None, 3.0], [4.0, 5.0]], pa.list_(pa.float32(), 2))
+    rows = pa.table({"vector": vectors})
+    expected = np.array([[1, 2], [0, 0], [7, 3], [4, 5]], np.float32)
+    for stop in range(start + 1, 5):
+        for part in (rows[start:stop], rows.to_batches()[0].slice(start, stop - start)):
+            assert np.array_equal(Pipeline.from_yaml(path).transform(part).dense, expected[start:stop])
+
+
 def test_a_schema_is_compiled_once(path: Path, monkeypatch: pytest.MonkeyPatch):
     compiled: list[pa.Schema] = []
     original = Serving._compiled

@@ -94,6 +94,7 @@ cluster:
   wait_s: 5
   window: 7
 memory: 500 MB
+allow_code: false
 """
 
 

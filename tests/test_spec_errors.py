@@ -75,8 +75,32 @@ from feedline.spec import PipelineSpec
             "memory: 4G",
             "p.yaml:43:9: memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '4G'",
         ),
+        (
+            "allow_code: false",
+            "allow_code: yes",
+            "p.yaml:44:13: allow_code: must be true or false: got 'yes'",
+        ),
         ("wait_s: 5", "wait_s: soon", "p.yaml:41:11: cluster.wait_s: must be a number: got 'soon'"),
         ("    key: key.pem\n", "", "p.yaml:36:3: cluster.tls.key: missing key: expected a value"),
+        (
+            "lanes: 4",
+            "fit: always",
+            "p.yaml:32:6: fit: must be a mapping, or the word auto: got 'always'. Leave the key",
+        ),
+        ("lanes: 4", "fit: {where: 3}", "fit.where: must be a string: got 3. Quote it"),
+        ("lanes: 4", "fit: {auto: 1}", "fit.auto: must be true or false: got 1"),
+        (
+            "lanes: 4",
+            "fit: {out_of_fold: no}",
+            "fit.out_of_fold: must be true or false: got 'no'. YAML 1.2 has no other",
+        ),
+        (
+            "lanes: 4",
+            "fit: {memory: 2G}",
+            "fit.memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '2G'",
+        ),
+        ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
+        ("lanes: 4", "artifacts: 5", "p.yaml:32:12: artifacts: must be a string: got 5. Quote it"),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
         ("lanes: 4", "tail: pad", "It is a key of batch"),
     ],
@@ -98,7 +122,7 @@ def test_sections_are_mappings(section, value, got):
 
 @pytest.mark.parametrize(
     "line",
-    ["artifacts: x", "cache: {}", "Batch: {}", "source.table: x"],
+    ["artefacts: x", "cache: {}", "Batch: {}", "source.table: x"],
 )
 def test_keys_of_no_version_yet_are_unknown(line):
     [message] = refused(MINIMAL + line)
@@ -161,7 +185,7 @@ def _keys():
 
 
 ALTERNATIVES = {
-    (): "version name work_dir source features batch shuffle lanes epochs cluster memory",
+    (): "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit allow_code",
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
         "max_bad_files max_bad_rows split_rows"
@@ -173,6 +197,7 @@ ALTERNATIVES = {
     ("shuffle",): "seed window_rows rows by",
     ("cluster",): "threads workers scheduler tls insecure wait_s window",
     ("cluster", "tls"): "ca cert key",
+    ("fit",): "where auto out_of_fold memory",
 }
 
 

@@ -21,7 +21,8 @@ from distributed import Client, LocalCluster, Security
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.sections import ClusterSpec
-from feedline.service.tasks import check_environment, local_environment
+from feedline.service.tasks import Job, check_environment, check_job, local_environment
+from feedline.transforms.user_functions import Needed, check_functions
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Cluster:
         self._cluster: LocalCluster | None = None
         self._dashboard_loaded = False
         self._workerless_since: float | None = None
+        self._code: tuple[Needed, ...] = ()
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
@@ -128,8 +130,9 @@ class Cluster:
         connection = self.client.scheduler_comm
         return self.client.status == "running" and connection is not None and not connection.comm.closed()
 
-    def check_workers(self) -> None:
-        """Wait for a worker, and see that all have our versions. Raises ClusterError."""
+    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+        """Wait for a worker, and see that all have our versions, and the user's functions. Raises ClusterError."""
+        self._code = tuple(code) or self._code
         try:
             self.client.wait_for_workers(1, timeout=self._spec.wait_s)
         except TimeoutError:
@@ -139,6 +142,13 @@ class Cluster:
             ) from None
         if self.kind == "scheduler":
             self.client.run(check_environment, local_environment())
+        if self._code and self.kind != "threads":
+            self.client.run(check_functions, self._code)
+
+    def check_job(self, job: Job) -> None:
+        """See that all workers can do what a job asks. Raises ClusterError."""
+        if self.kind != "threads":
+            self.client.run(check_job, job)
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""

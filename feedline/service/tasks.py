@@ -8,9 +8,10 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.errors import ClusterError, DataError
+from feedline.artifacts import KnowledgeRef, Stored, prove
+from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
 from feedline.loader.encode import EncodedRows, encode, take
@@ -27,6 +29,7 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
@@ -41,8 +44,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
-    With a sample the schema may hold the virtual column `sample_weight`. `record`: where the identities of rows go, if
-    anywhere.
+    With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
+    parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -50,8 +53,10 @@ class Job:
     where: str | None
     by: str | None
     environment: tuple[tuple[str, str], ...]
+    knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
+    code: tuple[Needed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +114,9 @@ class Compiled:
 @functools.lru_cache(maxsize=8)
 def compile_job(job: Job) -> Compiled:
     """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema)
+    features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -137,6 +143,16 @@ def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
                 f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
                 f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
             )
+
+
+def check_job(job: Job) -> None:
+    """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
+    there."""
+    check_environment(job.environment)
+    try:
+        prove(job.knowledge)
+    except (FeedlineError, OSError) as error:
+        raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
 
 
 @functools.cache
@@ -248,6 +264,13 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
             yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
         if missing == 0:
             break
+
+
+def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
+    """The first chunks of some blocks as their tasks get them: filtered, of at most `CHUNK_ROWS` rows, not permuted."""
+    compiled = compile_job(job)
+    chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
+    return list(itertools.islice(chunks, count))
 
 
 class _Encoder:

@@ -3,7 +3,21 @@
 Importing the package declares all ops.
 """
 
-from feedline.transforms import crossings, dense, generated, scores, sparse, vectors, vocabulary, weighted
+from feedline.transforms import (
+    crossings,
+    dense,
+    embeddings,
+    fitted_dense,
+    generated,
+    group_statistics,
+    joins,
+    scores,
+    sparse,
+    target_encoding,
+    vectors,
+    vocabulary,
+    weighted,
+)
 from feedline.transforms.catalogue import document, op_schema
 from feedline.transforms.compile import CompiledFeatures, Output, compile_features
 from feedline.transforms.registry import OPS, OpError, resolve
@@ -17,11 +31,16 @@ __all__ = [
     "crossings",
     "dense",
     "document",
+    "embeddings",
+    "fitted_dense",
     "generated",
+    "group_statistics",
+    "joins",
     "op_schema",
     "resolve",
     "scores",
     "sparse",
+    "target_encoding",
     "vectors",
     "vocabulary",
     "weighted",

@@ -12,9 +12,12 @@ from typing import Any
 
 from feedline.expression_types import describe
 from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
+from feedline.transforms.user_code import python_schema
+from feedline.transforms.user_functions import PYTHON
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
+    "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
     "sparse": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",
@@ -22,6 +25,10 @@ SECTIONS = {  # the modules of ops -> their headings
     "generated": "Generated",
     "crossings": "Generated: several columns crossed",
     "scores": "Generated: two columns compared",
+    "target_encoding": "Generated: a target's mean by key",
+    "group_statistics": "Generated: statistics by key",
+    "joins": "Looked up: a table of its own",
+    "embeddings": "Looked up: vectors",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
@@ -50,6 +57,7 @@ def op_schema() -> dict[str, Any]:
         others_required = set(schema.get("required", [])) - {found.fields[0]}
         choices = [mapping] if others_required else [*first, mapping]
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
+    properties[PYTHON] = python_schema()
     words = [found.name for found in OPS.values() if found.is_word]
     calls = {
         "type": "object",
@@ -102,6 +110,8 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
+    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+        yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
     for shown in found.examples:
         dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)

@@ -28,10 +28,13 @@ from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Value
-from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told, resolve
+from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.stages import Levels, Stages, shared_keys, source_key
+from feedline.transforms.user_code import bind, word
 from feedline.transforms.wants import Key, Origin, Place, Wants
 
 FINGERPRINT_VERSION = 1
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class CompiledFeatures:
     wanted: tuple[Wanted, ...]
     knowledge: Knowledge
     _types: tuple[pl.DataType, ...]
+    _stages: Levels
     _expressions: tuple[pl.Expr, ...]
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -83,11 +87,20 @@ class CompiledFeatures:
         if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
             frame = frame.select(self.parts).rechunk()
         try:
-            # One expression after the other, on this thread: two Dask threads that each spread theirs over Polars' pool
-            # take half as long again (7.2 against 4.8 ms per 32,768 rows of 46 features) and twice the CPU time.
-            return frame.lazy().select_seq(self._expressions).collect(engine="in-memory")
+            return self.lazy(frame).collect(engine="in-memory")
         except (pl.exceptions.PolarsError, DataError) as error:
             raise self._blame(frame, error) from error
+
+    def lazy(self, frame: pl.DataFrame, chosen: slice = _ALL) -> pl.LazyFrame:
+        """The pass over a frame of `parts` in one piece, for all features or some, not computed yet.
+
+        One expression after the other, on the caller's thread: two Dask threads that each spread theirs over Polars'
+        pool take half as long again (7.2 against 4.8 ms per 32,768 rows of 46 features) and twice the CPU time.
+        """
+        lazy = frame.lazy()
+        for stage in self._stages:
+            lazy = lazy.with_columns_seq(stage)
+        return lazy.select_seq(self._expressions[chosen])
 
     def __repr__(self) -> str:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
@@ -97,38 +110,37 @@ class CompiledFeatures:
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
         """Which feature it was, each alone, and in which row first."""
-        for feature, expression in zip(self.features, self._expressions, strict=True):
-            if (own := _failure(frame, expression)) is not None:
+        for index, feature in enumerate(self.features):
+            alone = slice(index, index + 1)
+            if (own := self._failure(frame, alone)) is not None:
                 cause = str(own).partition("\n")[0]
                 blamed = DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
-                row = _first_row(frame, expression)
+                row = self._first_row(frame, alone)
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
+    def _failure(self, frame: pl.DataFrame, chosen: slice) -> Exception | None:
+        """What some features fail with."""
+        try:
+            self.lazy(frame, chosen).collect(engine="in-memory")
+        except (pl.exceptions.PolarsError, DataError) as error:
+            return error
+        return None
 
-def _failure(frame: pl.DataFrame, expression: pl.Expr) -> Exception | None:
-    """What an expression fails with."""
-    try:
-        frame.lazy().select(expression).collect(engine="in-memory")
-    except (pl.exceptions.PolarsError, DataError) as error:
-        return error
-    return None
+    def _first_row(self, frame: pl.DataFrame, chosen: slice) -> int | None:
+        """The first row that features fail at, of a frame that they fail at; None where the rows do not matter.
 
-
-def _first_row(frame: pl.DataFrame, expression: pl.Expr) -> int | None:
-    """The first row that an expression fails at, of a frame that it fails at; None where the rows do not matter.
-
-    Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of one
-    feature find it among 32,768.
-    """
-    good, bad = -1, frame.height
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if _failure(frame.head(middle), expression) is None:
-            good = middle
-        else:
-            bad = middle
-    return bad - 1 if bad else None
+        Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of
+        one feature find it among 32,768.
+        """
+        good, bad = -1, frame.height
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._failure(frame.head(middle), chosen) is None:
+                good = middle
+            else:
+                bad = middle
+        return bad - 1 if bad else None
 
 
 def compile_features(
@@ -140,7 +152,7 @@ def compile_features(
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
     was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
     """
-    compiler = _Compiler(schema, knowledge)
+    compiler = Compiler(schema, knowledge, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -160,6 +172,7 @@ def compile_features(
         wanted=compiler.wants.wanted,
         knowledge=knowledge,
         _types=tuple(compiler.types[name] for name in parts),
+        _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, _) in zip(features, values, strict=True)
         ),
@@ -174,17 +187,19 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     calls = [(-1, feature.op)] if feature.op is not None else []
     shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
     words = [
-        f"[{call.op}]{shown.get(place, '')}" if place == marked else f"{call.op}{shown.get(place, '')}"
+        f"[{word(call)}]{shown.get(place, '')}" if place == marked else f"{word(call)}{shown.get(place, '')}"
         for place, call in [*calls, *enumerate(feature.ops)]
     ]
     return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
 
 
-class _Compiler:
+class Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
-    def __init__(self, schema: pa.Schema, knowledge: Knowledge) -> None:
+    def __init__(self, schema: pa.Schema, knowledge: Knowledge, shared: frozenset[Key] = frozenset()) -> None:
         self.schema = schema
+        self.stages = Stages(schema.names)
+        self._shared = shared
         self.wants = Wants(knowledge)
         self.left_out = False  # whether an op leaves each row out of what it was learnt from
         self._knowledge = knowledge
@@ -196,7 +211,7 @@ class _Compiler:
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
         """The finished value, and the kind it had before it was finished."""
-        value, key = self._chain(feature)
+        value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
         except SpecError as error:
@@ -205,12 +220,14 @@ class _Compiler:
         self._built[(*key, feature.group)] = finished
         return finished, str(value.kind)
 
-    def _chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
+    def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
         value, key = self._source(feature)
+        if feature.ops:
+            value = self._weighted(value, key)
         for index, call in enumerate(feature.ops):
             try:
-                bound = resolve(call)
+                bound = bind(call)
                 before, key = key, (*key, bound.identity)
                 if key not in self._built:
                     place = Place(
@@ -221,12 +238,22 @@ class _Compiler:
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
                     told, self._origins[key] = self._told(bound, [value], place)
-                    self._built[key] = bound.apply(value, told)
+                    self._built[key] = self._made(bound.apply(value, told), key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
             value = self._built[key]
         return value, key
+
+    def _weighted(self, value: Value, key: Key) -> Value:
+        """A list of {id, weight} as ops take it, taken apart once."""
+        if value.weights is not None or (plain := value.plain()).weights is None:
+            return value
+        return self._built.setdefault((*key, "weighted"), self.stages.hold(plain))
+
+    def _made(self, value: Value, key: Key) -> Value:
+        """The value, held where several are made of it; and one with weights, whose ids and weights both are."""
+        return self.stages.hold(value) if key in self._shared or value.weights is not None else value
 
     def _told(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Told, Origin]:
         """What an op is told besides its values, and what its result is made of."""
@@ -247,25 +274,26 @@ class _Compiler:
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
             return self._combined(feature, feature.op)
-        key = ("expr", feature.expr) if feature.expr is not None else ("column", feature.column or feature.name)
+        key = source_key(feature, feature.name)
         if key not in self._built:
             if feature.expr is not None:
-                self._built[key], read = self._expression(feature, feature.expr)
+                value, read = self._expression(feature, feature.expr)
             else:
                 name = str(key[1])
-                self._built[key], read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+                value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+            self._built[key] = self._made(value, key)
             self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
         return self._built[key], key
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
-        inputs = [_input_feature(feature, given) for given in feature.inputs]
-        made = [self._chain(given) for given in inputs]
+        inputs = [input_feature(feature, given) for given in feature.inputs]
+        made = [self.chain(given) for given in inputs]
         try:
-            bound = resolve(call)
+            bound = bind(call)
             key = (bound.identity, *(key for _, key in made))
             if key not in self._built:
-                values = [value for value, _ in made]
+                values = [self.stages.hold(self._weighted(value, key)) for value, key in made]
                 first, *others = (self._origins[key] for _, key in made)
                 place = Place(
                     feature=feature,
@@ -275,7 +303,7 @@ class _Compiler:
                     before=tuple(inputs),
                 )
                 told, self._origins[key] = self._told(bound, values, place)
-                self._built[key] = bound.combine(values, told)
+                self._built[key] = self._made(bound.combine(values, told), key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key
@@ -318,7 +346,7 @@ class _Compiler:
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
-def _input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
         name=f"{feature.name} (input {given})",
@@ -339,8 +367,8 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     """The op over several columns and its inputs; nothing for other features, whose fingerprints so stay."""
     if feature.op is None:
         return []
-    inputs = [[given.column, given.expr, [resolve(call).identity for call in given.ops]] for given in feature.inputs]
-    return [resolve(feature.op).identity, inputs]
+    inputs = [[given.column, given.expr, [bind(call).identity for call in given.ops]] for given in feature.inputs]
+    return [bind(feature.op).identity, inputs]
 
 
 def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], left_out: bool) -> str:
@@ -352,7 +380,7 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: 
                 feature.group,
                 feature.column,
                 feature.expr,
-                [resolve(call).identity for call in feature.ops],
+                [bind(call).identity for call in feature.ops],
                 *_inputs_identity(feature),
             ]
             for feature in features

@@ -1,4 +1,4 @@
-"""Ops that normalise numbers: fill_null, fill_nonfinite, clip, log, log1p, logit, box_cox, standardize, cast.
+"""Ops that normalise numbers: fill_null, fill_nonfinite, clip, log, log1p, logit, box_cox, cast.
 
 Built in every process, run on the workers. Integers widen to int64 before anything is computed with them; decimals
 become float64. What numpy does several times faster than Polars is a kernel (see `arrays`).
@@ -320,35 +320,6 @@ def box_cox(x: Value, parameters: BoxCox) -> Value:
         if power:
             np.expm1(np.multiply(out, power, out=out), out=out)
             np.divide(out, power, out=out)
-
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
-
-
-class Standardize(Parameters):
-    """Parameters of standardize."""
-
-    mean: Annotated[float, Field(description="Subtracted first.")]
-    std: Annotated[float, Field(gt=0, description="The standard deviation, divided by then.")]
-
-
-@op(
-    takes=NUMBERS,
-    gives="floats: float32 of a float32 column, else float64",
-    parameters=Standardize,
-    examples=(example("standardize", {"mean": 10, "std": 2}, pl.Float64(), [10.0, 13.0, None], [0.0, 1.5, None]),),
-)
-def standardize(x: Value, parameters: Standardize) -> Value:
-    """Shifts by a mean and scales by a standard deviation, both given: (x - mean) / std, computed in float64.
-
-    Nulls stay null, NaN and infinities follow IEEE 754.
-    """
-    x = widened(x, floats=True)
-    mean, std = np.float64(parameters.mean), np.float64(parameters.std)
-
-    def kernel(values: Values, out: Values) -> None:
-        wide = np.subtract(values, mean, dtype=np.float64)
-        np.divide(wide, std, out=wide)
-        np.copyto(out, wide, casting="same_kind")
 
     return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
 

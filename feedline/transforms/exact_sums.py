@@ -37,6 +37,7 @@ SHIFT_BINS = 20
 SHIFT = 2.0 ** (SHIFT_BINS * BIN_BITS)
 LARGE, SMALL = 2.0**400, 2.0**-400
 
+_TOP_BIN = 30  # whose units and their sums float64 holds
 _HALF = 1 << (BIN_BITS - 1)
 
 
@@ -83,26 +84,19 @@ def rounded(exact: Fraction) -> float:
         return np.inf if exact > 0 else -np.inf
 
 
-def grouped_bins(values: Numbers, groups: Integers, *, squares: bool = False) -> tuple[Integers, Integers, Integers]:
-    """The exact sums of groups: which group, which bin, how many of its units. `groups`: from 0, one for each value.
+def units_of_each(values: Numbers, *, squares: bool = False) -> dict[int, Integers]:
+    """Integers or finite floats, or their squares, taken apart: for each bin the units of each value, int64 [N].
 
-    Rows of the same group and bin may repeat; adding up units by group and bin merges the sums of parts. They stay in
-    int64 for 2**31 values of a group; `normal_groups` carries what has grown, and makes one form of all.
+    Adding up a bin's units by group makes the group's sum; that stays in int64 for 2**29 values of a group.
+    `normal_groups` carries what has grown, and makes one form of all.
     """
-    found = [(np.empty(0, np.int64),) * 3]
-    count = int(groups.max()) + 1 if len(groups) else 0
-    width = max(
-        BLOCK_VALUES, min(count, 2**20)
-    )  # as many values as there are groups: a block's groups are all gone over
-    for start in range(0, len(values), width):
-        held = groups[start : start + width]
-        for shift, term in _terms(values[start : start + width], squares=squares):
-            for place, part in _parts(term, whole=True):
-                units = np.bincount(held, np.ldexp(part, -place * BIN_BITS), minlength=count)
-                some = np.flatnonzero(units)
-                found.append((some, np.full(len(some), shift + place), units[some].astype(np.int64)))
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return columns[0], columns[1], columns[2]
+    found: dict[int, Integers] = {}
+    for shift, term in _terms(values, squares=squares):
+        for place, part in _parts(term, whole=True):
+            units = np.ldexp(part, -place * BIN_BITS, out=part).astype(np.int64)
+            at = shift + place
+            found[at] = found[at] + units if at in found else units
+    return found
 
 
 def normal_groups(groups: Integers, bins: Integers, units: Integers) -> tuple[Integers, Integers, Integers]:
@@ -131,18 +125,21 @@ def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int
     groups, bins, units = normal_groups(groups, bins, units)
     high, low = np.zeros(count), np.zeros(count)
     lasts = np.searchsorted(groups, np.arange(count), side="right") - 1
+    tops = bins[lasts] if len(bins) else np.zeros(count, np.int64)
+    down = BIN_BITS * np.maximum(tops - _TOP_BIN, 0)  # a sum that float64 holds may begin with a bin that it does not
     with np.errstate(over="ignore", invalid="ignore"):
         for depth in range(4):  # the highest four bins, from above
             inside = np.flatnonzero(lasts >= depth)
             inside = inside[groups[lasts[inside] - depth] == inside]
             place = lasts[inside] - depth
             part = np.zeros(count)
-            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place])
+            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place] - down[inside])
             joined = high + part
             low += part - (joined - high)  # exact: what is added is never the larger one
             high = joined
         joined = high + low
-        rest = low - (joined - high)
+        rest = np.ldexp(low - (joined - high), down)
+        joined = np.ldexp(joined, down)
     return joined, np.where(np.isfinite(joined), rest, 0.0)
 
 

@@ -124,11 +124,20 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an op reads from outside: a table or a zarr array, by path or URI; `options` are JSON, for who reads it."""
+    """What an op reads from outside: a table or a zarr array, by path or URI; `options` are JSON, for who reads it.
+
+    max_memory: bytes that it may take in a process; no part of what is read.
+    """
 
     kind: Literal["table", "zarr"]
     uri: str
     options: str = "{}"
+    max_memory: int = 2**30
+
+    @property
+    def name(self) -> str:
+        """What is read, as one text."""
+        return json.dumps([self.kind, self.uri, self.options])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -110,6 +110,21 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
     return pl.map_batches(list(columns), run, return_dtype=result, is_elementwise=True)
 
 
+def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
+    """`function(values)` over the elements of all lists laid end to end, as lists of `result`; nulls stay null."""
+
+    def run(series: pl.Series) -> pl.Series:
+        array = series.rechunk().to_arrow()
+        offsets = array.offsets.to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1])
+        flat = function(pl.Series(array.values.slice(first, last - first), dtype=element_type(series.dtype)))
+        mask = array.is_null() if array.null_count else None
+        made = pa.LargeListArray.from_arrays(pa.array(offsets - first), flat.rechunk().to_arrow(), mask=mask)
+        return pl.Series(made, dtype=pl.List(result))
+
+    return mapped(lists, run, pl.List(result))
+
+
 def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataType) -> pl.Expr:
     """`list[start:stop]` of each list, as Python slices, for lists of anything.
 

@@ -11,7 +11,9 @@ one. An op over several columns declares its `inputs`, and its function takes a 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -52,6 +54,11 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @functools.cached_property
+    def written(self) -> str:
+        """All of them, defaults too, as JSON."""
+        return self.model_dump_json()
+
 
 class NoParameters(Parameters):
     """An op that stands as a bare word."""
@@ -63,11 +70,15 @@ F = TypeVar("F", bound=Callable[..., Value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs."""
+    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs.
+
+    outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
+    """
 
     call: OpCall
     columns: tuple[tuple[pl.DataType, tuple[Any, ...]], ...]
     result: tuple[Any, ...]
+    outside: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +268,7 @@ class BoundOp:
     @property
     def identity(self) -> tuple[str, int, str]:
         """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
-        return self.op.name, self.op.version, self.parameters.model_dump_json()
+        return self.op.name, self.op.version, self.parameters.written
 
 
 OPS: dict[str, Op] = {}
@@ -277,6 +288,10 @@ ELSEWHERE: dict[str, str] = {
         "It is called vocabulary here",
     ),
     "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
+    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(
+        ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
+    ),
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
@@ -339,18 +354,30 @@ def op(
     return declare
 
 
-def example(name: str, arguments: Any, dtype: pl.DataType, given: Iterable[Any], result: Iterable[Any]) -> Example:
+def example(
+    name: str,
+    arguments: Any,
+    dtype: pl.DataType,
+    given: Iterable[Any],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Example:
     """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
-    return example_of_several(name, arguments, [(dtype, given)], result)
+    return example_of_several(name, arguments, [(dtype, given)], result, outside)
 
 
 def example_of_several(
-    name: str, arguments: Any, columns: Iterable[tuple[pl.DataType, Iterable[Any]]], result: Iterable[Any]
+    name: str,
+    arguments: Any,
+    columns: Iterable[tuple[pl.DataType, Iterable[Any]]],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
     """The same for an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    return Example(call=call, columns=tuple((dtype, tuple(held)) for dtype, held in columns), result=tuple(result))
+    given = tuple((dtype, tuple(held)) for dtype, held in columns)
+    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
 
 
 def resolve(call: OpCall) -> BoundOp:
@@ -359,6 +386,13 @@ def resolve(call: OpCall) -> BoundOp:
     if found is None:
         remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
+
+
+def checked_parameters(found: Op, call: OpCall) -> Parameters:
+    """The call's parameters as the op declares them. Raises OpError."""
+    with contextlib.suppress(ValidationError):  # what is wrong is told below, with its place
+        return _parameters(found.parameters, call.arguments)
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -370,10 +404,18 @@ def resolve(call: OpCall) -> BoundOp:
             if key not in found.fields:
                 raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
     try:
-        parameters = found.parameters.model_validate_json(json.dumps(arguments))
+        return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
-    return BoundOp(op=found, parameters=parameters, path=call.path)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(model: type[Parameters], arguments: str) -> Parameters:
+    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
+    value = json.loads(arguments)
+    if "" in value:
+        value = {next(iter(model.model_fields), ""): value[""]}
+    return model.model_validate_json(json.dumps(value))
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:

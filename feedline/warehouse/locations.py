@@ -159,6 +159,12 @@ def join(folder: str, relative: str) -> str:
     return f"{folder}{relative}" if folder.endswith("/") else f"{folder}/{relative}"
 
 
+def below(uri: str, relative: str) -> str:
+    """The place of something below a folder, keeping the URI's options."""
+    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    return join(address, relative) + mark + options
+
+
 def ancestor(uri: str, levels: int) -> str:
     """The place `levels` folders above, keeping the URI's options."""
     if levels <= 0:

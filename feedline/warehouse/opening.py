@@ -47,8 +47,8 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
-    """A file as the store describes it now; `tag` is empty where the store names none."""
+class Stamp:
+    """A file as the store describes it; `tag` is empty where the store names none, the time -1 where it tells none."""
 
     size_bytes: int
     mtime_ns: int
@@ -156,11 +156,11 @@ class _RemoteFile(OpenFile):
     def close(self) -> None:
         self._source.close()
 
-    def _open(self) -> tuple[pa.NativeFile, _Stamp, pq.FileMetaData]:
+    def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
         seen = self._seen
         source = self._filesystem.open_input_file(self._path)
         try:
-            stamp = _stamp_of(self._filesystem, self._path, source)
+            stamp = stamp_of(self._filesystem, self._path, source)
             _compare(seen, stamp)
             metadata = _checked.metadata(seen, stamp)
             if metadata is None:
@@ -183,7 +183,7 @@ class _RemoteFile(OpenFile):
 
     def _compare_again(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
-            stamp = _stamp_of(self._filesystem, self._path, source)
+            stamp = stamp_of(self._filesystem, self._path, source)
         _compare(self._seen, stamp)
         if stamp.tag != self._stamp.tag:
             raise TableChangedError(
@@ -213,7 +213,7 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenF
     with explained(seen.uri, listed=True):
         info = filesystem.get_file_info(path)
         if info.type != pafs.FileType.NotFound:
-            _compare(seen, _stamp(info))
+            _compare(seen, stamp_in(info))
         source = filesystem.open_input_file(path)
     with source:
         with explained(seen.uri, listed=True):
@@ -258,7 +258,7 @@ class _CheckedFooters:
         self._lock = threading.Lock()
         self._digests: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
-    def add(self, seen: Seen, stamp: _Stamp) -> None:
+    def add(self, seen: Seen, stamp: Stamp) -> None:
         if not stamp.tag:
             return
         with self._lock:
@@ -266,7 +266,7 @@ class _CheckedFooters:
             while len(self._digests) > _KEPT_TAGS:
                 self._digests.popitem(last=False)
 
-    def metadata(self, seen: Seen, stamp: _Stamp) -> pq.FileMetaData | None:
+    def metadata(self, seen: Seen, stamp: Stamp) -> pq.FileMetaData | None:
         """The footer, parsed, if this very entity was found to have the snapshot's."""
         with self._lock:
             known = self._digests.get((seen.uri, stamp.tag)) == seen.footer_digest
@@ -295,29 +295,40 @@ def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
     return parsed_footers.get(seen.footer_digest, tail)
 
 
-def _stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> _Stamp:
-    """What the opening told (S3), or else what the store says when asked."""
+def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> Stamp:
+    """A file that is open: what its opening told (S3), or else what the store says when asked."""
     facts = source.metadata() if filesystem.type_name == "s3" else {}
     if "ETag" in facts and "Last-Modified" in facts:
         with suppress(ValueError):
             time = np.datetime64(facts["Last-Modified"].decode().rstrip("Z"), "ns")
-            return _Stamp(source.size(), int(time.astype(np.int64)), facts["ETag"])
+            return Stamp(source.size(), int(time.astype(np.int64)), facts["ETag"])
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError(path)
-    return _stamp(info)
+    return stamp_in(info)
 
 
-def _stamp(info: pafs.FileInfo) -> _Stamp:
-    return _Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
+def stamp_in(info: pafs.FileInfo) -> Stamp:
+    """A file in a listing."""
+    return Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
 
 
-def _compare(seen: Seen, stamp: _Stamp) -> None:
-    if stamp.size_bytes != seen.size_bytes or not _same_time(stamp.mtime_ns, seen.mtime_ns):
+def _compare(seen: Seen, stamp: Stamp) -> None:
+    refuse_other(
+        seen.uri,
+        Stamp(seen.size_bytes, seen.mtime_ns),
+        stamp,
+        "after the snapshot was taken",
+        "Take a new snapshot, or go on with feedline rebase",
+    )
+
+
+def refuse_other(uri: str, seen: Stamp, now: Stamp, when: str, remedy: str) -> None:
+    """Raise TableChangedError where a file has another size or time than it had."""
+    if now.size_bytes != seen.size_bytes or not _same_time(now.mtime_ns, seen.mtime_ns):
         raise TableChangedError(
-            f"{seen.uri} changed after the snapshot was taken: got {stamp.size_bytes} bytes of "
-            f"{_time(stamp.mtime_ns)}, expected {seen.size_bytes} bytes of {_time(seen.mtime_ns)}. Take a new "
-            "snapshot, or go on with feedline rebase"
+            f"{uri} changed {when}: got {now.size_bytes} bytes of {_time(now.mtime_ns)}, expected "
+            f"{seen.size_bytes} bytes of {_time(seen.mtime_ns)}. {remedy}"
         )
 
 

@@ -185,7 +185,7 @@ def read_fragment(
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
     """
-    _refuse_foreign(schema, columns)
+    refuse_foreign(schema, columns)
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     sieve = _sieve(where, sample, columns)
     for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
@@ -252,7 +252,7 @@ def batches(
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
     fragment's row groups (their positions) need not be read.
     """
-    _refuse_foreign(schema, sieve.parts)
+    refuse_foreign(schema, sieve.parts)
     location = locate(fragment.table)
     with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         names = (*columns, *sieve.parts)
@@ -365,7 +365,7 @@ def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame
     return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
 
 
-def _refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
+def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
     """Refuse types that Polars cannot hold: it panics on some, past every `except Exception`."""
     for name in columns:
         kind = field_of(schema, name).type

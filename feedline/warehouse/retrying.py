@@ -17,11 +17,12 @@ changes in the life of a process, and layers would multiply (see `locations`).
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -218,17 +219,20 @@ class Pool:
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
         """As `Executor.map`, but the failure of any call ends the waiting of all others."""
+        return self._executor.map(functools.partial(self._watched, function), *arguments)
 
-        def watched(*each: Any) -> T:
-            try:
-                return function(*each)
-            except BaseException as error:
-                if not self._stop.is_set():
-                    self.failure = error
-                    self._stop.set()
-                raise
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """As `Executor.submit`, likewise."""
+        return self._executor.submit(self._watched, function, *arguments)
 
-        return self._executor.map(watched, *arguments)
+    def _watched(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if not self._stop.is_set():
+                self.failure = error
+                self._stop.set()
+            raise
 
 
 @contextmanager

@@ -1,0 +1,402 @@
+"""Where does a pipeline keep what it learnt, and does that still fit what pipeline.yaml asks for?
+
+Runs in: every process that compiles features. A folder or URI holds
+
+    artifacts.json          which manifest counts, and when each fit was made; replaced last, in one step
+    fits-<digest>.json      a manifest: every fit with its facts and what it was fitted on, named by its own bytes
+    tables/<digest>.parquet what is too large for JSON, named by its own bytes
+
+so whoever reads sees one whole set of fits, a job goes on with the set that it began with, and an interrupted or
+repeated `feedline fit` leaves nothing half written. Every file is proved by its digest before it is used; nothing is
+pickled. A process holds each artifact once, whichever features, jobs and threads ask for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedline.errors import CorruptFileError, SpecError
+from feedline.external import read_outside
+from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.warehouse import store
+from feedline.warehouse.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.retrying import retried
+
+FORMAT = 1
+POINTER = "artifacts.json"
+_NAME_DIGITS = 32  # of a SHA-256, in hex
+_LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
+_DICTIONARY = re.compile(r"dictionary<values=([^,]+), .*>")
+_KINDS = (
+    (re.compile(r"u?int\d+"), "integer"),
+    (re.compile(r"halffloat|float|double"), "float"),
+    (re.compile(r"(large_)?string(_view)?"), "string"),
+    (re.compile(r"(large_)?binary(_view)?"), "binary"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """Where an artifact's table lies, below the folder: its name is the digest of its bytes."""
+
+    sha256: str
+    rows: int
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """The file, below the folder."""
+        return f"tables/{self.sha256[:_NAME_DIGITS]}.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were."""
+
+    table: str
+    snapshot: str
+    where: str | None
+    sample: Mapping[str, Any] | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One fit, as a manifest records it.
+
+    key: see `Wanted`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
+    types. depends: the fits that its values went through, with the digests of their artifacts. shown: the artifact for
+    people. digest: the artifact's own.
+    """
+
+    key: str
+    op: str
+    version: int
+    parameters: str
+    chain: str
+    features: tuple[str, ...]
+    types: Mapping[str, str]
+    depends: Mapping[str, str]
+    fitted_on: Origin
+    facts: Mapping[str, Any]
+    shown: Mapping[str, Any]
+    table: TableFile | None
+    digest: str
+
+    @property
+    def call(self) -> str:
+        """The op as messages name it."""
+        return _call(self.op, self.version, self.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A set of fits by key, and the digest that names it."""
+
+    digest: str
+    fits: Mapping[str, Fit]
+
+    def valid(self, key: str) -> bool:
+        """Whether the fits that this one's values went through are those of this set."""
+        return all(
+            name in self.fits and self.fits[name].digest == made for name, made in self.fits[key].depends.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """A fit with its artifact, to be saved; None: its table is in the folder already."""
+
+    fit: Fit
+    artifact: Artifact | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnowledgeRef:
+    """Which knowledge a job works with, small enough to travel with every task.
+
+    folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
+    the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
+    made: names and digests.
+    """
+
+    folder: str
+    manifest: str | None
+    out_of_fold: bool
+    base_dir: str
+    readings: tuple[tuple[str, str], ...] = ()
+
+
+class Stored:
+    """Knowledge from a folder of artifacts; see `Knowledge`.
+
+    newest: the set of fits is looked up when the first fit is asked for: the one that counts then.
+    """
+
+    def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
+        self.ref = ref
+        self._newest = newest
+        self._read: dict[str, Artifact] = {}
+
+    @property
+    def pinned(self) -> KnowledgeRef:
+        """The same knowledge for other processes, which may read nothing else from outside than was read here."""
+        readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
+        return replace(self.ref, readings=readings or self.ref.readings)
+
+    @property
+    def out_of_fold(self) -> bool:
+        """Whether rows are transformed that were learnt from."""
+        return self.ref.out_of_fold
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The set of fits. Raises as `load_manifest`."""
+        if self._newest:
+            self.ref, self._newest = replace(self.ref, manifest=current(self.ref.folder)), False
+        return None if self.ref.manifest is None else load_manifest(self.ref.folder, self.ref.manifest)
+
+    def fitted(self, wanted: Wanted) -> Artifact | None:
+        """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
+
+        Raises CorruptFileError where the files do not hold what was written.
+        """
+        manifest = self.manifest
+        fit = None if manifest is None else manifest.fits.get(wanted.key)
+        if fit is None or manifest is None or not manifest.valid(fit.key) or _other_types(fit, wanted):
+            return None
+        return load_artifact(self.ref.folder, fit)
+
+    def instead(self, wanted: Wanted) -> str:
+        """What is there in the place of a fit that is not, and what was expected: for messages."""
+        manifest = self.manifest
+        if manifest is None:
+            return "got no artifact"
+        fit = manifest.fits.get(wanted.key)
+        if fit is not None:
+            for name in _other_types(fit, wanted):
+                got, expected = fit.types.get(name, "nothing"), wanted.types.get(name, "nothing")
+                return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
+            return "got an artifact whose own inputs were fitted again since"
+        near = [fit for fit in manifest.fits.values() if wanted.feature.partition(" (input ")[0] in fit.features]
+        same = [fit for fit in near if fit.op == wanted.op[0]] or near
+        if not same:
+            return "got no artifact"
+        expected = _call(*wanted.op)
+        if same[0].call != expected:
+            return f"got an artifact of {same[0].call}, expected {expected}"
+        return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {wanted.chain}"
+
+    def read(self, reading: Reading) -> Artifact:
+        """What is read from outside. Raises as `read_outside`."""
+        expected = dict(self.ref.readings).get(reading.name)
+        found = self._read[reading.name] = read_outside(reading, self.ref.base_dir, expected)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.pinned,)
+
+
+def current(folder: str) -> str | None:
+    """The digest of the set of fits that counts; None where nothing was fitted yet. Raises as `load_manifest`."""
+    pointer = _pointer(folder)
+    return None if pointer is None else str(pointer["manifest"])
+
+
+def fitted_when(folder: str) -> Mapping[str, str]:
+    """When each of the fits that count was made, by key: ISO times."""
+    pointer = _pointer(folder)
+    return {} if pointer is None else pointer["fitted"]
+
+
+def load_manifest(folder: str, digest: str) -> Manifest:
+    """A set of fits.
+
+    Raises CorruptFileError where it is not what was written, or gone; SpecError where another version of Feedline
+    wrote it in another format; StoreError.
+    """
+    return _load_manifest(absolute(folder), digest)
+
+
+def load_artifact(folder: str, fit: Fit) -> Artifact:
+    """A fit's artifact: the same object for the same content, as long as anyone holds it."""
+    with _loading:
+        artifact = _loaded.get(fit.digest)
+        if artifact is None:
+            table = None if fit.table is None else _load_table(absolute(folder), fit.table)
+            artifact = Artifact(facts=fit.facts, table=table)
+            artifact.__dict__["digest"] = fit.digest  # known: computing it anew would cost a pass over the table
+            _loaded[fit.digest] = artifact
+        return artifact
+
+
+def prove(ref: KnowledgeRef) -> None:
+    """Raise, as `load_manifest` does, where this process cannot read what a job needs: its files are not there."""
+    if ref.manifest is None:
+        return
+    location = locate(absolute(ref.folder))
+    for fit in load_manifest(ref.folder, ref.manifest).fits.values():
+        if fit.table is None:
+            continue
+        size = _size_of(location, fit.table.name)
+        if size != fit.table.bytes:
+            got = "no file" if size is None else f"{size} bytes"
+            raise CorruptFileError(
+                f"artifact {shown(join(ref.folder, fit.table.name))} cannot be read here: got {got}, expected "
+                f"{fit.table.bytes} bytes. Name a folder for `artifacts` that every host shares, or fit again"
+            )
+
+
+def save(folder: str, learnt: Iterable[Learnt], when: Mapping[str, str] | None = None) -> Manifest:
+    """Write a set of fits, and, where `when` says when they were made, make it the one that counts."""
+    location = locate(absolute(folder))
+    fits = {}
+    for one in sorted(learnt, key=lambda one: one.fit.key):
+        fits[one.fit.key] = one.fit
+        if one.artifact is None:
+            continue
+        if one.artifact.table is not None:
+            file = _save_table(location, one.artifact.table, one.fit.table)
+            fits[one.fit.key] = replace(one.fit, table=file)
+        with _loading:  # who loads it here need not read it
+            _loaded.setdefault(one.fit.digest, one.artifact)
+    # pairs, whose order stays where keys are sorted
+    entries = [{**asdict(fit), "shown": list(fit.shown.items())} for fit in fits.values()]
+    body = {"format": FORMAT, "fits": entries}
+    text = json.dumps(body, sort_keys=True, indent=1).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    store.put(location, _manifest_name(digest), [text])
+    if when is not None:
+        pointer = {"format": FORMAT, "manifest": digest, "fitted": dict(when)}
+        store.put(location, POINTER, [json.dumps(pointer, sort_keys=True, indent=1).encode()])
+    return Manifest(digest=digest, fits=fits)
+
+
+def kind_of(arrow_type: str) -> str:
+    """What of a type matters to a fit: whether it is an integer, a float, a text, or lists of them, not how wide."""
+    if (found := _LIST.fullmatch(arrow_type)) is not None:
+        return f"list of {kind_of(found[1])}"
+    if (found := _DICTIONARY.fullmatch(arrow_type)) is not None:
+        return kind_of(found[1])
+    return next((kind for pattern, kind in _KINDS if pattern.fullmatch(arrow_type)), arrow_type)
+
+
+def _save_table(location: Location, table: pa.Table, known: TableFile | None) -> TableFile:
+    """Write an artifact's table, unless it is there already."""
+    if known is not None and _size_of(location, known.name) == known.bytes:
+        return known
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content = sink.getvalue()
+    sha256 = hashlib.sha256(memoryview(content)).hexdigest()
+    file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
+    if _size_of(location, file.name) != file.bytes:
+        store.put(location, file.name, [content])
+    return file
+
+
+def _size_of(location: Location, name: str) -> int | None:
+    """Bytes of a file below a folder; None where there is none."""
+    path = join(location.path, name)
+    info = retried(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
+    return info.size if info.is_file else None
+
+
+_loading = threading.Lock()
+_loaded: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
+
+
+def _call(op: str, version: int, parameters: str) -> str:
+    return f"{op} (version {version}) with {parameters}"
+
+
+def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
+    """The columns whose kinds differ."""
+    names = sorted({*fit.types, *wanted.types})
+    return [name for name in names if kind_of(fit.types.get(name, "")) != kind_of(wanted.types.get(name, ""))]
+
+
+def _manifest_name(digest: str) -> str:
+    return f"fits-{digest[:_NAME_DIGITS]}.json"
+
+
+def _pointer(folder: str) -> dict[str, Any] | None:
+    place = locate(absolute(folder))
+    try:
+        content = bytes(store.get(place, POINTER))
+    except FileNotFoundError:
+        return None
+    return _checked(content, join(folder, POINTER), {"manifest": str, "fitted": dict})
+
+
+@lru_cache(maxsize=32)
+def _load_manifest(folder: str, digest: str) -> Manifest:
+    name = _manifest_name(digest)
+    try:
+        content = bytes(store.get(locate(folder), name))
+    except FileNotFoundError:
+        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {_REMEDY}") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _altered(join(folder, name))
+    body = _checked(content, join(folder, name), {"fits": list})
+    fits = [
+        Fit(
+            **{
+                **entry,
+                "features": tuple(entry["features"]),
+                "fitted_on": Origin(**entry["fitted_on"]),
+                "shown": dict(entry["shown"]),
+                "table": None if entry["table"] is None else TableFile(**entry["table"]),
+            }
+        )
+        for entry in body["fits"]
+    ]
+    return Manifest(digest=digest, fits={fit.key: fit for fit in fits})
+
+
+def _load_table(folder: str, file: TableFile) -> pa.Table:
+    try:
+        content = store.get(locate(folder), file.name)
+    except FileNotFoundError:
+        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {_REMEDY}") from None
+    if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
+        raise _altered(join(folder, file.name))
+    return pq.read_table(pa.BufferReader(content))
+
+
+_REMEDY = "Fit again: feedline fit"
+
+
+def _checked(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON document of our format. Raises CorruptFileError, SpecError for another version."""
+    try:
+        body = json.loads(content)
+        version = body["format"]
+    except (ValueError, KeyError, TypeError):
+        raise _altered(path) from None
+    if version != FORMAT:
+        raise SpecError(
+            f"artifacts at {shown(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
+            f"with this version of Feedline: feedline fit"
+        )
+    if not all(isinstance(body.get(key), kind) for key, kind in needed.items()):
+        raise _altered(path)
+    found: dict[str, Any] = body
+    return found
+
+
+def _altered(path: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. {_REMEDY}"
+    )

@@ -1,0 +1,141 @@
+"""What does a pipeline.yaml mean for a table of a certain schema? Its parts, bound to columns; errors with places.
+
+Runs in: the feeder, the CLI, `Pipeline`. Pure, but for artifacts that compiling may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from feedline.artifacts import KnowledgeRef, Stored
+from feedline.errors import ExpressionError, SpecError
+from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.features import FeatureInput, FeatureSpec
+from feedline.positions import Path
+from feedline.spec import PipelineSpec
+from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.fitting import Knowledge, Wanted
+from feedline.transforms.registry import OpError
+from feedline.warehouse.locations import below, join, shown
+from feedline.warehouse.presence import first_absence
+from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.snapshot import Snapshot
+
+
+def artifacts_dir(spec: PipelineSpec) -> str:
+    """Where what ops learnt is kept."""
+    return spec.artifacts or below(spec.work_dir, "artifacts")
+
+
+def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> KnowledgeRef:
+    """What a job of this pipeline knows: a set of fits; rows that are `served` were not learnt from."""
+    return KnowledgeRef(
+        folder=artifacts_dir(spec),
+        manifest=manifest,
+        out_of_fold=spec.fit.out_of_fold and not served,
+        base_dir=spec.base_dir,
+    )
+
+
+def require_fitted(spec: PipelineSpec, features: CompiledFeatures) -> None:
+    """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+    if not features.wanted:
+        return
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(features.knowledge, want)}" for want in features.wanted]
+    more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    place = next(
+        (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
+    )
+    raise spec.error(
+        place, f"not fitted: {'; '.join(missing[:_SHOWN])}{more}. Run `feedline fit {spec.file}`, or write `fit: auto`"
+    )
+
+
+_SHOWN = 5  # of the fits that are missing
+
+
+def _instead(knowledge: Knowledge, want: Wanted) -> str:
+    return knowledge.instead(want) if isinstance(knowledge, Stored) else "got no artifact"
+
+
+def _base(want: Wanted) -> str:
+    """The feature as pipeline.yaml names it."""
+    return want.feature.partition(" (input ")[0]
+
+
+def compile_spec(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    features: Sequence[FeatureSpec] | None = None,
+    *,
+    knowledge: Knowledge | None = None,
+) -> CompiledFeatures:
+    """The spec's features (or some of them) against a schema; errors carry file, line and path.
+
+    Without `knowledge` nothing is fitted: enough to know columns and kinds.
+    """
+    known = Stored(knowledge_ref(spec)) if knowledge is None else knowledge
+    try:
+        return compile_features(spec.features if features is None else features, schema, known)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+
+
+def bound_where(
+    spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
+) -> BoundExpression | None:
+    """`source.where`, or the text at another place, over the table's columns; None where there is none."""
+    text = spec.source.where if text is None else text
+    try:
+        return None if text is None else bind_where(text, schema)
+    except ValueError as error:
+        raise spec.error(place, str(error)) from error
+
+
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    """
+    if spec.source.sample is None:
+        return schema
+    for feature in spec.features:
+        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+        used = {source.column for source in sources if source.column is not None}
+        for expr in [source.expr for source in sources if source.expr is not None]:
+            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+                used |= parse(expr).columns
+        try:
+            with_weight(schema, used)
+        except SpecError as error:
+            raise spec.error(feature.path, f"{feature.name}: {error}") from None
+    return with_weight(schema, ())
+
+
+def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
+    """`source.sample` over the table's columns."""
+    sample = Sample.of(spec.source.sample)
+    if sample is None:
+        return None
+    try:
+        return bind_sample(sample, schema)
+    except ValueError as error:
+        part = "where" if isinstance(error, ExpressionError) else "key"
+        raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    """Raise SpecError where a file that may be read lacks one of these columns."""
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )

@@ -1,0 +1,419 @@
+"""How does a pipeline learn what its ops have to know? In as few passes over the table as depend on each other.
+
+Runs in: the process that fits: `Pipeline.fit`, `feedline fit`, a feeder with `fit: auto`. The passes' tasks run on
+workers (`service.reduction`).
+
+1. The features are compiled as if nothing were known: what is wanted, and which fits wait for which.
+2. A pass observes, for all fits that wait for no other, the columns that they are learnt from (and the filter's, where
+   statistics cannot decide), and nothing else: row groups that the filter rules out are not opened.
+3. The last states become artifacts here. They lie in a scratch folder below work_dir for the workers of the next pass,
+   until none is left to be made.
+4. All artifacts are saved as one set (`artifacts`), which counts from then on. The scratch folder goes, whatever
+   happened.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from feedline.artifacts import Fit, Learnt, Origin, Stored, current, fitted_when, load_artifact, load_manifest, save
+from feedline.binding import artifacts_dir, bound_sample, bound_where, compile_spec, knowledge_ref, planned_schema
+from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.resources import available_memory_bytes
+from feedline.service.observing import (
+    NO_ROWS,
+    FitJob,
+    States,
+    compile_fit,
+    merge_spilled,
+    merge_states,
+    observe_fragments,
+)
+from feedline.service.reduction import FAN_IN, Workers, mapped, reduced
+from feedline.service.spilling import PARTS, Scratch, Spilled, discard, parts_of
+from feedline.service.tasks import local_environment
+from feedline.spec import PipelineSpec
+from feedline.transforms.compile import CompiledFeatures
+from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.warehouse.accounting import deciding_parts, needed_bytes
+from feedline.warehouse.locations import absolute, below, shown
+from feedline.warehouse.reading import Fragment, fragment_at
+from feedline.warehouse.sampling import SAMPLE_WEIGHT
+from feedline.warehouse.selection import Selection, screen_rows
+from feedline.warehouse.snapshot import Snapshot
+
+# Rows of a task: as few tasks as keep all threads busy to the end, as many as progress wants to be told.
+_LEAST_TASK_ROWS, _MOST_TASK_ROWS, _TASKS_PER_THREAD = 131_072, 1_048_576, 8
+_TASK_FILES = 64
+# What a fit may use of memory where pipeline.yaml says nothing: this, or half of what is free.
+_MEMORY_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitFacts:
+    """One fit for people: by which op, for which features, `shown` what was learnt, from what, and when (ISO time).
+
+    types: the columns that it was learnt from. rows: how many rows were; of which table, where, in which sample.
+    """
+
+    op: str
+    parameters: str
+    features: tuple[str, ...]
+    chain: str
+    types: Mapping[str, str]
+    shown: Mapping[str, Any]
+    rows: int
+    table: str
+    snapshot: str
+    where: str | None
+    sample: Mapping[str, Any] | None
+    when: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """What fitting did. `fits`: those that count now, old ones too; `made` of them were made by it.
+
+    rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: where the
+    artifacts are, and which set of them counts; None where there was nothing to fit.
+    """
+
+    fits: tuple[FitFacts, ...] = ()
+    made: int = 0
+    passes: int = 0
+    rows: int = 0
+    nbytes_read: int = 0
+    seconds: float = 0.0
+    table: str = ""
+    snapshot: str = ""
+    folder: str = ""
+    manifest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """In which of how many passes a fit is, for how many statistics, over how many stored rows; tasks done, and all."""
+
+    step: int
+    passes: int
+    fits: int
+    rows: int
+    tasks: int
+    all_tasks: int
+
+
+Say = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known while fitting: what was stored before, if that is to be kept, and what was made since."""
+
+    stored: Stored
+    keep: bool
+    made: dict[str, Learnt] = field(default_factory=dict)
+
+    @property
+    def out_of_fold(self) -> bool:
+        return self.stored.out_of_fold
+
+    def fitted(self, wanted: Wanted) -> Artifact | None:
+        if wanted.key in self.made:
+            return self.made[wanted.key].artifact
+        manifest = self.stored.manifest if self.keep else None
+        if manifest is None or wanted.key not in manifest.fits:
+            return None
+        depends = manifest.fits[wanted.key].depends
+        stale = [key for key in depends if key in self.made and self.made[key].fit.digest != depends[key]]
+        return None if stale else self.stored.fitted(wanted)
+
+    def read(self, reading: Reading) -> Artifact:
+        return self.stored.read(reading)
+
+    def learnt(self, key: str) -> Learnt:
+        """A fit that is known."""
+        if key in self.made:
+            return self.made[key]
+        assert self.stored.manifest is not None
+        fit = self.stored.manifest.fits[key]
+        return Learnt(fit=fit, artifact=load_artifact(self.stored.ref.folder, fit))
+
+
+def fit_pipeline(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    workers: Workers,
+    *,
+    keep: bool = False,
+    say: Say = lambda progress: None,
+) -> FitReport:
+    """Fit what the pipeline's ops have to learn, and make it what counts; `keep`: only what is missing.
+
+    Raises SpecError for whatever does not fit the table or the rows, PlanError where there is no row to learn from, and
+    what reading raises. What counted before still counts then.
+    """
+    began = time.perf_counter()
+    run = _Run(spec, snapshot, workers, keep, say)
+    if not run.everything:
+        return FitReport(table=snapshot.uri, snapshot=snapshot.id)
+    try:
+        run.work()
+        return run.report(began)
+    finally:
+        discard(run.scratch)
+
+
+class _Run:
+    """One fit of a pipeline, pass after pass."""
+
+    def __init__(self, spec: PipelineSpec, snapshot: Snapshot, workers: Workers, keep: bool, say: Say) -> None:
+        self._spec = spec
+        self._snapshot = snapshot
+        self._workers = workers
+        self._say = say
+        self._schema = planned_schema(spec, snapshot.schema)
+        stored = Stored(knowledge_ref(spec, current(artifacts_dir(spec)) if keep else None))
+        self._known = _Known(stored, keep)
+        blank = _Known(stored, False)
+        self.everything = {want.key: want for want in self._compiled(blank).wanted}
+        self._features = self._features_of(blank)
+        self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
+        self._place = ("fit", "where") if spec.fit.where is not None else ("source", "where")
+        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, place=self._place)
+        self._sample = bound_sample(spec, snapshot.schema)
+        self._step = self._rows = self._nbytes_read = 0
+
+    def work(self) -> None:
+        """All passes. Raises as `fit_pipeline`."""
+        missing = self._compiled(self._known).wanted
+        passes = _depth(missing)
+        if not missing:
+            return
+        selection = screen_rows(self._snapshot, self._where, sample=self._sample)
+        tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
+        while ready := [want for want in self._compiled(self._known).wanted if not want.depends]:
+            self._step += 1
+            self._learn(ready, self._observed(ready, tasks, selection, passes))
+
+    def report(self, began: float) -> FitReport:
+        """Saves what is known as the set that counts."""
+        learnt = [self._known.learnt(key) for key in self.everything]
+        folder = artifacts_dir(self._spec)
+        before, others = self._others(folder)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        when = {one.fit.key: before.get(one.fit.key, now) for one in [*learnt, *others]}
+        when |= dict.fromkeys(self._known.made, now)
+        nothing_new = self._known.keep and not self._known.made
+        digest = self._known.stored.ref.manifest if nothing_new else save(folder, [*learnt, *others], when).digest
+        return FitReport(
+            fits=tuple(_facts(one.fit, when[one.fit.key]) for one in learnt),
+            made=len(self._known.made),
+            passes=self._step,
+            rows=self._rows,
+            nbytes_read=self._nbytes_read,
+            seconds=time.perf_counter() - began,
+            table=self._snapshot.uri,
+            snapshot=self._snapshot.id,
+            folder=folder,
+            manifest=digest,
+        )
+
+    def _others(self, folder: str) -> tuple[Mapping[str, str], list[Learnt]]:
+        """When fits were made that count now, and those of features that this pipeline has not: they stay."""
+        try:
+            digest = current(folder)
+            fits = load_manifest(folder, digest).fits.values() if digest is not None else ()
+            mine = {feature.name for feature in self._spec.features}
+            others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
+            return fitted_when(folder), [Learnt(fit=fit, artifact=None) for fit in others]
+        except (CorruptFileError, SpecError):  # of no use to anybody: what is written now takes its place
+            return {}, []
+
+    def _compiled(self, known: _Known) -> CompiledFeatures:
+        return compile_spec(self._spec, self._schema, knowledge=known)
+
+    def _features_of(self, blank: _Known) -> dict[str, tuple[str, ...]]:
+        """The features that need each fit, by key."""
+        found: dict[str, list[str]] = {}
+        for feature in self._spec.features:
+            for want in compile_spec(self._spec, self._schema, [feature], knowledge=blank).wanted:
+                found.setdefault(want.key, []).append(feature.name)
+        return {key: tuple(names) for key, names in found.items()}
+
+    def _observed(
+        self, ready: Sequence[Wanted], tasks: Sequence[tuple[Fragment, ...]], selection: Selection, passes: int
+    ) -> tuple[FitJob, States]:
+        """One pass: what its tasks observed, as one."""
+        job = self._job(ready, len(tasks))
+        stored = self._snapshot.rows_per_row_group
+        rows = int(stored[selection.rows != 0].sum())
+        self._nbytes_read += self._bytes(compile_fit(job).observed.parts, selection)
+        done = Progress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=len(tasks))
+
+        def tell(task: tuple[Fragment, ...]) -> None:
+            nonlocal done
+            done = replace(done, tasks=done.tasks + 1)
+            self._say(done)
+
+        self._say(done)
+        states = reduced(self._workers, observe_fragments, merge_states, job, tasks, done=tell) if tasks else NO_ROWS
+        if not states.rows:
+            raise self._nothing()
+        self._rows = states.rows
+        return job, states
+
+    def _learn(self, ready: Sequence[Wanted], observed: tuple[FitJob, States]) -> None:
+        """From last states to artifacts."""
+        job, states = observed
+        for place, (want, state) in enumerate(zip(ready, states.states, strict=True)):
+            parts: Sequence[str] = ()
+            if isinstance(state, Spilled) and len(state.files) > 1:
+                tasks = [(place, state, part) for part in range(PARTS)]
+                parts = mapped(self._workers, merge_spilled, job, tasks)
+            try:
+                artifact = want.learner.finish(parts_of(want.learner, state, job.scratch, parts))
+            except FeedlineError as error:
+                raise self._complaint(want, error) from error
+            self._known.made[want.key] = Learnt(fit=self._record(want, artifact), artifact=artifact)
+
+    def _record(self, want: Wanted, artifact: Artifact) -> Fit:
+        op, version, parameters = want.op
+        where, sample = self._spec.fit.where or self._spec.source.where, self._sample
+        return Fit(
+            key=want.key,
+            op=op,
+            version=version,
+            parameters=parameters,
+            chain=want.chain,
+            features=self._features[want.key],
+            types=dict(want.types),
+            depends={key: self._known.learnt(key).fit.digest for key in sorted(self.everything[want.key].depends)},
+            fitted_on=Origin(
+                table=shown(self._snapshot.uri),
+                snapshot=self._snapshot.id,
+                where=where,
+                sample=None if sample is None else asdict(sample.sample),
+                rows=self._rows,
+            ),
+            facts=artifact.facts,
+            shown=want.learner.show(artifact),
+            table=None,
+            digest=artifact.digest,
+        )
+
+    def _complaint(self, want: Wanted, error: FeedlineError) -> FeedlineError:
+        """What a learner says, with its place."""
+        feature = next(feature for feature in self._spec.features if feature.name in self._features[want.key])
+        message = f"{want.feature}: {want.chain}: {want.op[0]}: {error}"
+        return self._spec.error(feature.path, message) if isinstance(error, SpecError) else DataError(message)
+
+    def _nothing(self) -> FeedlineError:
+        """Why there is no row to learn from."""
+        rows = self._snapshot.rows
+        if not rows or (self._where is None and self._sample is None):
+            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {shown(self._snapshot.uri)}")
+        if self._where is None:
+            return self._spec.error(("source", "sample"), f"the sample keeps no row: got 0 of {rows:,} rows to fit on")
+        return self._spec.error(
+            self._place, f"the filter keeps no row: got 0 of {rows:,} rows to fit on for {self._where.text!r}"
+        )
+
+    def _bytes(self, parts: Collection[str], selection: Selection) -> int:
+        """Compressed bytes of the column chunks that a pass reads."""
+        read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
+        deciding = deciding_parts(
+            selection.proven,
+            self._where,
+            self._sample,
+            whole=selection.rows == self._snapshot.rows_per_row_group,
+            weigh=self._sample is not None and SAMPLE_WEIGHT in read,
+        )
+        return int(needed_bytes(self._snapshot, [(read, every), *deciding])[selection.rows != 0].sum())
+
+    def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
+        """What its tasks need; artifacts of passes before lie in the scratch folder."""
+        known = {key for want in ready for key in self.everything[want.key].depends}
+        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings)
+        if known:
+            folder = below(self.scratch.folder, "artifacts")
+            ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)
+        threads = math.ceil(self._workers.threads / self._workers.processes)
+        levels = math.ceil(math.log(max(tasks, 2), FAN_IN))
+        sets = threads * (1 + FAN_IN) + (FAN_IN - 1) * levels  # of states, at once in a process
+        memory = self._spec.fit.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2)
+        return FitJob(
+            features=self._spec.features,
+            schema=self._schema.serialize().to_pybytes(),
+            where=self._spec.fit.where or self._spec.source.where,
+            sample=None if self._sample is None else self._sample.sample,
+            keys=tuple(want.key for want in ready),
+            knowledge=ref,
+            scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
+            environment=local_environment(),
+        )
+
+
+def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tuple[Fragment, ...]]:
+    """The row groups that may hold rows to learn from, in the table's order, in tasks of about equal rows. Pure."""
+    left = np.flatnonzero(selection.rows)
+    if not len(left):
+        return []
+    stored = snapshot.rows_per_row_group[left].astype(np.int64)
+    share = int(stored.sum()) // (_TASKS_PER_THREAD * threads)
+    rows = min(max(share, _LEAST_TASK_ROWS), _MOST_TASK_ROWS)
+    file, part = snapshot.file_of_row_group[left], (np.cumsum(stored) - stored) // rows
+    borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
+    tasks: dict[tuple[int, int], list[Fragment]] = {}
+    for number, run in enumerate(np.split(np.arange(len(left)), borders)):
+        groups = left[run]
+        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proven)
+        tasks.setdefault((int(part[run[0]]), number // _TASK_FILES), []).append(fragment)
+    return [tuple(fragments) for fragments in tasks.values()]
+
+
+def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
+    """What was fitted for a pipeline and counts. Raises as `artifacts.load_manifest`."""
+    folder = artifacts_dir(spec)
+    digest = current(folder)
+    if digest is None:
+        return ()
+    when = fitted_when(folder)
+    fits = load_manifest(folder, digest).fits.values()
+    return tuple(_facts(fit, when[fit.key]) for fit in sorted(fits, key=lambda fit: (fit.features, fit.chain)))
+
+
+def _facts(fit: Fit, when: str) -> FitFacts:
+    origin = fit.fitted_on
+    return FitFacts(
+        op=fit.op,
+        parameters=fit.parameters,
+        features=fit.features,
+        chain=fit.chain,
+        types=fit.types,
+        shown=fit.shown,
+        rows=origin.rows,
+        table=origin.table,
+        snapshot=origin.snapshot,
+        where=origin.where,
+        sample=origin.sample,
+        when=when,
+        digest=fit.digest,
+    )
+
+
+def _depth(wanted: Sequence[Wanted]) -> int:
+    """How many passes it takes: the longest chain of fits that wait for each other."""
+    depends = {want.key: want.depends for want in wanted}
+    depth: dict[str, int] = {}
+    for key in sorted(depends, key=lambda key: len(depends[key])):  # what a fit waits for, waits for less
+        depth[key] = 1 + max((depth[before] for before in depends[key]), default=0)
+    return max(depth.values(), default=0)

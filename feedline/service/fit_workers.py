@@ -1,0 +1,111 @@
+"""Who computes a fit on a Dask cluster? Its workers, as `reduction` asks for them.
+
+Runs in: the process that fits. Results stay on the workers, and go straight from one to the other; a worker that is
+lost with what it had is made up for by Dask.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError
+from typing import Any
+
+import distributed
+from distributed.scheduler import KilledWorker
+
+from feedline.errors import ClusterError, FeedlineError
+from feedline.service.cluster import Cluster
+
+_LOOK_S = 1.0  # between looks at a cluster that says nothing
+_END_S, _END_PAUSE_S = 10.0, 0.05  # tasks that were called off have this long to end
+
+
+class DaskWorkers:
+    """The workers of a Dask cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._name = secrets.token_hex(8)
+        self._begun = 0
+
+    @property
+    def threads(self) -> int:
+        """Of all workers."""
+        return self._cluster.threads()
+
+    @property
+    def processes(self) -> int:
+        """One per worker."""
+        return max(1, self._cluster.workers())
+
+    def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
+        """Submit function(*arguments); futures in lists stand for their results."""
+        self._begun += 1
+        return self._cluster.client.submit(
+            function,
+            *arguments,
+            pure=False,
+            key=f"feedline-fit-{self._name}-{self._begun}",
+            priority=1 if urgent else 0,
+        )
+
+    def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
+        """Wait for at least one of them. Raises what a task raised; ClusterError where there is no cluster any more."""
+        while True:
+            try:
+                with self._cluster.client.as_current():
+                    done = list(distributed.wait(handles, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done)
+            except TimeoutError:
+                self._cluster.require_workers()
+                continue
+            except CancelledError:
+                raise _lost() from None
+            for handle in done:
+                _raise_failure(handle)
+            return done
+
+    def result(self, handle: Any) -> Any:
+        """The result of a finished one, fetched."""
+        try:
+            return handle.result()
+        except CancelledError:
+            raise _lost() from None
+
+    def forget(self, handles: Sequence[Any]) -> None:
+        """Call off what has not begun, and wait a while for what has: it may be writing."""
+        unfinished = [handle for handle in handles if handle.status == "pending"]
+        for handle in handles:
+            handle.release()
+        if not unfinished or not self._cluster.alive():
+            return
+        deadline = time.monotonic() + _END_S
+        while any(self._cluster.client.run(_working_on, f"feedline-fit-{self._name}").values()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_END_PAUSE_S)
+
+
+def _working_on(prefix: str, dask_worker: Any) -> bool:
+    """Runs on a worker: whether one of its threads is still busy with such a task."""
+    return any(str(key).startswith(prefix) for key in dask_worker.active_keys)
+
+
+def _raise_failure(handle: Any) -> None:
+    if handle.status == "finished":
+        return
+    error = handle.exception() if handle.status == "error" else None
+    if isinstance(error, FeedlineError):
+        raise error
+    if error is None:
+        raise _lost()
+    if isinstance(error, KilledWorker):
+        raise ClusterError(
+            f"a fit killed its workers again and again: {error}. Give them more memory, or set fit.memory lower"
+        )
+    raise ClusterError(f"a fit failed: {type(error).__name__}: {error}") from error
+
+
+def _lost() -> ClusterError:
+    return ClusterError("the Dask scheduler was lost while fitting: got no result. Fit again when it is back")

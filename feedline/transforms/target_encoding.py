@@ -1,0 +1,265 @@
+"""The op target_encoding: what do rows of the same key have for a target, on average?
+
+Built in every process, run on the workers. Learning is one pass: count and exact sum of the target by key and fold
+(`group_sums`). What is looked up is worked out once, at the end: for each key the smoothed mean over all folds, and for
+each fold that over all others, so that nothing is subtracted in floating point where a row's own target has to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field, model_validator
+
+from feedline.errors import DataError
+from feedline.key_hashing import hashable, key_hash
+from feedline.transforms.exact_sums import Bins, normal
+from feedline.transforms.exact_sums import total as exact
+from feedline.transforms.fitting import Artifact, Learning, Parts
+from feedline.transforms.group_keys import KEY, GroupIndex, GroupKeys
+from feedline.transforms.group_sums import GroupSums, Numbered, finite, total
+from feedline.transforms.kinds import Value
+from feedline.transforms.ragged import over_columns
+from feedline.transforms.registry import MAX_INT, Parameters, example_of_several, op
+
+Floats = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+_FOLD = "fold"
+_MOST_FOLDS = 100
+
+
+class TargetEncoding(Parameters):
+    """Parameters of target_encoding."""
+
+    target: Annotated[str, Field(min_length=1, description="The table's column whose mean is learnt.")]
+    fold_by: Annotated[
+        str | list[str] | None,
+        Field(description="The table's column, or columns, whose values decide in which fold a row is."),
+    ] = None
+    folds: Annotated[
+        int, Field(ge=1, le=_MOST_FOLDS, description="How many parts the rows are in; 1: no row is left out.")
+    ] = 5
+    smoothing: Annotated[float, Field(ge=0, description="How many rows of the overall mean each key is given.")] = 20.0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, other folds.")] = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TargetEncoding:
+        if self.folds > 1 and not self.fold_by:
+            raise ValueError(
+                f"{self.folds} folds need fold_by: got none, expected a column that tells rows apart, such as a "
+                "request's or a user's id. Or write folds: 1, and each row knows its own target"
+            )
+        return self
+
+    @property
+    def fold_columns(self) -> dict[str, str]:
+        """The columns of `fold_by` by their roles; none without folds."""
+        names = [self.fold_by] if isinstance(self.fold_by, str) else self.fold_by or []
+        return {f"fold_by {index}": name for index, name in enumerate(names)} if self.folds > 1 else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetMeans:
+    """Learns the smoothed mean of a target by key, over all folds and without each of them."""
+
+    groups: GroupKeys
+    parameters: TargetEncoding
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that name a group: its folds and bins stay together where a state is cut."""
+        return self.groups.names
+
+    @property
+    def _sums(self) -> GroupSums:
+        return GroupSums(by=(*self.groups.names, _FOLD))
+
+    @property
+    def _means(self) -> int:
+        """How many means a key has: over all, and without each fold."""
+        return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
+
+    def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
+        """A state: count and units of the target's sum by key, fold and bin. Raises DataError for a wrong type."""
+        width = len(self.groups.types)
+        rows = self.groups.rows(columns[:width])
+        target, known = finite(columns[width], "target", self.parameters.target)
+        frame = rows.frame(self.groups.names).with_columns(
+            pl.Series(_FOLD, rows.each(folds(columns[width + 1 :], self.parameters, len(target)))),
+            pl.Series("value", rows.each(target)),
+        )
+        frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
+        return self._sums.observe(frame.drop("value"), frame["value"])
+
+    def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Counts and units added up."""
+        return self._sums.merge(states)
+
+    def finish(self, parts: Parts) -> Artifact:
+        """Raises DataError where no target was met, or no row is outside a fold."""
+        counts = [0] * self.parameters.folds
+        sums: list[Bins] = [{} for _ in counts]
+        for state in parts:
+            for (fold,), some in state.group_by(_FOLD):
+                count, bins = total(some)
+                counts[int(str(fold))] += count
+                sums[int(str(fold))] = _joined([sums[int(str(fold))], bins])
+        means = [self._mean(counts, sums, without) for without in range(-1, self._means - 1)]
+        tables = [self._encoded(state, means) for state in parts]
+        table = pl.concat([self._empty(), *tables]).sort(*self.groups.names)
+        facts = {"rows": sum(counts), "groups": table.height, "means": means}
+        return Artifact(facts=facts, table=table.to_arrow())
+
+    def blank(self) -> Artifact:
+        """No groups."""
+        return Artifact(facts={"rows": 0, "groups": 0, "means": [0.0] * self._means}, table=self._empty().to_arrow())
+
+    def show(self, artifact: Artifact) -> dict[str, Any]:
+        """Rows with a target, groups, the overall mean, and how far the groups' values reach."""
+        shown = {"rows": artifact.facts["rows"], "groups": artifact.facts["groups"], "mean": artifact.facts["means"][0]}
+        if artifact.table is not None and artifact.table.num_rows:
+            held = pl.Series(artifact.table["encoded"])
+            shown |= {"least": held.min(), "greatest": held.max()}
+        return shown
+
+    def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
+        """The target's mean over the rows outside a fold; -1: over all rows."""
+        left = [fold for fold in range(len(counts)) if fold != without]
+        count = sum(counts[fold] for fold in left)
+        if count:
+            return float(exact(_joined([sums[fold] for fold in left])) / count)
+        column = self.parameters.target
+        if not sum(counts):
+            raise DataError(f"no target to learn from: got no value in column {column!r}, expected one at least")
+        raise DataError(
+            f"all rows with a target are in one of {len(counts)} folds: got fold {without}, expected two at least. "
+            "Name a fold_by with more values, or write folds: 1"
+        )
+
+    def _encoded(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
+        """The artifact's rows of some groups."""
+        held = Numbered.by(state, self.groups.names)
+        columns = {"count": pl.Series(held.counts())}
+        for name, mean, without in zip(self._columns[1:], means, range(-1, len(means) - 1), strict=True):
+            chosen = None if without < 0 else held.state[_FOLD] != without
+            counts = held.counts(chosen)
+            columns[name] = pl.Series(_smoothed(held.sums(chosen)[0], counts, mean, self.parameters.smoothing))
+        return held.groups.with_columns(**columns)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return ("count", *_encoded_names(self._means))
+
+    def _empty(self) -> pl.DataFrame:
+        counts = {"count": pl.Int64()}
+        return pl.DataFrame(schema=self.groups.schema() | counts | dict.fromkeys(self._columns[1:], pl.Float64()))
+
+
+def _encoded_names(means: int) -> tuple[str, ...]:
+    return ("encoded", *(f"encoded without fold {fold}" for fold in range(means - 1)))
+
+
+def _smoothed(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing: float) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = (sums + mean * smoothing) / (counts + smoothing)
+    return np.where(counts == 0, mean, found)
+
+
+def _joined(sums: Sequence[Bins]) -> Bins:
+    joined: dict[int, int] = {}
+    for bins in sums:
+        for place, units in bins.items():
+            joined[place] = joined.get(place, 0) + units
+    return normal(joined)
+
+
+def folds(columns: Sequence[pl.Series], parameters: TargetEncoding, rows: int) -> Bytes:
+    """The fold of each row, from the columns of `fold_by`: uint8 [N]. Raises DataError for a type without a hash."""
+    if not columns:
+        return np.zeros(rows, np.uint8)
+    for name, series in zip(parameters.fold_columns.values(), columns, strict=False):
+        if not hashable(series.slice(0, 0).to_arrow().type):
+            raise DataError(
+                f"fold_by has a column without a hash: got {name!r} of type {series.dtype}, expected integers, floats, "
+                "booleans, texts, bytes, dates or timestamps. Name another column"
+            )
+    hashes = key_hash(columns, parameters.seed)
+    found: Bytes = (hashes % np.uint64(parameters.folds)).astype(np.uint8)
+    return found
+
+
+def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans:
+    return TargetMeans(groups=GroupKeys.of(values), parameters=parameters)
+
+
+@op(
+    inputs=(KEY,),
+    repeats=True,
+    gives="float64, or lists of it",
+    parameters=TargetEncoding,
+    examples=(
+        example_of_several(
+            "target_encoding",
+            {"target": "clicked", "folds": 1, "smoothing": 1},
+            [(pl.Int64(), [7, 7, 8, None]), (pl.Int64(), [1, 1, 0, 0])],
+            [2.5 / 3, 2.5 / 3, 0.25, 0.25],
+        ),
+    ),
+    learns=Learning(
+        learner=_learner,
+        beside=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
+        rows=lambda parameters: tuple(parameters.fold_columns),
+    ),
+)
+def target_encoding(
+    values: Sequence[Value], parameters: TargetEncoding, artifact: Artifact, beside: Mapping[str, Value]
+) -> Value:
+    """The mean of a target over all rows of the same key, smoothed towards the mean of all rows.
+
+    A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
+    smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that was not met in
+    fitting becomes the mean. Null is a key like others. Of a list the elements are keys, each with its row's target; a
+    null list stays null.
+
+    **Out of fold.** In training (`run`, `batches`, `to_dask`) a row is told nothing of its own fold: count, sum and
+    mean are those of the other folds, so that its own target is in none of them. The fold is the hash of the columns of
+    `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the seed, so that a row has the
+    same fold on every machine, however the table is cut. Rows of equal values go together: by a request's id each row
+    is by itself, by a user's id no row is told what its user did elsewhere. In serving (`transform`) every key has the
+    value over all rows, and neither target nor `fold_by` are needed.
+
+    Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so that the order of
+    rows and the cut of the table do not matter to the last bit.
+
+    `TargetEncoding` in NVTabular, `TargetEncoder(smooth=…)` in scikit-learn (Micci-Barreca 2001). NVTabular takes the
+    mean over all rows in training, too, through which a row meets its own target.
+    """
+    keys = GroupKeys.of(values)
+    assert artifact.table is not None
+    keys.check(artifact.table)
+    fold_exprs = [beside[role].expr for role in parameters.fold_columns if role in beside]
+
+    def run(*columns: pl.Series) -> pl.Series:
+        rows = keys.rows(columns[: len(values)])
+        found = artifact.made("index", lambda: GroupIndex(keys, artifact.table)).find(rows)
+        if not fold_exprs:
+            return rows.series(artifact.made("encoded", lambda: _encodings(artifact, 1))[0][found])
+        encoded = artifact.made("encoded without folds", lambda: _encodings(artifact, parameters.folds + 1))
+        without = folds(columns[len(values) :], parameters, len(columns[0]))
+        return rows.series(encoded[rows.each(without + np.uint8(1)), found])
+
+    dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
+    return Value(expr=over_columns([*(value.expr for value in values), *fold_exprs], run, dtype), dtype=dtype)
+
+
+def _encodings(artifact: Artifact, means: int) -> Floats:
+    """float64 [means, groups + 1]: what each group is encoded as; the first is for groups that are not known."""
+    assert artifact.table is not None
+    columns = [artifact.table[name].to_numpy() for name in _encoded_names(means)]
+    return np.column_stack([artifact.facts["means"][:means], np.array(columns)])
