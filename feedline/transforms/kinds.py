@@ -121,8 +121,7 @@ class Value:
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
     def _then(self, step: Step) -> Value:
-        made = self.made or Fused(self.expr, self.dtype, (), self.expr)
-        fused = made.then(step)
+        fused = (self.made or Fused.of(self.expr, self.dtype)).then(step)
         return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
 
     @property
