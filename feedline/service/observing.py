@@ -23,6 +23,7 @@ from feedline.service.spilling import Scratch, Spilled, State, merge_part, merge
 from feedline.service.tasks import check_environment
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.fitting import Learner
+from feedline.transforms.user_functions import Needed, check_functions
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
@@ -40,7 +41,7 @@ class FitJob:
     """What every task of one pass needs.
 
     features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. knowledge: what was
-    fitted before. where, sample: the rows to learn from.
+    fitted before. where, sample: the rows to learn from. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -51,6 +52,7 @@ class FitJob:
     knowledge: KnowledgeRef
     scratch: Scratch
     environment: tuple[tuple[str, str], ...]
+    code: tuple[Needed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ class Observing:
 @functools.lru_cache(maxsize=8)
 def compile_fit(job: FitJob) -> Observing:
     """What the job's tasks compute, for this process."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     knowledge = Stored(job.knowledge)
     wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
