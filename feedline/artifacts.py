@@ -322,8 +322,8 @@ def _call(op: str, version: int, parameters: str) -> str:
 
 
 def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
-    """The columns whose kinds differ."""
-    names = sorted({*fit.types, *wanted.types})
+    """The columns whose kinds differ; a fit that features share may have learnt from more than are wanted here."""
+    names = sorted(wanted.types)
     return [name for name in names if kind_of(fit.types.get(name, "")) != kind_of(wanted.types.get(name, ""))]
 
 
