@@ -9,7 +9,8 @@ call, which costs more than a cheap kernel (186 against 86 us for 32 k hashed id
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ NUMPY_TYPES: dict[pl.DataType, np.dtype[Any]] = {
     pl.Float32(): np.dtype(np.float32),
     pl.Float64(): np.dtype(np.float64),
 }
+SMALL_INTEGERS: dict[pl.DataType, np.dtype[Any]] = {  # that are widened to one of these before anything else
+    pl.Int8(): np.dtype(np.int8),
+    pl.Int16(): np.dtype(np.int16),
+    pl.Int32(): np.dtype(np.int32),
+    pl.UInt8(): np.dtype(np.uint8),
+    pl.UInt16(): np.dtype(np.uint16),
+    pl.UInt32(): np.dtype(np.uint32),
+}
+_READ_TYPES = NUMPY_TYPES | SMALL_INTEGERS
 _ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
     pl.Int64(): pa.int64(),
     pl.Float32(): pa.float32(),
@@ -36,24 +46,90 @@ _ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
 }
 
 
-def over_values(values: pl.Expr, kernel: Kernel, dtype: pl.DataType, result: pl.DataType) -> pl.Expr:
-    """`kernel` over each value of a numeric expression of `dtype`, as an expression of `result`; nulls stay null.
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A kernel and the type it makes, one of `NUMPY_TYPES`; or, without a kernel, the number that replaces nulls."""
 
-    Both types are among `NUMPY_TYPES`.
+    dtype: pl.DataType
+    kernel: Kernel | None = None
+    fill: float = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """Steps one after the other over the values of one expression, in one go; `expr` computes them all.
+
+    Each step is handed to the next by blocks that stay in a core's cache: between them nothing is allocated, and Polars
+    is called once, or not at all (`compute`). values: an expression of `dtype`, a type that numpy has.
     """
-    read, wrote, arrow = NUMPY_TYPES[dtype], NUMPY_TYPES[result], _ARROW_TYPES[result]
 
-    def run(series: pl.Series) -> pl.Series:
-        held, bits, lead = _held(series, read)
-        count = len(held)
-        buffer = pa.allocate_buffer(count * wrote.itemsize)
-        out = np.frombuffer(buffer, wrote)
+    values: pl.Expr
+    dtype: pl.DataType
+    steps: tuple[Step, ...]
+    expr: pl.Expr
+
+    def then(self, step: Step) -> Fused:
+        """One step more. Nulls that are replaced before anything else are left to Polars, if that is all."""
+        steps = (*self.steps, step)
+        if not any(earlier.kernel for earlier in steps):
+            expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
+            return Fused(self.values, self.dtype, steps, expr)
+        bare = Fused(self.values, self.dtype, steps, self.values)
+        return replace(bare, expr=mapped(self.values, bare.compute, step.dtype))
+
+    def compute(self, series: pl.Series) -> pl.Series:
+        """The steps over the values of a series of one chunk."""
+        fills = [place for place, step in enumerate(self.steps) if step.kernel is None]
+        used = fills[:1] if series.null_count() else []
+        steps = [step for place, step in enumerate(self.steps) if step.kernel is not None or place in used]
+        if not steps:
+            return series
+        held, bits, lead = _held(series, _READ_TYPES[self.dtype])
+        absent = _absent(bits, len(held)) if used else None
+        result = steps[-1].dtype
+        buffer = pa.allocate_buffer(len(held) * NUMPY_TYPES[result].itemsize)
         with np.errstate(all="ignore"):
-            for start in range(0, count, BLOCK_VALUES):
-                kernel(held[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES])
-        return pl.Series(pa.Array.from_buffers(arrow, len(series), [bits, buffer], -1 if bits else 0, lead))
+            _one_by_one(steps, held, absent, np.frombuffer(buffer, NUMPY_TYPES[result]))
+        validity = None if used else bits
+        nulls = -1 if validity else 0
+        array = pa.Array.from_buffers(_ARROW_TYPES[result], len(series), [validity, buffer], nulls, lead)
+        return pl.Series(series.name, array)
 
-    return mapped(values, run, result)
+
+def _one_by_one(steps: Sequence[Step], held: Values, absent: Values | None, out: Values) -> None:
+    """Each block of values through all steps. A kernel never writes where it reads."""
+    between = [np.empty(min(BLOCK_VALUES, len(held)), NUMPY_TYPES[step.dtype]) for step in steps[:-1]]
+    for start in range(0, len(held), BLOCK_VALUES):
+        block = slice(start, start + BLOCK_VALUES)
+        part = held[block]
+        targets = [*(scratch[: len(part)] for scratch in between), out[block]]
+        for step, target in zip(steps, targets, strict=True):
+            if step.kernel is not None:
+                step.kernel(part, target)
+            else:
+                assert absent is not None
+                np.copyto(target, part)
+                target[np.flatnonzero(absent[block])] = step.fill  # half the time of a masked copy where nulls are few
+            part = target
+
+
+def converting(given: pl.DataType, made: pl.DataType) -> Step | None:
+    """The step that makes numbers of another type: floats, rounded, or larger integers; None where there is none."""
+    read, wrote = _READ_TYPES.get(given), NUMPY_TYPES.get(made)
+    if read is None or wrote is None or not (wrote.kind == "f" or np.can_cast(read, wrote, "safe")):
+        return None
+    return Step(made, _convert)
+
+
+def _convert(values: Values, out: Values) -> None:
+    np.copyto(out, values, casting="same_kind")  # rounded to the nearest, an infinity where it is out of range
+
+
+def _absent(bits: pa.Buffer | None, count: int) -> Values:
+    """Which of the values are null, of bits that say which are not."""
+    assert bits is not None
+    known = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
+    return np.logical_not(known.view(np.bool_))
 
 
 def _held(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:

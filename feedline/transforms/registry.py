@@ -29,7 +29,7 @@ from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, 
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
-from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
+from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 
 Lists = Literal["elements", "whole", "only", "never"]
 
@@ -198,10 +198,9 @@ class BoundOp:
         try:
             if not one_by_one:
                 return self._call(value, told)
-            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
+            result = value.one_by_one(lambda element: self._call(element, told))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
-        result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
         return result if kind.width is None else result.as_vector(kind.width)
 
     def _require(self, kind: Kind) -> None:
