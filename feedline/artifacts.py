@@ -293,7 +293,7 @@ def kind_of(arrow_type: str) -> str:
 
 
 def _save_table(location: Location, table: pa.Table, known: TableFile | None) -> TableFile:
-    """Write an artifact's table, unless it is there already."""
+    """Write an artifact's table; one that is `known` need not be, where it is there. What is there may be damaged."""
     if known is not None and _size_of(location, known.name) == known.bytes:
         return known
     sink = pa.BufferOutputStream()
@@ -301,8 +301,7 @@ def _save_table(location: Location, table: pa.Table, known: TableFile | None) ->
     content = sink.getvalue()
     sha256 = hashlib.sha256(memoryview(content)).hexdigest()
     file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
-    if _size_of(location, file.name) != file.bytes:
-        store.put(location, file.name, [content])
+    store.put(location, file.name, [content])
     return file
 
 

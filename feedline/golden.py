@@ -7,28 +7,25 @@ may be `ULPS` apart, because numpy chooses its logarithms by the processor's ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feedline.binding import artifacts_dir, bound_sample, bound_where, planned_schema
 from feedline.errors import SpecError
-from feedline.expressions import BoundExpression
-from feedline.features import FeatureSpec
-from feedline.golden_files import Golden, load_golden, save_columns, save_golden
+from feedline.golden_files import Golden, Made, forget_golden, load_golden, save_columns, save_golden
 from feedline.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
 from feedline.loader.encoded_table import arrow_table
 from feedline.service.tasks import local_environment
 from feedline.serving import Serving
+from feedline.spec import PipelineSpec
 from feedline.warehouse.locations import shown
-from feedline.warehouse.sampling import BoundSample
 from feedline.warehouse.snapshot import Snapshot
 
 ULPS = 4
-Choice = Literal["rows", "synthetic", "none"]
 _SHOWN_CHARACTERS = 200
 _FAR = 2**40  # further than any two floats: NaN and a number, an infinity and a finite number
 
@@ -86,72 +83,78 @@ class Check:
         return "\n".join(lines)
 
 
-def record(
-    folder: str,
-    serving: Serving,
-    snapshot: Snapshot,
-    schema: pa.Schema,
-    *,
-    choice: Choice,
-    where: BoundExpression | None = None,
-    sample: BoundSample | None = None,
-) -> Golden | None:
-    """Keep the types of the table's columns and, unless `choice` is none, golden vectors; the vectors.
+def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
+    """Keep, beside what was learnt, the types of the table's columns and golden vectors as `fit.golden` wants them.
 
-    serving: of the features and types to record. schema: the table's, as features may name its columns. `choice`:
-    synthetic takes no row of the table. None where no row is to be found that all features take.
+    The vectors; those that are there already where nothing has changed. None, and none are kept, where they are not
+    wanted, nothing is served, or no row is to be found that all features take.
     """
+    folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
     save_columns(folder, schema)
-    if choice == "none":
+    serving = Serving(spec, types=schema)
+    alone = list(serving.alone())
+    if not alone or spec.fit.golden == "none":
+        forget_golden(folder, serving.features)
         return None
-    form = serving.form(schema)
-    columns = list(form.features.columns)
+    made = Made(
+        fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in alone},
+        environment=dict(local_environment()),
+        table=shown(snapshot.uri),
+        snapshot=snapshot.id,
+    )
+    before = load_golden(folder, serving.features)
+    if before is not None and before.made == made and (before.real > 0) == (spec.fit.golden == "rows"):
+        return before
+    rows, real = _rows(spec, snapshot, schema, serving)
+    if not rows.num_rows:
+        forget_golden(folder, serving.features)
+        return None
+    golden = Golden(rows=rows, expected=arrow_table(*serving.encode(rows)), real=real, made=made)
+    save_golden(folder, serving.features, golden)
+    return golden
+
+
+def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> tuple[pa.Table, int]:
+    """Rows that all features take, and how many of them are the table's."""
+    columns = list(serving.form(schema).features.columns)
     rows = pa.schema([schema.field(name) for name in columns]).empty_table()
-    if choice == "rows":
+    if spec.fit.golden == "rows":
+        where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
         rows = real_rows(snapshot, columns, schema, where=where, sample=sample)
         wrong = set(refused(rows, takes(serving.encode)))
         rows = rows.take(pa.array([row for row in range(rows.num_rows) if row not in wrong], pa.int64()))
     real = rows.num_rows
     first = rows.slice(0, 1) if real else plain_row(rows.schema)
     if refused(first, takes(serving.encode)):
-        return None
+        return rows, real
     parts = [(part.form(schema).features.columns, takes(part.encode)) for part in serving.alone()]
-    made = made_up_rows(first, MADE_UP if real else SYNTHETIC, parts)
-    rows = pa.concat_tables([rows, made]).combine_chunks()
-    golden = Golden(
-        rows=rows,
-        expected=arrow_table(*serving.encode(rows)),
-        real=real,
-        features=form.features.fingerprint,
-        environment=dict(local_environment()),
-        table=shown(snapshot.uri),
-        snapshot=snapshot.id,
-    )
-    save_golden(folder, serving.features, golden)
-    return golden
+    made_up = made_up_rows(first, MADE_UP if real else SYNTHETIC, parts)
+    return pa.concat_tables([rows, made_up]).combine_chunks(), real
 
 
-def check(folder: str, serving: Serving, *, ulps: int | None = None) -> Check:
+def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
     """Transform the golden rows and compare. `ulps`: how far floats may be apart (default: as the module says).
 
     Raises SpecError where there are no vectors of these features, or where what was learnt is something else now.
     """
+    folder, serving = artifacts_dir(spec), Serving(spec)
     golden = load_golden(folder, serving.features)
     if golden is None:
         raise SpecError(
             f"no golden vectors of these features are in {shown(folder)}: expected those that `feedline fit` writes. "
             "Fit, with the same overrides, or name the folder with `artifacts`"
         )
-    found = serving.form(golden.rows.schema).features.fingerprint
-    if found != golden.features:
-        raise SpecError(
-            f"the golden vectors are of other artifacts: got features {found[:32]}, expected {golden.features[:32]}. "
-            "Bring the whole folder of artifacts here, or fit again"
-        )
+    for part in serving.alone():
+        name, found = part.features[0].name, part.form(golden.rows.schema).features.fingerprint
+        if found != golden.made.fingerprints[name]:
+            raise SpecError(
+                f"the golden vectors of feature {name!r} are of other artifacts: got its fingerprint {found[:32]}, "
+                f"expected {golden.made.fingerprints[name][:32]}. Bring the whole folder here, or fit again"
+            )
     made = arrow_table(*serving.encode(golden.rows))
-    here = dict(local_environment())
-    names = dict.fromkeys([*here, *golden.environment])
-    other = [(name, here.get(name, "none"), golden.environment.get(name, "none")) for name in names]
+    here, there = dict(local_environment()), golden.made.environment
+    names = dict.fromkeys([*here, *there])
+    other = [(name, here.get(name, "none"), there.get(name, "none")) for name in names]
     other = [(name, one, two) for name, one, two in other if one != two]
     allowed = (ULPS if other else 0) if ulps is None else ulps
     return Check(
@@ -159,15 +162,13 @@ def check(folder: str, serving: Serving, *, ulps: int | None = None) -> Check:
         features=len(serving.features),
         ulps=allowed,
         other=tuple(other),
-        differences=compare(made, golden.expected, serving.features, ulps=allowed),
+        differences=compare(made, golden.expected, ulps=allowed),
     )
 
 
-def compare(
-    made: pa.Table, expected: pa.Table, features: Sequence[FeatureSpec], *, ulps: int
-) -> tuple[Difference, ...]:
-    """How two tables of the same features and rows differ."""
-    found = [_difference(feature.name, made[feature.name], expected[feature.name], ulps) for feature in features]
+def compare(made: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Difference, ...]:
+    """How the features of one table differ from those of another of the same rows."""
+    found = [_difference(name, made[name], expected[name], ulps) for name in made.schema.names]
     return tuple(difference for difference in found if difference is not None)
 
 

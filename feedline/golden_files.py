@@ -6,8 +6,8 @@ Runs in: the process that fits and the processes that serve. In the folder of ar
     serving/<features>.json       of some features: what their vectors are, who made them where, digests of both files
     serving/<features>.in.parquet, serving/<features>.out.parquet      rows, and what they became, bit by bit
 
-`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops. Files are proved by
-their digests before they are used.
+`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops. Vectors of more
+features prove fewer of them, too. Files are proved by their digests before they are used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.registry import resolve
 from feedline.warehouse import store
-from feedline.warehouse.locations import absolute, join, locate, shown
+from feedline.warehouse.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.retrying import retried
 
 FORMAT = 1
 _FOLDER = "serving"
@@ -33,21 +35,27 @@ _COLUMNS = f"{_FOLDER}/columns.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Golden:
-    """Rows of a table and what they became.
+class Made:
+    """By whom vectors were made, and of what.
 
-    rows: of the input. expected: what they became, as `feedline transform` writes it. real: how many of the rows are
-    the table's; the others are made up. features: the fingerprint of what rows became. environment: versions and
-    processor that computed it, by name. table, snapshot: where real rows come from.
+    fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
+    where the rows of a table come from.
     """
+
+    fingerprints: Mapping[str, str]
+    environment: Mapping[str, str]
+    table: str
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """Rows and what they became, as `feedline transform` writes it; `real`: the first of them are a table's."""
 
     rows: pa.Table
     expected: pa.Table
     real: int
-    features: str
-    environment: Mapping[str, str]
-    table: str
-    snapshot: str
+    made: Made
 
 
 def features_id(features: Sequence[FeatureSpec]) -> str:
@@ -68,8 +76,11 @@ def _op(call: OpCall | None) -> Any:
 
 
 def save_columns(folder: str, schema: pa.Schema) -> None:
-    """Keep the types of a table's columns."""
-    store.put(locate(absolute(folder)), _COLUMNS, [_parquet(schema.remove_metadata().empty_table())])
+    """Keep the types of a table's columns, beside those of other columns that are kept already."""
+    known = load_columns(folder) or pa.schema([])
+    others = [field for field in known if field.name not in schema.names]
+    whole = pa.schema([*schema.remove_metadata(), *others])
+    store.put(locate(absolute(folder)), _COLUMNS, [_parquet(whole.empty_table())])
 
 
 def load_columns(folder: str) -> pa.Schema | None:
@@ -90,63 +101,76 @@ def save_golden(folder: str, features: Sequence[FeatureSpec], golden: Golden) ->
     files = {"in": _parquet(golden.rows), "out": _parquet(golden.expected)}
     record = {
         "format": FORMAT,
-        "rows": {"all": golden.rows.num_rows, "real": golden.real},
-        "features": golden.features,
-        "names": [feature.name for feature in features],
-        "environment": dict(golden.environment),
-        "table": golden.table,
-        "snapshot": golden.snapshot,
+        "features": {feature.name: features_id([feature]) for feature in features},
+        "rows": golden.rows.num_rows,
         "sha256": {key: _digest(content) for key, content in files.items()},
+        "real": golden.real,
+        "made": asdict(golden.made),
     }
     for key, content in files.items():
         store.put(location, f"{name}.{key}.parquet", [content])
     store.put(location, f"{name}.json", [json.dumps(record, indent=1).encode()])
 
 
+def forget_golden(folder: str, features: Sequence[FeatureSpec]) -> None:
+    """Delete the vectors of these features: they may hold rows that nobody wants to be kept."""
+    location = locate(absolute(folder))
+    for suffix in ("json", "in.parquet", "out.parquet"):
+        path = join(location.path, f"{_FOLDER}/{features_id(features)}.{suffix}")
+        if location.filesystem.get_file_info(path).is_file:
+            location.filesystem.delete_file(path)
+
+
 def load_golden(folder: str, features: Sequence[FeatureSpec]) -> Golden | None:
-    """The vectors of these features; None where there are none.
+    """The vectors of these features, or of these and others; None where there are none.
 
     Raises CorruptFileError where the files are not what was written; SpecError where they are of another format.
     """
-    name, location = f"{_FOLDER}/{features_id(features)}", locate(absolute(folder))
+    location = locate(absolute(folder))
+    wanted = {feature.name: features_id([feature]) for feature in features}
+    for name in _names(location, features_id(features)):
+        record = _record(location, folder, name)
+        if wanted.items() <= record["features"].items():
+            return _golden(location, folder, name, record)
+    return None
+
+
+def _names(location: Location, exact: str) -> list[str]:
+    """The records there are, the one of exactly these features first."""
+    selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
+    infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+    found = sorted(info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
+    return [f"{_FOLDER}/{name}" for name in sorted(found, key=lambda name: name != exact)]
+
+
+def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
     try:
-        content = bytes(store.get(location, f"{name}.json"))
-    except FileNotFoundError:
-        return None
-    try:
-        record = json.loads(content)
-        form, digests = record["format"], record["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        record: dict[str, Any] = json.loads(bytes(store.get(location, f"{name}.json")))
+        form = record["format"]
+        if form == FORMAT:
+            Made(**record["made"])
+            assert {"features", "sha256", "real"} <= record.keys()
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise _altered(folder, f"{name}.json") from error
     if form != FORMAT:
         raise SpecError(
             f"the golden vectors {shown(join(folder, name))} are of another format: got {form}, expected {FORMAT}. "
             "Make them anew with `feedline fit`"
         )
+    return record
+
+
+def _golden(location: Location, folder: str, name: str, record: Mapping[str, Any]) -> Golden:
     tables = {}
     for key in ("in", "out"):
         try:
             file = store.get(location, f"{name}.{key}.parquet")
         except FileNotFoundError as error:
             raise _altered(folder, f"{name}.{key}.parquet") from error
-        if _digest(file) != digests[key]:
+        if _digest(file) != record["sha256"][key]:
             raise _altered(folder, f"{name}.{key}.parquet")
         tables[key] = _table(file, folder, f"{name}.{key}.parquet")
-    return Golden(
-        rows=tables["in"],
-        expected=tables["out"],
-        real=record["rows"]["real"],
-        features=record["features"],
-        environment=record["environment"],
-        table=record["table"],
-        snapshot=record["snapshot"],
-    )
-
-
-def described(golden: Golden) -> dict[str, Any]:
-    """The vectors in plain values, without the rows."""
-    facts = {key: value for key, value in asdict(golden).items() if key not in ("rows", "expected")}
-    return {"rows": golden.rows.num_rows, **facts}
+    return Golden(rows=tables["in"], expected=tables["out"], real=record["real"], made=Made(**record["made"]))
 
 
 def _parquet(table: pa.Table) -> pa.Buffer:

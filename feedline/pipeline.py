@@ -20,6 +20,7 @@ from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
+from feedline.golden import record
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
@@ -213,7 +214,7 @@ class Pipeline:
         map: Map | None = None,
         say: Say = lambda progress: None,
     ) -> FitReport:
-        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts.
+        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts, with golden vectors.
 
         missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
         task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
@@ -222,10 +223,13 @@ class Pipeline:
         snapshot = snapshot or self.snapshot(map=map)
         self._serving = Serving(self.spec)
         if workers is not None:
-            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
-        threads = self.spec.cluster.threads
-        with threads_here(available_cores() if threads == "auto" else threads) as here:
-            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+            report = fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+        else:
+            threads = self.spec.cluster.threads
+            with threads_here(available_cores() if threads == "auto" else threads) as here:
+                report = fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+        golden = record(self.spec, snapshot)
+        return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
 
     # -- using ----------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts import Stored
-from feedline.binding import compile_spec, knowledge_ref, require_fitted
+from feedline.binding import artifacts_dir, compile_spec, knowledge_ref, require_fitted
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
 from feedline.features import GROUPS
+from feedline.golden_files import load_columns
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.layout import BatchSchema
 from feedline.service.tasks import batch_schema
@@ -65,7 +66,8 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought; None: they are taken as they come.
+    types: the columns as training saw them, to which those of rows are brought (default: as `feedline fit` recorded
+    them; without a record columns are taken as they come).
     """
 
     def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
@@ -74,6 +76,7 @@ class Serving:
         self._spec = spec
         self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
+        self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._lock = threading.Lock()
 
@@ -85,7 +88,7 @@ class Serving:
         the types of training.
         """
         if isinstance(rows, Mapping):
-            rows = table_of(rows, self._types)
+            rows = table_of(rows, self._trained())
         if not isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(
                 f"transform takes a table: got {type(rows).__name__}, expected Arrow, Polars, or columns by name"
@@ -136,14 +139,19 @@ class Serving:
             self._forms = ((schema, form), *self._forms[: _SCHEMAS - 1])
         return form
 
+    def _trained(self) -> pa.Schema:
+        """The columns as training saw them, as far as that is known."""
+        if self._types is None:
+            self._types = load_columns(artifacts_dir(self._spec)) or pa.schema([])
+        return self._types
+
     def _compiled(self, given: pa.Schema) -> Form:
         """Columns that training knew count as what they were there, and are converted where they come otherwise."""
-        types = pa.schema([]) if self._types is None else self._types
+        types = self._trained()
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            stored = Stored(knowledge_ref(self._spec, served=True), newest=True)
-            features = compile_spec(self._spec, schema, self.features, knowledge=stored)
+            features = compile_spec(self._spec, schema, self.features, knowledge=self._knowledge)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
 from feedline.transforms.fitting import Artifact, Learning, Parts
-from feedline.transforms.group_keys import KEY, GroupIndex, GroupKeys
+from feedline.transforms.group_keys import KEY, GroupKeys
 from feedline.transforms.group_sums import GroupSums, Numbered, finite
+from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
 from feedline.transforms.ragged import Mask, over_columns, vectors_of
 from feedline.transforms.registry import Parameters, example, example_of_several, op
@@ -217,18 +219,20 @@ def group_statistics(
             f"lists of keys give lists of one number: got stats {list(parameters.names)}, expected one word. Write a "
             "feature for each"
         )
-    assert artifact.table is not None
-    keys.check(artifact.table)
+    keys.check(artifact)
     dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
 
     def run(*columns: pl.Series) -> pl.Series:
         rows = keys.rows(columns)
-        place = artifact.made("index", lambda: GroupIndex(keys, artifact.table)).find(rows)
-        held, lacking = artifact.made("statistics", lambda: _statistics(artifact, parameters.names))
-        holes = None if lacking is None else lacking[place]
+        index = keys.index(artifact)
+        place = index.find(rows.keys)
+        held, lacking = artifact.made(
+            f"statistics {keys.types}", lambda: _statistics(artifact, index, parameters.names)
+        )
+        holes = lacking[place]
         if vectors:
             return vectors_of(held[place], holes=holes)
-        found = rows.series(held[place, 0], None if holes is None else holes[:, 0])
+        found = rows.series(held[place, 0], holes[:, 0])
         return found.cast(pl.List(dtype) if keys.listed else dtype)
 
     if vectors:
@@ -238,10 +242,10 @@ def group_statistics(
     return Value(expr=over_columns([value.expr for value in values], run, result), dtype=result)
 
 
-def _statistics(artifact: Artifact, names: Sequence[Statistic]) -> tuple[Floats, Mask]:
+def _statistics(artifact: Artifact, index: KeyIndex, names: Sequence[Statistic]) -> tuple[Floats, Mask]:
     """float64 and bool [groups + 1, statistics]: each group's numbers, and which it has not; the first: of no group."""
     assert artifact.table is not None
-    table = artifact.table
+    table = artifact.table.take(pa.array(index.rows))
     counts = np.append(0, table["count"].to_numpy())
     columns, lacking = [], []
     for name in names:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from feedline.errors import SpecError
-from feedline.expression_types import INTEGER, STRING, kind, spoken
+from feedline.expression_types import BINARY, INTEGER, STRING, kind, spoken
 from feedline.transforms.lookup import CuckooTable, DirectTable, StringTable, integer_table
 
 Places = npt.NDArray[np.int64]
@@ -26,13 +26,17 @@ _ROW = "\0row"
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column's values, numbered from 1; 0 stands for what is none of them. dtype: in which values are looked up."""
+    """One column's values, numbered from 1; 0 stands for what is none of them.
+
+    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    """
 
     dtype: pl.DataType
     table: DirectTable | CuckooTable | StringTable
+    null: int
 
     def find(self, series: pl.Series) -> Places:
-        """int64 [N], 0 where a value is unknown or null."""
+        """int64 [N], 0 where a value is unknown."""
         out = np.zeros(len(series), dtype=np.int64)
         nulls = series.null_count()
         if isinstance(self.table, StringTable):
@@ -41,7 +45,7 @@ class _Column:
             filled = series.fill_null(0) if nulls else series
             self.table.find(filled.cast(self.dtype).to_numpy(), out)
         if nulls:
-            out[series.is_null().to_numpy()] = 0
+            out[series.is_null().to_numpy()] = self.null
         return out
 
 
@@ -58,7 +62,7 @@ class KeyIndex:
     whole: DirectTable | CuckooTable | None
 
     def find(self, keys: Sequence[pl.Series]) -> Places:
-        """1 + the place in `rows` of each key, int64 [N]; 0 where there is none, as where one of its values is null."""
+        """1 + the place in `rows` of each key, int64 [N]; 0 where there is none."""
         found = [column.find(series) for column, series in zip(self.columns, keys, strict=True)]
         if self.whole is None:
             return found[0]
@@ -71,25 +75,37 @@ class KeyIndex:
 
 
 def key_index(
-    keys: pl.DataFrame, dtypes: Sequence[pl.DataType], duplicates: Literal["error", "first"], name: str
+    keys: pl.DataFrame,
+    dtypes: Sequence[pl.DataType],
+    duplicates: Literal["error", "first", "none"],
+    name: str,
+    *,
+    nulls: bool = False,
 ) -> KeyIndex:
-    """An index of a table's keys for values of `dtypes`; rows with a null key are left out.
+    """An index of a table's keys for values of `dtypes`.
 
-    Raises SpecError where a column and its values are not both integers or both strings, and, unless the `first` row of
-    a key is to count, where a key stands in two rows. `name`: of the table, for messages.
+    `nulls`: null is a value like others; else rows with a null key are left out, and nulls are found nowhere. Raises
+    SpecError where a column and its values are not both integers, strings or binary values, and, unless the `first` row
+    of a key is to count, where a key stands in two rows (`none`: it is known that none does). `name`: of the table, for
+    messages.
     """
     fitting = [
         _fitting(keys[column], dtype, name).alias(column) for column, dtype in zip(keys.columns, dtypes, strict=True)
     ]
-    frame = pl.DataFrame(fitting).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW)).drop_nulls()
-    distinct = frame.unique(keys.columns, keep="first", maintain_order=True)
+    lost = [made.is_null() & (keys[made.name].is_not_null() | (not nulls)) for made in fitting]
+    frame = pl.DataFrame(fitting).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
+    frame = frame.filter(~pl.any_horizontal(lost))
+    alone = len(keys.columns) == 1
+    distinct = frame if duplicates == "none" else frame.unique(keys.columns, keep="first", maintain_order=True)
+    if alone:
+        distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # the number of null is the last one
     if distinct.height != frame.height and duplicates == "error":
         raise SpecError(_duplicate(frame, keys.columns, name))
     columns = []
     for column in keys.columns:
-        values = distinct[column] if len(keys.columns) == 1 else distinct[column].unique(maintain_order=True)
+        values = distinct[column] if alone else distinct[column].unique(maintain_order=True)
         columns.append(_column(values))
-    sizes = tuple(distinct[column].n_unique() for column in keys.columns)
+    sizes = (distinct.height,) if alone else tuple(distinct[column].n_unique() for column in keys.columns)
     if np.prod([size + 1 for size in sizes], dtype=np.float64) >= 2**63:
         raise SpecError(f"{name} has too many keys: got columns of {sizes} values, expected fewer than 2^63 together")
     whole = None
@@ -102,22 +118,24 @@ def key_index(
 def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     """A key column in the type in which values of `dtype` are looked up; null where no value can be equal to it."""
     stored, given = kind(spoken(column.dtype)), kind(spoken(dtype))
-    if stored != given or stored not in (INTEGER, STRING):
+    if stored != given or stored not in (INTEGER, STRING, BINARY):
         raise SpecError(
             f"keys must be integers or strings on both sides: got {given} ({dtype}) here and {stored} ({column.dtype}) "
             f"in column {column.name!r} of {name}. Put a cast before it"
         )
-    if stored == STRING:
-        return column.cast(pl.String)
+    if stored != INTEGER:
+        return column.cast(pl.String if stored == STRING else pl.Binary)
     wide = pl.UInt64() if dtype == pl.UInt64() else pl.Int64()
     return column.cast(wide, strict=False)
 
 
 def _column(values: pl.Series) -> _Column:
-    if values.dtype == pl.String():
-        return _Column(values.dtype, StringTable.of(values, 1))
+    null = len(values) if values.null_count() else 0
+    values = values.drop_nulls().rechunk()
+    if not values.dtype.is_integer():
+        return _Column(values.dtype, StringTable.of(values, 1), null)
     numbers = np.arange(1, len(values) + 1, dtype=np.int64)
-    return _Column(values.dtype, integer_table(values.to_numpy(), numbers))
+    return _Column(values.dtype, integer_table(values.to_numpy(), numbers), null)
 
 
 def _words(numbers: Sequence[Places], sizes: Sequence[int]) -> Places:
