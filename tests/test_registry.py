@@ -269,19 +269,3 @@ def test_documented_calls_are_yaml():
         columns = [list(held) for _, held in example.columns]
         assert str(yaml.load(given)) == str(columns if len(columns) > 1 else columns[0])
         assert str(yaml.load(result)) == str(list(example.result))
-
-
-NVTABULAR = (
-    *("Bucketize", "Categorify", "Clip", "ColumnSimilarity", "DifferenceLag", "DropLowCardinality", "FillMedian"),
-    *("FillMissing", "HashBucket", "HashedCross", "JoinExternal", "JoinGroupby", "ListSlice", "LogOp", "Normalize"),
-    *("NormalizeMinMax", "ReduceDtypeSize", "TargetEncoding", "ValueCount"),
-)
-
-
-def test_every_op_of_nvtabular_is_mapped_to_what_is_there():
-    page = (ROOT / "docs" / "nvtabular.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)[^|]*` \| (.*) \|$", page, re.MULTILINE))
-    assert {*NVTABULAR} <= rows.keys()
-    assert {*re.findall(r"ops\.md#(\w+)", page)} <= {*OPS}
-    fitted = {name for name, text in rows.items() if text.startswith("not yet")}
-    assert not fitted
