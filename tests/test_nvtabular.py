@@ -17,7 +17,8 @@ from ruamel.yaml import YAML
 
 from feedline import Pipeline
 from feedline.expressions import bind_where
-from feedline.transforms import OPS
+from feedline.features import OpCall
+from feedline.transforms import OPS, OpError, resolve
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "nvtabular.md").read_text(encoding="utf-8")
 YAML_READER = YAML(typ="safe", pure=True)
@@ -153,6 +154,13 @@ def test_every_operator_is_on_the_page_and_every_example_is_tested():
     assert {"AddProperties", "AddTags", "TagAsUserID", "TagAsItemID"} <= set(re.findall(r"\w+", LINES[0][0]))
     assert {*EXPECTED, "HashBucket", "HashedCross", "ListSlice"} == set(EXAMPLES)
     assert {*re.findall(r"ops\.md#(\w+)", PAGE)} <= {*OPS}
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_who_writes_an_operator_as_there_is_told_what_it_is_here(operator: str):
+    with pytest.raises(OpError) as caught:
+        resolve(OpCall(op=operator))
+    assert not re.search("expected one of|Did you mean", str(caught.value)), caught.value
 
 
 def test_filters_that_are_shown_bind():
