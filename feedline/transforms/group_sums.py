@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feedline.errors import DataError
+from feedline.errors import SpecError
+from feedline.expression_types import BOOLEAN, NUMBERS
 from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded, rounded_groups, units_of_each
+from feedline.transforms.kinds import Value
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -166,17 +168,21 @@ class Numbered:
         return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
 
 
-def finite(series: pl.Series, what: str, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
-
-    Integers and booleans as integers, others as floats. Raises DataError for what is no number.
-    """
-    dtype = series.dtype
-    if not (dtype.is_numeric() or dtype == pl.Boolean):
-        raise DataError(
-            f"{what} must be a column of numbers or booleans: got {column!r} of type {dtype}, expected integers, "
+def check_numbers(value: Value, what: str, column: str) -> None:
+    """Raises SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
+    if value.kind.listed or value.kind.element not in NUMBERS | {BOOLEAN}:
+        raise SpecError(
+            f"{what} must be a column of numbers or booleans: got {column!r} of {value.kind}s, expected integers, "
             "floats, decimals or booleans. Name another column"
         )
+
+
+def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
+
+    Integers and booleans as integers, others as floats.
+    """
+    dtype = series.dtype
     if not dtype.is_integer() and dtype != pl.Float32:
         series = series.cast(pl.Int64 if dtype == pl.Boolean else pl.Float64)
     known = series.is_not_null() if series.null_count() else None
