@@ -25,6 +25,7 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
+_IN_ONE_WORD = 2.0**62
 _CARRIED = 2**48  # units above are carried into the next bin: 2**15 such states add up in int64
 
 
@@ -136,6 +137,13 @@ class Numbered:
         """The sum of each group's values, of some of the state's rows, as float64, and what is missing to it."""
         of_row, units = self._chosen(_SQUARES if squares else _SUM, chosen)
         _, bins = self._chosen(_BIN, chosen)
+        if (
+            not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        ):  # integers, mostly: no need to carry
+            found = np.zeros(self.groups.height, np.int64)
+            np.add.at(found, of_row, units)
+            high = found.astype(np.float64)
+            return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
 
     def extremes(self) -> tuple[Floats, Floats]:
