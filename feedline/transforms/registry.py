@@ -309,10 +309,19 @@ ELSEWHERE: dict[str, str] = {
         "It is called vocabulary here",
     ),
     "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
-    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(("targetencoder", "meanencoder"), "It is called target_encoding here"),
     **dict.fromkeys(
         ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
     ),
+    **dict.fromkeys(("normalize", "standardscaler"), "It is called standardize here"),
+    **dict.fromkeys(("normalizeminmax", "minmaxscaler"), "It is called min_max here"),
+    **dict.fromkeys(("filter", "dropna"), "Rows are dropped by source.where alone"),
+    "groupby": "A feature is made of one row alone: group when the table is made, or ask for group_statistics",
+    "lambdaop": "Write an expression with expr, or a Python function with allow_code: true",
+    **dict.fromkeys(("addmetadata", "addproperties", "addtags"), "A feature's group says what it is for"),
+    "rename": "Write NAME: {column: OLD}",
+    "reducedtypesize": "A feature's group decides its type",
+    "datastats": "`feedline run --json` reports statistics of every feature",
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
@@ -408,7 +417,9 @@ def resolve(call: OpCall) -> BoundOp:
     """The op that a call names, with its parameters checked. Raises OpError."""
     found = OPS.get(call.op)
     if found is None:
-        remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
+        plain = call.op.lower().replace("_", "")
+        spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
+        remedy = ELSEWHERE.get(plain, spelled)
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
     return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
 
