@@ -127,15 +127,15 @@ class KnowledgeRef:
     """Which knowledge a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
-    the folder that relative paths in features are relative to. outside: what was read from outside when the job was
-    planned, by `_name_of`, with its digest: the only content that will do.
+    the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
+    made: names and digests.
     """
 
     folder: str
     manifest: str | None
     out_of_fold: bool
     base_dir: str
-    outside: tuple[tuple[str, str], ...] = ()
+    readings: tuple[tuple[str, str], ...] = ()
 
 
 class Stored:
@@ -147,6 +147,13 @@ class Stored:
     def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
         self.ref = ref
         self._newest = newest
+        self._read: dict[str, Artifact] = {}
+
+    @property
+    def pinned(self) -> KnowledgeRef:
+        """The same knowledge for other processes, which may read nothing else from outside than was read here."""
+        readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
+        return replace(self.ref, readings=readings or self.ref.readings)
 
     @property
     def out_of_fold(self) -> bool:
@@ -192,18 +199,13 @@ class Stored:
         return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {wanted.chain}"
 
     def read(self, reading: Reading) -> Artifact:
-        """What is read from outside, once per process. Raises as `read_outside`."""
-        name, known = _name_of(reading), dict(self.ref.outside)
-        read = read_outside(reading, self.ref.base_dir, known.get(name))
-        self.ref = replace(self.ref, outside=tuple(sorted({**known, name: read.digest}.items())))
-        return read
+        """What is read from outside. Raises as `read_outside`."""
+        expected = dict(self.ref.readings).get(reading.name)
+        found = self._read[reading.name] = read_outside(reading, self.ref.base_dir, expected)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.ref,)
-
-
-def _name_of(reading: Reading) -> str:
-    return json.dumps([reading.kind, reading.uri, reading.options])
+        return Stored, (self.pinned,)
 
 
 def current(folder: str) -> str | None:
@@ -291,7 +293,7 @@ def kind_of(arrow_type: str) -> str:
 
 
 def _save_table(location: Location, table: pa.Table, known: TableFile | None) -> TableFile:
-    """Write an artifact's table, unless it is there already."""
+    """Write an artifact's table; one that is `known` need not be, where it is there. What is there may be damaged."""
     if known is not None and _size_of(location, known.name) == known.bytes:
         return known
     sink = pa.BufferOutputStream()
@@ -299,8 +301,7 @@ def _save_table(location: Location, table: pa.Table, known: TableFile | None) ->
     content = sink.getvalue()
     sha256 = hashlib.sha256(memoryview(content)).hexdigest()
     file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
-    if _size_of(location, file.name) != file.bytes:
-        store.put(location, file.name, [content])
+    store.put(location, file.name, [content])
     return file
 
 
@@ -320,9 +321,8 @@ def _call(op: str, version: int, parameters: str) -> str:
 
 
 def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
-    """The columns whose kinds differ."""
-    names = sorted({*fit.types, *wanted.types})
-    return [name for name in names if kind_of(fit.types.get(name, "")) != kind_of(wanted.types.get(name, ""))]
+    """The columns that were learnt from as other kinds, or not at all. What others share a fit, a feature need not."""
+    return [name for name, dtype in wanted.types.items() if kind_of(fit.types.get(name, "")) != kind_of(dtype)]
 
 
 def _manifest_name(digest: str) -> str:

@@ -5,12 +5,8 @@ Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wron
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,7 +15,8 @@ from rich.console import Console
 
 from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
-from feedline.errors import FeedlineError, PlanError, SpecError
+from feedline.errors import SpecError
+from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
@@ -32,6 +29,7 @@ from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
 from feedline.sources import freeze
 from feedline.spec import load_spec
+from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
 
@@ -39,9 +37,6 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
-_errors = Console(stderr=True)
-# A feeder makes few objects that live: collecting after every 700 of them (the default) only costs.
-_GC_THRESHOLD = 50_000
 # Of a table that goes into a file: what a terminal would cut off is wanted there.
 _TABLE_WIDTH = 160
 
@@ -51,33 +46,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 
 def main() -> NoReturn:
-    """The program `feedline`.
-
-    Leaves without tearing the interpreter down: everything that was started has been ended by then, and what is left
-    (a last collection over a million objects, threads of three native libraries) costs 0.3 s and may only go wrong.
-    """
-    status = _status()
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def _status() -> int:
-    gc.freeze()  # what the imports made stays: no collection needs to look at it again
-    gc.set_threshold(_GC_THRESHOLD)
-    gc.enable()
-    try:
-        app()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (SpecError, PlanError) as error:
-        return _fail(error, 2)
-    except FeedlineError as error:
-        return _fail(error, 1)
-    except BrokenPipeError:  # the reader of our output had enough
-        return 0
-    return 0
+    """The program `feedline`."""
+    end_with(app)
 
 
 @app.command()
@@ -216,6 +186,7 @@ def schema() -> None:
 app.command()(fit)
 app.command()(optimize)
 app.command()(usage)
+app.command()(transform)
 
 generate = typer.Typer(no_args_is_help=True, help="Write a warehouse to try things on.")
 app.add_typer(generate, name="generate")
@@ -332,12 +303,3 @@ def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
     if len(set(ranks)) != len(ranks) or max(ranks) >= size:
         raise SpecError(f"--ranks does not fit --world-size: got {text!r}, expected different ranks below {size}")
     return ranks
-
-
-def _fail(error: FeedlineError, status: int) -> int:
-    _errors.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
-    return status
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

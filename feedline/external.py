@@ -24,7 +24,7 @@ import pyarrow as pa
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
 from feedline.expression_types import nearest
 from feedline.sections import resolve_path
-from feedline.transforms.fitting import Artifact, Reading, table_bytes
+from feedline.transforms.fitting import Artifact, Reading
 from feedline.warehouse.array_rows import Rows
 from feedline.warehouse.formats import list_table
 from feedline.warehouse.locations import absolute, shown
@@ -32,7 +32,7 @@ from feedline.warehouse.reading import fragment_of, read_arrow, refuse_foreign
 from feedline.warehouse.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.splits import plan_splits
 
-# Rows that are read, and digested, at a time.
+# Rows that are read at a time.
 _PART_ROWS = 131_072
 
 _lock = threading.RLock()
@@ -70,7 +70,7 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
     artifact = _read.get(key)
     if artifact is None:
-        artifact = _read[key] = _artifact({}, _columns(shown(uri), snapshot, columns, max_memory))
+        artifact = _read[key] = Artifact(facts={}, table=_columns(shown(uri), snapshot, columns, max_memory))
     return artifact
 
 
@@ -158,13 +158,3 @@ def _refuse_large(name: str, held: int, max_memory: int) -> None:
             f"{name} is larger than max_memory: got {held:,} bytes or more, expected at most {max_memory:,}. Take "
             "fewer columns of it, or raise max_memory, which every worker process needs"
         )
-
-
-def _artifact(facts: Mapping[str, Any], table: pa.Table) -> Artifact:
-    """An artifact whose digest is made part by part, without a second copy of the table."""
-    artifact = Artifact(facts=facts, table=table)
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for start in range(0, max(table.num_rows, 1), _PART_ROWS):
-        digest.update(table_bytes(table.slice(start, _PART_ROWS)))
-    artifact.__dict__["digest"] = digest.hexdigest()
-    return artifact

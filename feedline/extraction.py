@@ -91,9 +91,20 @@ def _series(chunks: list[pa.Array]) -> pl.Series:
 
 
 def _frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    for place, field in enumerate(data.schema):
+        if pat.is_fixed_size_list(field.type) and data.column(place).null_count:
+            data = data.set_column(place, field, _without_surroundings(data.column(place)))
     frame = pl.from_arrow(data)
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def _without_surroundings(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The same vectors, gathered where some are part of a longer array: Polars refuses those with nulls among them."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if all(len(chunk.values) == len(chunk) * chunk.type.list_size for chunk in chunks):
+        return column
+    return column.take(pa.array(np.arange(len(column))))
 
 
 def _chunks(data: Frame, column: str) -> list[pa.Array]:

@@ -26,6 +26,7 @@ from feedline.loader.launch import feeder_threads, make_scratch
 from feedline.overrides import parse_overrides
 from feedline.passes import FitFacts, FitReport, Progress, fitted_facts
 from feedline.pipeline import Pipeline
+from feedline.plan import code_of
 from feedline.service.cluster import Cluster
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
@@ -83,7 +84,7 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
     try:
         cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
         try:
-            cluster.check_workers()
+            cluster.check_workers(code_of(spec))
             yield cluster
         finally:
             cluster.close()
@@ -137,6 +138,7 @@ class _Line:
 def _show_report(report: FitReport, console: Console) -> None:
     if not report.fits:
         console.print("nothing to fit: no op of the pipeline learns from data", highlight=False)
+        _show_vectors(report, console)
         return
     console.print(_table(report.fits))
     said = "nothing was missing"
@@ -146,6 +148,13 @@ def _show_report(report: FitReport, console: Console) -> None:
             f"{_counted(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
         )
     console.print(f"{said}: {report.folder}", highlight=False, soft_wrap=True)
+    _show_vectors(report, console)
+
+
+def _show_vectors(report: FitReport, console: Console) -> None:
+    made_up = report.vectors - report.real_vectors
+    text = f"{report.real_vectors} rows of the table and {made_up} made up" if report.vectors else "none"
+    console.print(f"golden vectors: {text}", highlight=False, soft_wrap=True)
 
 
 def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:

@@ -20,6 +20,7 @@ from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
+from feedline.golden import record
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
@@ -114,7 +115,8 @@ class Pipeline:
             return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
         named = hello.get("snapshot")
         snapshot, rest = _named(self.spec, str(named)) if named is not None else (self._agreed(start, map), None)
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
+        asked = hello.get("features")
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=asked)
         _refuse_others(plan, hello)
         return plan
 
@@ -123,7 +125,8 @@ class Pipeline:
         checked = checked_state(state)
         _refuse_other_numbers(self.spec, checked)
         snapshot, rest = _named(self.spec, checked["snapshot"])
-        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map)
+        asked = checked["features"]
+        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map, features=asked)
         _refuse_others(plan, checked)
         return plan
 
@@ -166,8 +169,9 @@ class Pipeline:
             environment=os.environ,
         )
         snapshot, rest = _named(self.spec, agreed)
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start)
-        _refuse_others(plan, {"features": hello.get("features")})
+        features = hello.get("features")
+        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=features)
+        _refuse_others(plan, {"features": features})
         return plan
 
     def _ready(
@@ -179,13 +183,17 @@ class Pipeline:
         map: Map | None = None,
         workers: Workers | None = None,
         start: Start | None = None,
+        features: str | None = None,
     ) -> Plan:
         """A plan whose features know what they have to."""
 
         def made(knowledge: KnowledgeRef | None = None) -> Plan:
             return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
 
-        return ready(made(), made, lambda: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest, start)
+        def fit_missing() -> str | None:
+            return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
+
+        return ready(made(), made, fit_missing, start=start, features=features)
 
     def _agreed(self, start: Start, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
@@ -216,7 +224,7 @@ class Pipeline:
         map: Map | None = None,
         say: Say = lambda progress: None,
     ) -> FitReport:
-        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts.
+        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts, with golden vectors.
 
         missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
         task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
@@ -225,10 +233,13 @@ class Pipeline:
         snapshot = snapshot or self.snapshot(map=map)
         self._serving = Serving(self.spec)
         if workers is not None:
-            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
-        threads = self.spec.cluster.threads
-        with threads_here(available_cores() if threads == "auto" else threads) as here:
-            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+            report = fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+        else:
+            threads = self.spec.cluster.threads
+            with threads_here(available_cores() if threads == "auto" else threads) as here:
+                report = fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+        golden = record(self.spec, snapshot)
+        return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
 
     # -- using ----------------------------------------------------------------------------------------------------
 

@@ -312,7 +312,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.ref),
+        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,

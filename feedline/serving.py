@@ -7,8 +7,9 @@ them. Features are compiled once for every schema that rows come in. A `Serving`
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,10 +19,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts import Stored
-from feedline.binding import compile_spec, knowledge_ref, require_fitted
+from feedline.binding import artifacts_dir, compile_spec, knowledge_ref, require_fitted
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
 from feedline.features import GROUPS
+from feedline.golden_files import load_columns
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.layout import BatchSchema
 from feedline.service.tasks import batch_schema
@@ -64,40 +66,43 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought; None: they are taken as they come.
+    types: the columns as training saw them, to which those of rows are brought (default: as `feedline fit` recorded
+    them; without a record columns are taken as they come).
     """
 
     def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
         unknown = set(groups).difference(GROUPS)
         assert not unknown, f"no groups: {unknown}"
         self._spec = spec
-        self._features = tuple(feature for feature in spec.features if feature.group in groups)
+        self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
+        self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._lock = threading.Lock()
 
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
         """The rows' encoded form, and its columns.
 
-        Raises SpecError where a column is missing or of a kind that the features do not take, DataError for nulls, for
-        values that cannot be computed, and for columns and values that do not fit the types of training.
+        Raises SpecError where a column is missing or of a kind that the features do not take, DataError, with its `row`
+        where it is about one, for nulls, for values that cannot be computed, and for columns and values that do not fit
+        the types of training.
         """
         if isinstance(rows, Mapping):
-            rows = table_of(rows, self._types)
+            rows = table_of(rows, self._trained())
         if not isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
             raise DataError(
                 f"transform takes a table: got {type(rows).__name__}, expected Arrow, Polars, or columns by name"
             )
         form = self.form(rows.schema)
         frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
-        try:
-            return encode(form.features.apply(frame), form.columns), form.columns
-        except DataError as error:
-            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
+        return encode(form.features.apply(frame), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
         """The same as one array per group, and per sparse feature."""
-        encoded, columns = self.encode(rows)
+        try:
+            encoded, columns = self.encode(rows)
+        except DataError as error:
+            raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
         return Encoded(
             rows=encoded.rows,
             dense=encoded.dense,
@@ -114,6 +119,13 @@ class Serving:
             names={group: tuple(column.name for column in columns.group(group)) for group in SERVED},
         )
 
+    def alone(self) -> Iterator[Serving]:
+        """Each of the features by itself."""
+        for feature in self.features:
+            part = copy.copy(self)
+            part.features, part._forms, part._lock = (feature,), (), threading.Lock()
+            yield part
+
     def form(self, schema: pa.Schema | pl.Schema) -> Form:
         """What rows of that schema go through: compiled when the first of them come."""
         for known, form in self._forms:
@@ -127,14 +139,19 @@ class Serving:
             self._forms = ((schema, form), *self._forms[: _SCHEMAS - 1])
         return form
 
+    def _trained(self) -> pa.Schema:
+        """The columns as training saw them, as far as that is known."""
+        if self._types is None:
+            self._types = load_columns(artifacts_dir(self._spec)) or pa.schema([])
+        return self._types
+
     def _compiled(self, given: pa.Schema) -> Form:
         """Columns that training knew count as what they were there, and are converted where they come otherwise."""
-        types = pa.schema([]) if self._types is None else self._types
+        types = self._trained()
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            stored = Stored(knowledge_ref(self._spec, served=True), newest=True)
-            features = compile_spec(self._spec, schema, self._features, knowledge=stored)
+            features = compile_spec(self._spec, schema, self.features, knowledge=self._knowledge)
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:

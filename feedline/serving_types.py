@@ -91,9 +91,9 @@ def converted(column: Column, wanted: pa.DataType, name: str) -> Column:
         row = _first_wrong(column, wanted)
         value, cause = repr(column[row].as_py())[:80], str(error).partition("\n")[0]
         raise DataError(
-            f"column {name!r} holds a value that does not fit its type in training: got {value} at row {row}, expected "
-            f"{wanted} ({cause})"
-        ) from error
+            f"column {name!r} holds a value that does not fit its type in training: got {value}, expected {wanted} "
+            f"({cause})"
+        ).at(row) from error
 
 
 def refuse_other_kinds(given: pa.Field, wanted: pa.DataType) -> None:

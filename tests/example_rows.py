@@ -11,9 +11,14 @@ import random
 import struct
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zarr
 
 from feedline.expression_types import INTEGER_RANGES, instance
 from feedline.features import FeatureInput, FeatureSpec, OpCall
@@ -22,6 +27,7 @@ from feedline.transforms.registry import Example, Op
 
 # Lists whose lengths mean something: another length is an error, which is another test's matter.
 KEEPS_LENGTHS = {"vector", "weighted"}
+TAKE_FEW = {"cast"}  # few texts are numbers
 WORDS = ("", "a", "b", "Zürich", "exactly8", "a text of more than twelve bytes", "\0", "🙂" * 9, "1", "-7")
 FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3e38)
 
@@ -31,15 +37,16 @@ def examples() -> list[tuple[Op, Example]]:
     return [(op, example) for op in OPS.values() for example in op.examples]
 
 
-def beside(example: Example) -> tuple[str, ...]:
-    """The columns that the op learns from besides its values."""
+def names_of(example: Example) -> list[str]:
+    """The example's columns: values as c0, c1, …, then what the op learns from besides, under the names it asks for."""
     bound = resolve(example.call)
-    return () if bound.op.learns is None else tuple(dict.fromkeys(bound.op.learns.beside(bound.parameters).values()))
+    beside = [] if bound.op.learns is None else [*bound.op.learns.beside(bound.parameters).values()]
+    return [*(f"c{place}" for place in range(len(example.columns) - len(beside))), *beside]
 
 
 def feature_of(example: Example) -> FeatureSpec:
-    """The example as a feature named `made` of columns c0, c1, …"""
-    names = [f"c{place}" for place, _ in enumerate(example.columns)]
+    """The example as a feature named `made`."""
+    names = [name for name in names_of(example) if name.startswith("c") and name[1:].isdigit()]
     call: OpCall = example.call
     group = "sparse" if _gives_weights(example) else "extra"
     if len(names) == 1 and not OPS[call.op].inputs:
@@ -53,18 +60,26 @@ def frame_of(example: Example, rows: int, seed: int) -> pl.DataFrame:
     count = len(example.columns[0][1])
     picked = [choose.randrange(count) for _ in range(rows)]
     keep = example.call.op in KEEPS_LENGTHS or len(example.columns) > 2  # lists beside lists: ids and their scores
-    wild = example.call.op != "cast"  # a strict cast takes few strings
-    columns = [
-        pl.Series(f"c{place}", [_like(choose, held[row], dtype, keep, wild) for row in picked], dtype=dtype)
-        for place, (dtype, held) in enumerate(example.columns)
-    ]
-    known = {series.name for series in columns}
-    more = [
-        pl.Series(name, [choose.randrange(3) for _ in range(rows)], dtype=pl.Int64)
-        for name in beside(example)
-        if name not in known
-    ]
-    return pl.DataFrame([*columns, *more])
+    wild = example.call.op not in TAKE_FEW
+    return pl.DataFrame(
+        [
+            pl.Series(name, [_like(choose, held[row], dtype, keep, wild) for row in picked], dtype=dtype)
+            for name, (dtype, held) in zip(names_of(example), example.columns, strict=True)
+        ]
+    )
+
+
+def write_outside(example: Example, folder: Path) -> None:
+    """What the example's op reads, as files below a folder."""
+    bound = resolve(example.call)
+    assert bound.op.reads is not None
+    reading = bound.op.reads(bound.parameters)
+    folder.mkdir(exist_ok=True)
+    if reading.kind == "table":
+        pq.write_table(pa.table({name: list(held) for name, held in example.outside.items()}), folder / reading.uri)
+    elif not (folder / reading.uri).exists():
+        rows = np.array(example.outside["array"], np.float32)
+        zarr.create_array(store=str(folder / reading.uri), shape=rows.shape, chunks=rows.shape, dtype="f4")[:] = rows
 
 
 def _gives_weights(example: Example) -> bool:

@@ -52,15 +52,15 @@ ALLOWED = {
     "pipeline": WORKERS | {"external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources", "skipping"},
     "commands": WORKERS | {"artifacts", "agreement", "plan", "passes", "pipeline", "sources", "skipping"},
     "cli": WORKERS | {"agreement", "plan", "pipeline", "sources", "skipping", "commands"},
-    "__main__": {"cli"},
+    "__main__": {"commands", "cli"},
     "face": {"foundation", "warehouse", "loader", "pipeline"},  # feedline/__init__.py
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
     "quality_table": "commands",
-    **dict.fromkeys(("layout_commands", "layout_report"), "commands"),
-    "fit_commands": "commands",
-    **dict.fromkeys(("needs", "binding", "serving", "serving_types"), "plan"),
+    **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
     "knowing": "passes",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
@@ -68,8 +68,10 @@ PARTS = {
 FOLDERS = ("warehouse", "transforms", "loader", "service")
 
 # The only imports inside functions: feeders import Pipeline, and shall load neither torch nor Dask's dataframes; the
-# packages of table formats are extras.
+# packages of table formats are extras; `feedline transform` runs without what the other commands load.
 INSIDE_FUNCTIONS = {
+    ("feedline.__main__", "feedline.cli"),
+    ("feedline.__main__", "feedline.transform_commands"),
     ("feedline.external", "feedline.warehouse.zarr_arrays"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
@@ -84,10 +86,11 @@ ONLY_IN = {
     "torch": ("feedline.loader.batch", "feedline.loader.dataset", "feedline.loader.pinning"),
     "dask": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
     "distributed": ("feedline.service.", "feedline.warehouse.frame", "feedline.warehouse.synthetic"),
-    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands"),
+    "typer": ("feedline.cli", "feedline.layout_commands", "feedline.fit_commands", "feedline.transform_commands"),
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
-        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.quality_table"),
+        *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
+        "feedline.quality_table",
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

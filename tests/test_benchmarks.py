@@ -36,6 +36,7 @@ import pipeline as pipeline_benchmark  # noqa: E402
 import polars_workload  # noqa: E402
 import snapshots  # noqa: E402
 import trainer  # noqa: E402
+import vocabulary as vocabulary_benchmark  # noqa: E402
 import workload  # noqa: E402
 
 ROWS, SIZE = 3_000, 256
@@ -379,6 +380,15 @@ def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Pa
     measured = {row["op"].split(",")[0].removesuffix(" of strings") for row in rows}
     assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
     assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)
+
+
+def test_a_large_vocabulary_is_measured_and_right(tmp_path: Path) -> None:
+    arguments = ["--tiny", "--max-size", "15000", "--scratch", str(tmp_path), "--json", str(tmp_path / "v.json")]
+    assert vocabulary_benchmark.main(arguments) == 0
+    measured = json.loads((tmp_path / "v.json").read_text())
+    assert (measured["distinct"], measured["values"]) == (20_000, 15_000)
+    assert measured["spilled_mb"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["v.json"]
 
 
 def test_a_large_pipeline_is_measured_and_equals_the_script_by_hand(tmp_path: Path) -> None:

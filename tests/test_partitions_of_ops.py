@@ -7,19 +7,22 @@ parts in another order. Equal means bit by bit, the sign of a zero included.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from example_rows import examples, feature_of, frame_of
+from example_rows import examples, feature_of, frame_of, write_outside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
+from feedline.external import read_outside
 from feedline.transforms import OPS, compile_features
 from feedline.transforms.compile import CompiledFeatures
-from feedline.transforms.fitting import NOTHING, Fits, Knowledge
+from feedline.transforms.fitting import NOTHING, Artifact, Fits, Reading
 from feedline.transforms.in_memory import fit_frames
 from feedline.transforms.registry import Example
 
@@ -34,13 +37,35 @@ def parts_of(frame: pl.DataFrame, places: list[int]) -> list[pl.DataFrame]:
     return [frame.slice(start, stop - start) for start, stop in pairwise([0, *sorted(places), frame.height])]
 
 
-def learnt(example: Example, frames: list[pl.DataFrame]) -> Knowledge:
+@dataclass(frozen=True)
+class Known(Fits):
+    """What was learnt, and what lies in a folder."""
+
+    folder: str = ""
+
+    def read(self, reading: Reading) -> Artifact:
+        return read_outside(reading, self.folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each example that reads from outside, by its place."""
+    root = tmp_path_factory.mktemp("outside")
+    for place, (op, example) in enumerate(examples()):
+        if op.reads is not None:
+            write_outside(example, root / str(place))
+    return root
+
+
+def learnt(example: Example, frames: list[pl.DataFrame]) -> Fits:
     feature = feature_of(example)
     return fit_frames([feature], frames[0].to_arrow().schema, frames) if OPS[example.call.op].learns else NOTHING
 
 
-def compiled_for(example: Example, frame: pl.DataFrame) -> CompiledFeatures:
-    return compile_features([feature_of(example)], frame.to_arrow().schema, learnt(example, [frame]))
+def compiled_for(example: Example, frame: pl.DataFrame, folder: Path) -> CompiledFeatures:
+    place = next(place for place, (_, each) in enumerate(examples()) if each is example)
+    known = Known(artifacts=learnt(example, [frame]).artifacts, folder=str(folder / str(place)))
+    return compile_features([feature_of(example)], frame.to_arrow().schema, known)
 
 
 def values(compiled: CompiledFeatures, frame: pl.DataFrame) -> list[Any] | None:
@@ -60,9 +85,9 @@ def chunked(frame: pl.DataFrame, places: list[int]) -> pl.DataFrame:
 @pytest.mark.parametrize("example", EXAMPLES)
 @settings(max_examples=6)
 @given(seed=seeds, places=cuts)
-def test_parts_give_what_the_whole_gives(example: Example, seed: int, places: list[int]):
+def test_parts_give_what_the_whole_gives(folder: Path, example: Example, seed: int, places: list[int]):
     frame = frame_of(example, ROWS, seed)
-    compiled = compiled_for(example, frame)
+    compiled = compiled_for(example, frame, folder)
     whole = values(compiled, frame)
     parts = [values(compiled, part) for part in parts_of(frame, places)]
     if whole is None:
@@ -72,14 +97,14 @@ def test_parts_give_what_the_whole_gives(example: Example, seed: int, places: li
     joined = [row for part in parts for row in part or ()]
     assert repr(joined) == repr(whole)
     # as Polars sees chunks, which `apply` would put together first
-    pieces = chunked(frame, places).lazy().select(compiled._expressions).collect(engine="in-memory")
+    pieces = compiled.lazy(chunked(frame, places)).collect(engine="in-memory")
     assert repr(pieces["made"].to_list()) == repr(whole)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_each_row_alone_gives_what_it_gives_among_others(example: Example):
+def test_each_row_alone_gives_what_it_gives_among_others(folder: Path, example: Example):
     frame = frame_of(example, 40, 7)
-    compiled = compiled_for(example, frame)
+    compiled = compiled_for(example, frame, folder)
     whole = values(compiled, frame)
     alone = [values(compiled, frame.slice(row, 1)) for row in range(frame.height)]
     if whole is None:
@@ -96,18 +121,11 @@ def test_what_is_learnt_does_not_see_the_cut_or_the_order(
 ):
     frame = frame_of(example, ROWS, seed)
     try:
-        whole = learnt(example, [frame])
-    except DataError:
+        whole = learnt(example, [frame]).artifacts
+    except DataError:  # numbers that nothing can be learnt from
         return
-    assert isinstance(whole, Fits)
     parts = parts_of(frame, places)
     shuffled.shuffle(parts)
-    found = learnt(example, parts)
-    assert isinstance(found, Fits)
-    assert {key: artifact.digest for key, artifact in found.artifacts.items()} == {
-        key: artifact.digest for key, artifact in whole.artifacts.items()
-    }
     rows = frame.sample(fraction=1, shuffle=True, seed=seed % 1000)
-    assert [artifact.digest for artifact in learnt(example, [rows]).artifacts.values()] == [
-        artifact.digest for artifact in whole.artifacts.values()
-    ]
+    for found in (learnt(example, parts).artifacts, learnt(example, [rows]).artifacts):
+        assert {key: one.digest for key, one in found.items()} == {key: one.digest for key, one in whole.items()}

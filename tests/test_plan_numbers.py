@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from test_sampling import key_hash, place_hash, stays
 
 from feedline import Pipeline
-from feedline.cli import _status
+from feedline.cli import app
 from feedline.errors import SpecError
+from feedline.exits import status_of
 from feedline.report import describe, plan_table
 
 SQL = {"==": "=", "!=": "<>"}
@@ -354,7 +355,7 @@ def test_people_read_the_same_numbers(warehouses: list[Warehouse], tmp_path: Pat
         monkeypatch.setattr(sys, "argv", ["feedline", "plan", str(path), *([option] if option else [])])
         monkeypatch.setenv("COLUMNS", "200")
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert _status() == 0
+            assert status_of(app) == 0
         printed[option] = out.getvalue()
     facts = json.loads(printed["--json"])
     lines = {

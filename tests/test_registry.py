@@ -8,12 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import zarr
+from example_rows import write_outside
 from ruamel.yaml import YAML
 
 from feedline.external import read_outside
@@ -67,13 +64,8 @@ def test_declarations_are_complete(op: Op):
 def outside(bound: BoundOp, example: Example, folder: Path) -> Artifact:
     """What an example's op reads, from real files."""
     assert bound.op.reads is not None
-    reading = bound.op.reads(bound.parameters)
-    if reading.kind == "table":
-        pq.write_table(pa.table({name: list(held) for name, held in example.outside.items()}), folder / reading.uri)
-    else:
-        rows = np.array(example.outside["array"], np.float32)
-        zarr.create_array(store=str(folder / reading.uri), shape=rows.shape, chunks=rows.shape, dtype="f4")[:] = rows
-    return read_outside(reading, str(folder))
+    write_outside(example, folder)
+    return read_outside(bound.op.reads(bound.parameters), str(folder))
 
 
 def learnt(learner: Learner | None, frame: pl.DataFrame) -> Artifact | None:

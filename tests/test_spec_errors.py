@@ -109,6 +109,7 @@ from feedline.spec import PipelineSpec
             "fit: {memory: 2G}",
             "fit.memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '2G'",
         ),
+        ("lanes: 4", "fit: {golden: silver}", "fit.golden: must be one of rows, synthetic, none: got 'silver'"),
         ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
         ("lanes: 4", "artifacts: 5", "p.yaml:32:12: artifacts: must be a string: got 5. Quote it"),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
@@ -210,7 +211,7 @@ ALTERNATIVES = {
     ("shuffle",): "seed window_rows rows by",
     ("cluster",): "threads workers scheduler tls insecure wait_s window",
     ("cluster", "tls"): "ca cert key",
-    ("fit",): "where auto out_of_fold memory",
+    ("fit",): "where auto out_of_fold memory golden",
 }
 
 FEATURE = "column expr op inputs ops on_nonfinite expect"

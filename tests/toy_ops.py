@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -115,3 +117,34 @@ def toy_ops() -> Iterator[None]:
     finally:
         OPS.clear()
         OPS.update(before)
+
+
+FEATURES: dict[str, Any] = {
+    "dense": {
+        "a": {"column": "id_0", "ops": ["minus_mean"]},
+        "two": {"column": "id_1", "ops": ["occurrences", "minus_mean"]},
+    },
+    "categorical": {
+        "word": {"column": "str_0", "ops": ["occurrences"]},
+        "first": {"column": "hist_0", "ops": ["occurrences"]},
+    },
+    "label": {"clicked": []},
+}
+
+
+def written(folder: Path, table: Path, **changes: Any) -> Path:
+    """A pipeline.yaml of features that learn, with some keys changed; None takes a key away."""
+    document: dict[str, Any] = {
+        "version": 1,
+        "name": "toys",
+        "work_dir": "work",
+        "source": {"table": str(table)},
+        "features": FEATURES,
+        "batch": {"size": 256},
+        "cluster": {"threads": 1},
+        **changes,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "p.yaml"
+    path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+    return path

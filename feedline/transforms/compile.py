@@ -25,15 +25,18 @@ from feedline.extraction import project
 from feedline.features import AnyGroup, FeatureInput, FeatureSpec, OpCall
 from feedline.projection import has_column, part_field, part_of
 from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
+from feedline.transforms.fused_pass import FusedPass
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Lookup, Value
 from feedline.transforms.misses import counting
 from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.stages import Levels, Stages, shared_keys, source_key
 from feedline.transforms.user_code import bind, word
 from feedline.transforms.wants import Key, Origin, Place, Wants
 
 FINGERPRINT_VERSION = 1
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,9 @@ class CompiledFeatures:
     wanted: tuple[Wanted, ...]
     knowledge: Knowledge
     _types: tuple[pl.DataType, ...]
+    _stages: Levels
     _expressions: tuple[pl.Expr, ...]
+    _pass: FusedPass
 
     def apply_counting(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
         """The same as `apply`, and of features that look values up: how many they asked for, how many were unknown."""
@@ -101,11 +106,26 @@ class CompiledFeatures:
         if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
             frame = frame.select(self.parts).rechunk()
         try:
-            # One expression after the other, on this thread: two Dask threads that each spread theirs over Polars' pool
-            # take half as long again (7.2 against 4.8 ms per 32,768 rows of 46 features) and twice the CPU time.
-            return frame.lazy().select_seq(self._expressions).collect(engine="in-memory")
+            return self._pass.run(
+                frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory")
+            )
         except (pl.exceptions.PolarsError, DataError) as error:
             raise self._blame(frame, error) from error
+
+    def lazy(self, frame: pl.DataFrame, chosen: slice = _ALL) -> pl.LazyFrame:
+        """The pass over a frame of `parts` in one piece, for all features or some, all by Polars, not computed."""
+        return self._select(frame, self._expressions[chosen])
+
+    def _select(self, frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.LazyFrame:
+        """One expression after the other, on the caller's thread.
+
+        Two Dask threads that each spread theirs over Polars' pool take half as long again (7.2 against 4.8 ms per
+        32,768 rows of 46 features) and twice the CPU time.
+        """
+        lazy = frame.lazy()
+        for stage in self._stages:
+            lazy = lazy.with_columns_seq(stage)
+        return lazy.select_seq(expressions)
 
     def __repr__(self) -> str:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
@@ -115,38 +135,37 @@ class CompiledFeatures:
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
         """Which feature it was, each alone, and in which row first."""
-        for feature, expression in zip(self.features, self._expressions, strict=True):
-            if (own := _failure(frame, expression)) is not None:
+        for index, feature in enumerate(self.features):
+            alone = slice(index, index + 1)
+            if (own := self._failure(frame, alone)) is not None:
                 cause = str(own).partition("\n")[0]
                 blamed = DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
-                row = _first_row(frame, expression)
+                row = self._first_row(frame, alone)
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
+    def _failure(self, frame: pl.DataFrame, chosen: slice) -> Exception | None:
+        """What some features fail with."""
+        try:
+            self.lazy(frame, chosen).collect(engine="in-memory")
+        except (pl.exceptions.PolarsError, DataError) as error:
+            return error
+        return None
 
-def _failure(frame: pl.DataFrame, expression: pl.Expr) -> Exception | None:
-    """What an expression fails with."""
-    try:
-        frame.lazy().select(expression).collect(engine="in-memory")
-    except (pl.exceptions.PolarsError, DataError) as error:
-        return error
-    return None
+    def _first_row(self, frame: pl.DataFrame, chosen: slice) -> int | None:
+        """The first row that features fail at, of a frame that they fail at; None where the rows do not matter.
 
-
-def _first_row(frame: pl.DataFrame, expression: pl.Expr) -> int | None:
-    """The first row that an expression fails at, of a frame that it fails at; None where the rows do not matter.
-
-    Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of one
-    feature find it among 32,768.
-    """
-    good, bad = -1, frame.height
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if _failure(frame.head(middle), expression) is None:
-            good = middle
-        else:
-            bad = middle
-    return bad - 1 if bad else None
+        Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of
+        one feature find it among 32,768.
+        """
+        good, bad = -1, frame.height
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._failure(frame.head(middle), chosen) is None:
+                good = middle
+            else:
+                bad = middle
+        return bad - 1 if bad else None
 
 
 def compile_features(
@@ -158,7 +177,7 @@ def compile_features(
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
     was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
     """
-    compiler = Compiler(schema, knowledge)
+    compiler = Compiler(schema, knowledge, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -185,9 +204,11 @@ def compile_features(
         wanted=compiler.wants.wanted,
         knowledge=knowledge,
         _types=tuple(compiler.types[name] for name in parts),
+        _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
         ),
+        _pass=FusedPass([feature.name for feature in features], [finished for finished, *_ in values], parts),
     )
 
 
@@ -208,8 +229,10 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
 class Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
-    def __init__(self, schema: pa.Schema, knowledge: Knowledge) -> None:
+    def __init__(self, schema: pa.Schema, knowledge: Knowledge, shared: frozenset[Key] = frozenset()) -> None:
         self.schema = schema
+        self.stages = Stages(schema.names)
+        self._shared = shared
         self.wants = Wants(knowledge)
         self.left_out = False  # whether an op leaves each row out of what it was learnt from
         self._knowledge = knowledge
@@ -243,6 +266,8 @@ class Compiler:
     def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
         value, key = self._source(feature)
+        if feature.ops:
+            value = self._weighted(value, key)
         for index, call in enumerate(feature.ops):
             try:
                 bound = bind(call)
@@ -256,13 +281,24 @@ class Compiler:
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
                     told, self._origins[key] = self._told(bound, [value], place)
-                    self._built[key] = bound.apply(value, told)
-                    self.lookups[key] = (*self.lookups[before], *_own(self._built[key]))
+                    made = bound.apply(value, told)
+                    self.lookups[key] = (*self.lookups[before], *_own(made))
+                    self._built[key] = self._made(made, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
             value = self._built[key]
         return value, key
+
+    def _weighted(self, value: Value, key: Key) -> Value:
+        """A list of {id, weight} as ops take it, taken apart once."""
+        if value.weights is not None or (plain := value.plain()).weights is None:
+            return value
+        return self._built.setdefault((*key, "weighted"), self.stages.hold(plain))
+
+    def _made(self, value: Value, key: Key) -> Value:
+        """The value, held where several are made of it; and one with weights, whose ids and weights both are."""
+        return self.stages.hold(value) if key in self._shared or value.weights is not None else value
 
     def _told(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Told, Origin]:
         """What an op is told besides its values, and what its result is made of."""
@@ -283,13 +319,14 @@ class Compiler:
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
             return self._combined(feature, feature.op)
-        key = ("expr", feature.expr) if feature.expr is not None else ("column", feature.column or feature.name)
+        key = source_key(feature, feature.name)
         if key not in self._built:
             if feature.expr is not None:
-                self._built[key], read = self._expression(feature, feature.expr)
+                value, read = self._expression(feature, feature.expr)
             else:
                 name = str(key[1])
-                self._built[key], read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+                value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+            self._built[key] = self._made(value, key)
             self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
             self.lookups[key] = ()
         return self._built[key], key
@@ -302,7 +339,7 @@ class Compiler:
             bound = bind(call)
             key = (bound.identity, *(key for _, key in made))
             if key not in self._built:
-                values = [value for value, _ in made]
+                values = [self.stages.hold(self._weighted(value, key)) for value, key in made]
                 first, *others = (self._origins[key] for _, key in made)
                 place = Place(
                     feature=feature,
@@ -312,9 +349,10 @@ class Compiler:
                     before=tuple(inputs),
                 )
                 told, self._origins[key] = self._told(bound, values, place)
-                self._built[key] = bound.combine(values, told)
+                result = bound.combine(values, told)
                 before = [lookup for _, given in made for lookup in self.lookups[given]]
-                self.lookups[key] = (*before, *_own(self._built[key]))
+                self.lookups[key] = (*before, *_own(result))
+                self._built[key] = self._made(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
@@ -28,6 +28,7 @@ from feedline.errors import SpecError
 from feedline.features import FeatureSpec
 
 T = TypeVar("T")
+_DIGESTED_ROWS = 1 << 20  # at a time: a vocabulary may fill most of the memory
 Parts = Iterable[pl.DataFrame]  # merged states without a key in common; may be iterated again
 
 
@@ -48,7 +49,8 @@ class Artifact:
         """SHA-256 of the content, as hex: equal for equal facts and tables of equal types and values."""
         digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True, separators=(",", ":")).encode())
         if self.table is not None:
-            digest.update(table_bytes(self.table))
+            for piece in _pieces(self.table):
+                digest.update(piece)
         return digest.hexdigest()
 
     def made(self, name: str, build: Callable[[], T]) -> T:
@@ -60,16 +62,18 @@ class Artifact:
             return made
 
 
-def table_bytes(table: pa.Table) -> memoryview:
-    """A table as one Arrow stream: the same bytes for the same types and values, however it was put together.
+def _pieces(table: pa.Table) -> Iterator[memoryview]:
+    """A table as Arrow streams: the same bytes for the same types and values, however it was put together.
 
     Gathering every row makes buffers anew, without offsets, spare bits, or bits of validity where nothing is null.
     """
-    fresh = table.take(pa.array(np.arange(table.num_rows))).combine_chunks().replace_schema_metadata(None)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, fresh.schema) as writer:
-        writer.write_table(fresh)
-    return memoryview(sink.getvalue())
+    for start in range(0, max(table.num_rows, 1), _DIGESTED_ROWS):
+        part = table.slice(start, _DIGESTED_ROWS)
+        fresh = part.take(pa.array(np.arange(part.num_rows))).combine_chunks().replace_schema_metadata(None)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, fresh.schema) as writer:
+            writer.write_table(fresh)
+        yield memoryview(sink.getvalue())
 
 
 class Learner(Protocol):
@@ -129,6 +133,11 @@ class Reading:
     uri: str
     options: str = "{}"
     max_memory: int = 2**30
+
+    @property
+    def name(self) -> str:
+        """What is read, as one text."""
+        return json.dumps([self.kind, self.uri, self.options])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

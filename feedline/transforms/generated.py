@@ -22,7 +22,8 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
 from feedline.expressions import BoundExpression, bind, offending_node, parse
 from feedline.hashing import bucket_crosses, scattered
-from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped, over_values
+from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped
+from feedline.transforms.bucketing import Borders
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.ragged import lists_of, ragged, sliced, widened_list
@@ -74,12 +75,18 @@ def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
         below, borders, twice = 0, *_float_borders(numbers, x.dtype)
         x = Value(expr=x.expr.fill_nan(None), dtype=x.dtype)
 
+    prepared = Borders.of(borders) if len(borders) else None
+
     def kernel(values: Values, out: Values) -> None:
-        np.add(np.searchsorted(borders, values, side="left"), below, out=out)
+        if prepared is None:
+            out[:] = 0
+        else:
+            prepared.count_below(values, out)
+        np.add(out, below, out=out)
         for border in twice:
             np.add(out, values == border, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, pl.Int64()), dtype=pl.Int64())
+    return x.through(kernel, pl.Int64())
 
 
 def _repeated(borders: Sequence[Any]) -> list[Any]:
@@ -101,15 +108,19 @@ def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int
 
 def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Values, Values]:
     """The borders in the column's type, and those given twice. SpecError where two become one."""
-    rounded = [as_float(border, dtype, "a border") for border in borders]
-    for index, (left, right) in enumerate(pairwise(rounded)):
-        if left == right and borders[index] != borders[index + 1]:
+    largest = float(np.finfo(NUMPY_TYPES[dtype]).max)
+    for border in (min(borders), max(borders)):
+        if abs(border) >= largest:
+            as_float(border, dtype, "a border")
+    numbers: npt.NDArray[Any] = np.array(borders, dtype=NUMPY_TYPES[dtype])
+    equal = np.flatnonzero(numbers[1:] == numbers[:-1])
+    for index in equal.tolist():
+        if borders[index] != borders[index + 1]:
             raise SpecError(
                 f"borders must differ in the column's type: got {borders[index]} and {borders[index + 1]}, one number "
                 f"as {describe(dtype)}. Put {{cast: float64}} before it"
             )
-    numbers: npt.NDArray[Any] = np.array(rounded, dtype=NUMPY_TYPES[dtype])
-    return numbers, np.array(_repeated(rounded), dtype=NUMPY_TYPES[dtype])
+    return numbers, np.unique(numbers[equal])
 
 
 class Enumerate(Parameters):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from feedline.errors import DataError
-from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded_groups, units_of_each
+from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded, rounded_groups, units_of_each
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -140,6 +141,25 @@ class Numbered:
         first = np.flatnonzero(np.diff(self.of_row, prepend=-1))
         least, most = (self.state[name].to_numpy() for name in (_LEAST, _MOST))
         return np.fmin.reduceat(least, first), np.fmax.reduceat(most, first)
+
+    def variances(self, groups: Integers) -> list[float]:
+        """The unbiased variance of some groups of two values or more, each worked out in whole numbers."""
+        chosen = np.isin(self.of_row, groups)
+        rows = self.state.filter(pl.Series(chosen)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
+        # sums may have lost bins that squares have
+        lowest = min((min(place, place // 2) for place, _, _, _ in rows), default=0)
+        counts, sums, squares = ([0] * len(groups) for _ in range(3))
+        for at, (place, count, units, of_squares) in zip(
+            np.searchsorted(groups, self.of_row[chosen]).tolist(), rows, strict=True
+        ):
+            counts[at] += count
+            sums[at] += units << BIN_BITS * (place - lowest) if units else 0
+            squares[at] += of_squares << BIN_BITS * (place - 2 * lowest) if of_squares else 0
+        unit = Fraction(2) ** (2 * BIN_BITS * lowest)  # a square is a multiple of the square of a value's unit
+        return [
+            rounded(Fraction(count * square - total**2, count * (count - 1)) * unit)
+            for count, total, square in zip(counts, sums, squares, strict=True)
+        ]
 
     def _chosen(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
         column = self.state[name].to_numpy()

@@ -11,7 +11,9 @@ one. An op over several columns declares its `inputs`, and its function takes a 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -27,7 +29,7 @@ from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, 
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
-from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
+from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.misses import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
@@ -52,6 +54,11 @@ class Parameters(BaseModel):
     """The parameters of an op: strict types, finite numbers, no other keys. The first field takes a bare value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @functools.cached_property
+    def written(self) -> str:
+        """All of them, defaults too, as JSON."""
+        return self.model_dump_json()
 
 
 class NoParameters(Parameters):
@@ -192,11 +199,9 @@ class BoundOp:
         try:
             if not one_by_one:
                 return _counted(self._call(value, told))
-            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
+            result = _counted(value.one_by_one(lambda element: self._call(element, told)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
-        expr, dtype = value.expr.list.eval(inner.expr), pl.List(inner.dtype)
-        result = _counted(Value(expr=expr, dtype=dtype, weights=value.weights, unknown=inner.unknown))
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
 
     def _require(self, kind: Kind) -> None:
@@ -263,7 +268,7 @@ class BoundOp:
     @property
     def identity(self) -> tuple[str, int, str]:
         """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
-        return self.op.name, self.op.version, self.parameters.model_dump_json()
+        return self.op.name, self.op.version, self.parameters.written
 
 
 def _counted(result: Value) -> Value:
@@ -394,6 +399,8 @@ def resolve(call: OpCall) -> BoundOp:
 
 def checked_parameters(found: Op, call: OpCall) -> Parameters:
     """The call's parameters as the op declares them. Raises OpError."""
+    with contextlib.suppress(ValidationError):  # what is wrong is told below, with its place
+        return _parameters(found.parameters, call.arguments)
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
@@ -408,6 +415,15 @@ def checked_parameters(found: Op, call: OpCall) -> Parameters:
         return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
         raise _complaint(found, place, error, bare="" in call.value) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(model: type[Parameters], arguments: str) -> Parameters:
+    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
+    value = json.loads(arguments)
+    if "" in value:
+        value = {next(iter(model.model_fields), ""): value[""]}
+    return model.model_validate_json(json.dumps(value))
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:

@@ -262,13 +262,20 @@ def _strings(parts: Parts, kept: _Kept, dtype: pl.DataType) -> pl.Series:
     for part in parts:
         held = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
         if kept.cut:
-            rare = pl.concat([rare, held.filter(pl.col("count") == rarest)])
+            rare = pl.concat([rare, _alone(held.filter(pl.col("count") == rarest))])
             if rare.height > 2 * ties:
-                rare = rare.sort("value").head(ties)
+                rare = _alone(rare.sort("value").head(ties))
             held = held.filter(pl.col("count") > rarest)
-        often.append(held)
+        often.append(_alone(held))
     ordered = pl.concat(often).sort("count", "value", descending=[True, False])["value"]
     return ordered.append(rare.sort("value").head(ties)["value"]).rechunk() if kept.cut else ordered.rechunk()
+
+
+def _alone(rows: pl.DataFrame) -> pl.DataFrame:
+    """Some rows with their own texts only: Polars would keep those of all rows that they were chosen from."""
+    alone = pl.from_arrow(rows.to_arrow())
+    assert isinstance(alone, pl.DataFrame)
+    return alone
 
 
 def _of_one_type(states: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:

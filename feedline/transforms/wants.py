@@ -73,7 +73,7 @@ class Wants:
             if bound.op.reads is not None:
                 reading = bound.op.reads(bound.parameters)
                 read = self._knowledge.read(reading)
-                self.known[json.dumps([reading.kind, reading.uri, reading.options])] = read.digest
+                self.known[reading.name] = read.digest
                 return read, place.origin
             learner = bound.learner(values)
             return (None, place.origin) if learner is None else self._fitted(bound, learner, place)

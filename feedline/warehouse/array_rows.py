@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Block = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -78,7 +79,7 @@ class Rows:
 
     def take(self, indices: Indices) -> npt.NDArray[np.float32]:
         """Rows [n, width] at `indices` [n], each of which must be a row of the array."""
-        out = np.empty((len(indices), self.width), dtype=np.float32)
+        out = _empty(len(indices), self.width)
         if not len(indices):
             return out
         numbers = indices // self._stored.block_rows
@@ -93,14 +94,16 @@ class Rows:
         return out
 
     def _take_by_block(self, indices: Indices, numbers: Indices, out: npt.NDArray[np.float32]) -> None:
-        """All rows of one block at a time, so that each is loaded once."""
-        order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
+        """All rows of one block at a time, so that each is loaded once; then all into their order."""
+        small = self.rows <= self._stored.block_rows * 2**16  # numpy sorts 16 bits by radix, six times faster
+        order = np.argsort(numbers.astype(np.uint16) if small else numbers, kind="stable")
+        ordered, inside = numbers[order], indices[order] % self._stored.block_rows
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         stops = np.append(starts[1:], len(order))
+        gathered = _empty(len(order), self.width)
         for number, start, stop in zip(ordered[starts].tolist(), starts.tolist(), stops.tolist(), strict=True):
-            places = order[start:stop]
-            out[places] = self._block(number)[indices[places] - number * self._stored.block_rows]
+            _gather(self._block(number), inside[start:stop], gathered[start:stop])
+        out[order] = gathered
 
     def _fill(self, numbers: Indices) -> None:
         wanted = np.zeros_like(self._filled)
@@ -153,6 +156,11 @@ class Rows:
         while len(self._held) > 1 and (self._held_bytes > self._max_bytes or len(self._held) > MOST_MAPS):
             _, oldest = self._held.popitem(last=False)
             self._held_bytes -= 0 if self._stored.mapped else oldest.nbytes
+
+
+def _empty(rows: int, width: int) -> npt.NDArray[np.float32]:
+    """Room for results in Arrow's pool: a fresh numpy array of megabytes is mapped and unmapped at every call."""
+    return np.frombuffer(pa.allocate_buffer(rows * width * 4), np.float32).reshape(rows, width)
 
 
 def _gather(block: Block, indices: Indices, out: npt.NDArray[np.float32]) -> None:

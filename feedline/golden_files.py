@@ -1,0 +1,197 @@
+"""What does serving keep beside the artifacts: the types of training's columns, and golden vectors?
+
+Runs in: the process that fits and the processes that serve. In the folder of artifacts lie
+
+    serving/columns.parquet       no rows: the table's columns, in the types that training saw
+    serving/<features>.json       of some features: what their vectors are, who made them where, digests of both files
+    serving/<features>.in.parquet, serving/<features>.out.parquet      rows, and what they became, bit by bit
+
+`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops. Vectors of more
+features prove fewer of them, too. Files are proved by their digests before they are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from feedline.errors import CorruptFileError, SpecError
+from feedline.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.registry import resolve
+from feedline.warehouse import store
+from feedline.warehouse.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.retrying import retried
+
+FORMAT = 1
+_FOLDER = "serving"
+_COLUMNS = f"{_FOLDER}/columns.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """By whom vectors were made, and of what.
+
+    fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
+    where the rows of a table come from.
+    """
+
+    fingerprints: Mapping[str, str]
+    environment: Mapping[str, str]
+    table: str
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """Rows and what they became, as `feedline transform` writes it; `real`: the first of them are a table's."""
+
+    rows: pa.Table
+    expected: pa.Table
+    real: int
+    made: Made
+
+
+def features_id(features: Sequence[FeatureSpec]) -> str:
+    """A name for features, whatever the types of their columns and what was learnt."""
+    content = [
+        [feature.name, feature.group, *_source(feature), _op(feature.op), [_source(given) for given in feature.inputs]]
+        for feature in features
+    ]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def _source(given: FeatureSpec | FeatureInput) -> list[Any]:
+    return [given.column, given.expr, [_op(call) for call in given.ops]]
+
+
+def _op(call: OpCall | None) -> Any:
+    return None if call is None else resolve(call).identity
+
+
+def save_columns(folder: str, schema: pa.Schema) -> None:
+    """Keep the types of a table's columns, beside those of other columns that are kept already."""
+    known = load_columns(folder) or pa.schema([])
+    others = [field for field in known if field.name not in schema.names]
+    whole = pa.schema([*schema.remove_metadata(), *others])
+    store.put(locate(absolute(folder)), _COLUMNS, [_parquet(whole.empty_table())])
+
+
+def load_columns(folder: str) -> pa.Schema | None:
+    """The types of the columns as the table had them at the last fit; None where there was none.
+
+    Raises CorruptFileError.
+    """
+    try:
+        content = store.get(locate(absolute(folder)), _COLUMNS)
+    except FileNotFoundError:
+        return None
+    return _table(content, folder, _COLUMNS).schema.remove_metadata()
+
+
+def save_golden(folder: str, features: Sequence[FeatureSpec], golden: Golden) -> None:
+    """Keep vectors, in place of those of the same features."""
+    name, location = f"{_FOLDER}/{features_id(features)}", locate(absolute(folder))
+    files = {"in": _parquet(golden.rows), "out": _parquet(golden.expected)}
+    record = {
+        "format": FORMAT,
+        "features": {feature.name: features_id([feature]) for feature in features},
+        "rows": golden.rows.num_rows,
+        "sha256": {key: _digest(content) for key, content in files.items()},
+        "real": golden.real,
+        "made": asdict(golden.made),
+    }
+    for key, content in files.items():
+        store.put(location, f"{name}.{key}.parquet", [content])
+    store.put(location, f"{name}.json", [json.dumps(record, indent=1).encode()])
+
+
+def forget_golden(folder: str, features: Sequence[FeatureSpec]) -> None:
+    """Delete the vectors of these features: they may hold rows that nobody wants to be kept."""
+    location = locate(absolute(folder))
+    for suffix in ("json", "in.parquet", "out.parquet"):
+        path = join(location.path, f"{_FOLDER}/{features_id(features)}.{suffix}")
+        if location.filesystem.get_file_info(path).is_file:
+            location.filesystem.delete_file(path)
+
+
+def load_golden(folder: str, features: Sequence[FeatureSpec]) -> Golden | None:
+    """The vectors of these features, or of these and others; None where there are none.
+
+    Raises CorruptFileError where the files are not what was written; SpecError where they are of another format.
+    """
+    location = locate(absolute(folder))
+    wanted = {feature.name: features_id([feature]) for feature in features}
+    for name in _names(location, features_id(features)):
+        record = _record(location, folder, name)
+        if wanted.items() <= record["features"].items():
+            return _golden(location, folder, name, record)
+    return None
+
+
+def _names(location: Location, exact: str) -> list[str]:
+    """The records there are, the one of exactly these features first."""
+    selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
+    infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+    found = sorted(info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
+    return [f"{_FOLDER}/{name}" for name in sorted(found, key=lambda name: name != exact)]
+
+
+def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(bytes(store.get(location, f"{name}.json")))
+        form = record["format"]
+        if form == FORMAT:
+            Made(**record["made"])
+            assert {"features", "sha256", "real"} <= record.keys()
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise _altered(folder, f"{name}.json") from error
+    if form != FORMAT:
+        raise SpecError(
+            f"the golden vectors {shown(join(folder, name))} are of another format: got {form}, expected {FORMAT}. "
+            "Make them anew with `feedline fit`"
+        )
+    return record
+
+
+def _golden(location: Location, folder: str, name: str, record: Mapping[str, Any]) -> Golden:
+    tables = {}
+    for key in ("in", "out"):
+        try:
+            file = store.get(location, f"{name}.{key}.parquet")
+        except FileNotFoundError as error:
+            raise _altered(folder, f"{name}.{key}.parquet") from error
+        if _digest(file) != record["sha256"][key]:
+            raise _altered(folder, f"{name}.{key}.parquet")
+        tables[key] = _table(file, folder, f"{name}.{key}.parquet")
+    return Golden(rows=tables["in"], expected=tables["out"], real=record["real"], made=Made(**record["made"]))
+
+
+def _parquet(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", version="2.6", use_dictionary=False)
+    return sink.getvalue()
+
+
+def _table(content: bytes | pa.Buffer, folder: str, name: str) -> pa.Table:
+    try:
+        return pq.ParquetFile(pa.BufferReader(content)).read()
+    except (pa.ArrowException, OSError) as error:
+        raise _altered(folder, name) from error
+
+
+def _digest(content: bytes | pa.Buffer) -> str:
+    return hashlib.sha256(memoryview(content)).hexdigest()
+
+
+def _altered(folder: str, name: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{shown(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Make it "
+        "anew with `feedline fit`"
+    )
