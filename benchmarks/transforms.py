@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from group_cases import group_cases
 from lookup_cases import lookup_cases
 from outside_cases import outside_cases
 from rich.console import Console
@@ -182,6 +183,8 @@ def main(arguments: Sequence[str]) -> int:
     made = cases(options.rows)
     if not wanted or any(name.startswith("vocabulary") for name in wanted):  # ten million keys take some seconds
         made += lookup_cases(options.rows)
+    if not wanted or any(name.startswith(("target_encoding", "group_statistics")) for name in wanted):
+        made += group_cases(options.rows)
     if not wanted or any(name.startswith(("join_external", "embedding")) for name in wanted):  # so do their arrays
         made += outside_cases(options.rows)
     chosen = [case for case in made if not wanted or case.op in wanted or case.name in wanted]

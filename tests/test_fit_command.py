@@ -14,9 +14,10 @@ from processes import Program, ended
 from toy_ops import toy_ops, written
 from typer.testing import CliRunner
 
+import feedline.artifacts as stored_artifacts
 from feedline import Pipeline
 from feedline.cli import app
-from feedline.errors import SpecError
+from feedline.errors import SpecError, StateError
 
 FEATURES: dict[str, Any] = {
     "dense": {"dense_0": [{"fill_null": 0}]},
@@ -143,3 +144,24 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
         second = pipeline.resolve({"rank": 1, "world_size": 2}, job="1" * 64)
         assert second.job.knowledge.manifest == first.job.knowledge.manifest == made[0]
         assert second.features.fingerprint == first.features.fingerprint
+
+
+def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, clicks: Path):
+    with toy_ops():
+        path = written(tmp_path, clicks)
+        Pipeline.from_yaml(path).fit()
+        hello = {"rank": 0, "world_size": 1}
+        first = Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()
+        Pipeline.from_yaml(path, {"fit.where": "id_0 > 3"}).fit()
+        asked = {key: first[key] for key in ("snapshot", "plan", "features", "lanes")}
+        again = Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)
+        assert again.facts()["features"] == first["features"]
+        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()["features"] != first["features"]
+        state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
+        assert Pipeline.from_yaml(path).plan_for(state).facts()["features"] == first["features"]
+        manifest = again.job.knowledge.manifest
+        assert manifest is not None
+        (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()
+        stored_artifacts._load_manifest.cache_clear()
+        with pytest.raises(StateError, match="the state belongs to another features"):
+            Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)

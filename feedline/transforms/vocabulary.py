@@ -117,7 +117,8 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
         expr = x.through(known.integers, pl.Int64()).expr
     else:
         expr = over_series(x.expr, known.strings)
-    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64())
+    unknown = range(FIRST_BUCKET, known.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
+    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
 
 
 @dataclass(frozen=True, slots=True)
