@@ -21,12 +21,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from group_cases import group_cases
 from lookup_cases import lookup_cases
+from outside_cases import outside_cases
 from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
@@ -34,7 +37,7 @@ from transform_cases import Case, cases
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.transforms import OPS, compile_features
-from feedline.transforms.fitting import Fits
+from feedline.transforms.fitting import Artifact, Reading, Wanted
 
 FEATURES = 8  # that one pass computes; in a run there are more
 TARGETS = {  # million values per second, of the issue that asked for them
@@ -66,6 +69,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Knowledge of one artifact, whoever asks."""
+
+    artifact: Artifact | None
+    out_of_fold: bool = False
+
+    def fitted(self, wanted: Wanted) -> Artifact | None:
+        return self.artifact
+
+    def read(self, reading: Reading) -> Artifact:
+        assert self.artifact is not None
+        return self.artifact
+
+
 def feedline_side(case: Case) -> Callable[[], pl.Series]:
     """The op as a run computes it: features compiled to one pass, of columns that share their memory."""
     [(name, arguments)] = case.calls
@@ -80,10 +98,7 @@ def feedline_side(case: Case) -> Callable[[], pl.Series]:
         features.append(FeatureSpec(name=f"made{copy}", group="sparse" if name == "weighted" else "extra", **several))
     frame = pl.DataFrame(columns)
     schema = frame.to_arrow().schema
-    known = (
-        {} if case.artifact is None else {want.key: case.artifact for want in compile_features(features, schema).wanted}
-    )
-    compiled = compile_features(features, schema, Fits(artifacts=known))
+    compiled = compile_features(features, schema, Prepared(case.artifact))
     return lambda: compiled.apply(frame).to_series()
 
 
@@ -168,6 +183,10 @@ def main(arguments: Sequence[str]) -> int:
     made = cases(options.rows)
     if not wanted or any(name.startswith("vocabulary") for name in wanted):  # ten million keys take some seconds
         made += lookup_cases(options.rows)
+    if not wanted or any(name.startswith(("target_encoding", "group_statistics")) for name in wanted):
+        made += group_cases(options.rows)
+    if not wanted or any(name.startswith(("join_external", "embedding")) for name in wanted):  # so do their arrays
+        made += outside_cases(options.rows)
     chosen = [case for case in made if not wanted or case.op in wanted or case.name in wanted]
     if not chosen:
         console.print(f"no such op: expected some of {', '.join(OPS)}", style="red", markup=False)

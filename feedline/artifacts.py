@@ -293,7 +293,7 @@ def kind_of(arrow_type: str) -> str:
 
 
 def _save_table(location: Location, table: pa.Table, known: TableFile | None) -> TableFile:
-    """Write an artifact's table, unless it is there already."""
+    """Write an artifact's table; one that is `known` need not be, where it is there. What is there may be damaged."""
     if known is not None and _size_of(location, known.name) == known.bytes:
         return known
     sink = pa.BufferOutputStream()
@@ -301,8 +301,7 @@ def _save_table(location: Location, table: pa.Table, known: TableFile | None) ->
     content = sink.getvalue()
     sha256 = hashlib.sha256(memoryview(content)).hexdigest()
     file = TableFile(sha256=sha256, rows=table.num_rows, bytes=content.size)
-    if _size_of(location, file.name) != file.bytes:
-        store.put(location, file.name, [content])
+    store.put(location, file.name, [content])
     return file
 
 
@@ -322,9 +321,8 @@ def _call(op: str, version: int, parameters: str) -> str:
 
 
 def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
-    """The columns whose kinds differ; a fit that features share may have learnt from more than are wanted here."""
-    names = sorted(wanted.types)
-    return [name for name in names if kind_of(fit.types.get(name, "")) != kind_of(wanted.types.get(name, ""))]
+    """The columns that were learnt from as other kinds, or not at all. What others share a fit, a feature need not."""
+    return [name for name, dtype in wanted.types.items() if kind_of(fit.types.get(name, "")) != kind_of(dtype)]
 
 
 def _manifest_name(digest: str) -> str:

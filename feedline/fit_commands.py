@@ -26,6 +26,7 @@ from feedline.loader.launch import feeder_threads, make_scratch
 from feedline.overrides import parse_overrides
 from feedline.passes import FitFacts, FitReport, Progress, fitted_facts
 from feedline.pipeline import Pipeline
+from feedline.plan import code_of
 from feedline.service.cluster import Cluster
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
@@ -83,7 +84,7 @@ def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
     try:
         cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
         try:
-            cluster.check_workers()
+            cluster.check_workers(code_of(spec))
             yield cluster
         finally:
             cluster.close()

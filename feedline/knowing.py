@@ -2,7 +2,9 @@
 
 Runs in: the feeder of each rank, `Pipeline.batches`. A plan is made with the set of fits that counts at that moment.
 Where features need fits, ranks that start together agree on one set, as they do on a snapshot, so that a `feedline fit`
-in between is no matter; with `fit: auto` the rank that comes first makes what is missing while the others wait.
+in between is no matter; with `fit: auto` the rank that comes first makes what is missing while the others wait. Which
+set it was is noted in `work_dir` under the fingerprint of the features, which states carry: who goes on finds the set
+that was begun with, whatever was fitted since.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from feedline.agreement import agree_on_snapshot
-from feedline.artifacts import KnowledgeRef
+from feedline.artifacts import KnowledgeRef, load_manifest
 from feedline.binding import artifacts_dir, knowledge_ref
+from feedline.errors import CorruptFileError, SpecError
 from feedline.plan import Plan
+from feedline.warehouse import store
+from feedline.warehouse.locations import absolute, locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +34,24 @@ class Start:
 
 
 def ready(
-    plan: Plan, again: Callable[[KnowledgeRef], Plan], fit_missing: Callable[[], str | None], start: Start | None = None
+    plan: Plan,
+    again: Callable[[KnowledgeRef], Plan],
+    fit_missing: Callable[[], str | None],
+    *,
+    start: Start | None = None,
+    features: str | None = None,
 ) -> Plan:
     """The plan with all that its ops have to know; `again` makes it with another set of fits.
 
-    Raises SpecError where something was not fitted and is not to be fitted by the way.
+    features: the fingerprint that a state has, which may belong to a set of fits that was replaced since. Raises
+    SpecError where something was not fitted and is not to be fitted by the way.
     """
     if not plan.features.wanted and plan.job.knowledge.manifest is None:
         return plan
+    if features is not None and (known := _known(plan, features)) is not None:
+        before = plan if known == plan.job.knowledge.manifest else again(knowledge_ref(plan.spec, known))
+        if not before.features.wanted and _name(before) == features:
+            return before
 
     def take() -> str:
         if plan.features.wanted and plan.spec.fit.auto:
@@ -59,4 +74,31 @@ def ready(
     if manifest != plan.job.knowledge.manifest:
         plan = again(knowledge_ref(plan.spec, manifest))
     plan.require_fitted()
+    _note(plan)
     return plan
+
+
+def _name(plan: Plan) -> str:
+    return str(plan.facts()["features"])
+
+
+def _note(plan: Plan) -> None:
+    """Writes down which set of fits the features were made with, unless that is known."""
+    name, manifest = _name(plan), plan.job.knowledge.manifest
+    if _known(plan, name) != manifest:
+        store.put(locate(absolute(plan.spec.work_dir)), _file(name), [json.dumps({"manifest": manifest}).encode()])
+
+
+def _known(plan: Plan, name: str) -> str | None:
+    """The set of fits that features of that fingerprint were made with, if it is noted and there."""
+    try:
+        noted = json.loads(bytes(store.get(locate(absolute(plan.spec.work_dir)), _file(name))))
+        manifest = str(noted["manifest"])
+        load_manifest(artifacts_dir(plan.spec), manifest)
+    except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
+        return None
+    return manifest
+
+
+def _file(name: str) -> str:
+    return f"features/{name}.json"

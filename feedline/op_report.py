@@ -111,7 +111,7 @@ def ops_table(facts: dict[str, Any]) -> Group:
     table.add_column("feature", overflow="fold")
     table.add_column("chain", overflow="fold", ratio=1)
     table.add_column("shared", overflow="fold")
-    table.add_column("ms per million values", justify="right")
+    table.add_column("ms per\nM values", justify="right")
     table.add_column("share", justify="right")
     for feature in facts["features"]:
         cost, share = feature["ms_per_million_values"], feature["share"]

@@ -25,8 +25,17 @@ from typing import Any
 import numpy as np
 
 from feedline.artifacts import Fit, Learnt, Origin, Stored, current, fitted_when, load_artifact, load_manifest, save
-from feedline.binding import artifacts_dir, bound_sample, bound_where, compile_spec, knowledge_ref, planned_schema
+from feedline.binding import (
+    artifacts_dir,
+    bound_sample,
+    bound_where,
+    compile_spec,
+    knowledge_ref,
+    planned_schema,
+    require_columns,
+)
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.observing import (
     NO_ROWS,
@@ -257,9 +266,12 @@ class _Run:
     ) -> tuple[FitJob, States]:
         """One pass: what its tasks observed, as one."""
         job = self._job(ready, len(tasks))
+        parts = compile_fit(job).observed.parts
+        if self._spec.source.schema_rules.missing == "error":
+            require_columns(self._spec, self._snapshot, self._read(parts), self._where)
         stored = self._snapshot.rows_per_row_group
         rows = int(stored[selection.rows != 0].sum())
-        self._nbytes_read += self._bytes(compile_fit(job).observed.parts, selection)
+        self._nbytes_read += self._bytes(parts, selection)
         done = Progress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=len(tasks))
 
         def tell(task: tuple[Fragment, ...]) -> None:
@@ -330,6 +342,14 @@ class _Run:
             self._place, f"the filter keeps no row: got 0 of {rows:,} rows to fit on for {self._where.text!r}"
         )
 
+    def _read(self, parts: Collection[str]) -> list[str]:
+        """What a pass reads of the table: parts of columns, and what filter and sample need."""
+        conditions = [condition.parts for condition in (self._where, self._sample) if condition is not None]
+        made = (
+            {SAMPLE_WEIGHT} if self._sample is not None and SAMPLE_WEIGHT not in self._snapshot.schema.names else set()
+        )
+        return sorted({*parts}.union(*conditions) - made)
+
     def _bytes(self, parts: Collection[str], selection: Selection) -> int:
         """Compressed bytes of the column chunks that a pass reads."""
         read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
@@ -362,6 +382,7 @@ class _Run:
             knowledge=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
             environment=local_environment(),
+            code=code_of(self._spec),
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from own_modules import own_modules
 from test_compile import SCHEMA, feature
 from typer.testing import CliRunner
 
@@ -16,7 +18,7 @@ from feedline import Pipeline
 from feedline.cli import app
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.op_report import describe_ops, ops_table
-from feedline.transforms import compile_features
+from feedline.transforms import OpError, compile_features
 from feedline.transforms.chains import chains
 
 
@@ -112,7 +114,7 @@ FEATURES: dict[str, Any] = {
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Path:
+def pipeline(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "table").mkdir()
     table = pa.table(
         {
@@ -129,7 +131,8 @@ def pipeline(tmp_path: Path) -> Path:
     }  # fmt: skip
     file = tmp_path / "pipeline.yaml"
     file.write_text(json.dumps(content))
-    return file
+    with own_modules(tmp_path):
+        yield file
 
 
 def test_costs_are_measured_on_rows_that_a_run_delivers(pipeline: Path) -> None:
@@ -178,3 +181,61 @@ def test_what_is_not_fitted_has_no_cost() -> None:
     table, words = ops_table(facts).renderables
     assert "not fitted" in list(table.columns[3].cells)  # type: ignore[union-attr]
     assert "feedline fit" in str(words)
+
+
+def several(op: str, *inputs: FeatureInput, arguments: str = "{}", then: tuple[OpCall, ...] = ()) -> FeatureSpec:
+    return FeatureSpec(name="f", group="dense", op=OpCall(op=op, arguments=arguments), inputs=inputs, ops=then)
+
+
+@pytest.mark.parametrize(
+    ("spec", "chain"),
+    [
+        (feature("dense", "f", "log1p", column="country"), "f: [log1p]: "),
+        (
+            feature("dense", "f", {"fill_null": 0}, {"clip": {"min": 2, "max": 1}}, column="price"),
+            "f: fill_null → [clip]: ",
+        ),
+        (feature("dense", "f", {"fill_null": "x"}, "standardize", column="country"), "f: fill_null → [standardize]: "),
+        (feature("categorical", "f", {"vocabulary": {"min_count": 0}}, column="country"), "f: [vocabulary]: "),
+        (feature("dense", "f", {"expr": "x.mean()"}, "log1p", column="price"), "f: [expr] → log1p: "),
+        (feature("categorical", "f", "log1p", column="price"), "f: log1p → [categorical]: "),
+        (feature("dense", "f", {"python": "my_features:f"}, column="price"), "f: [python my_features:f]: "),
+        (
+            several("id_overlap_count", FeatureInput(column="history"), FeatureInput(column="price")),
+            "f: [id_overlap_count](history, price): ",
+        ),
+        (
+            several(
+                "id_overlap_count",
+                FeatureInput(column="history"),
+                FeatureInput(column="history", ops=(OpCall(op="first_x", arguments='{"": 0}'),)),
+            ),
+            "f (input history → first_x): [first_x]: ",
+        ),
+        (
+            several(
+                "id_overlap_count",
+                FeatureInput(column="history"),
+                FeatureInput(column="history"),
+                then=(OpCall(op="hash_bucket", arguments='{"": 9}'),),
+            ),
+            "f: id_overlap_count(history, history) → [hash_bucket]: ",
+        ),
+        (
+            several(
+                "cartesian",
+                FeatureInput(column="history"),
+                FeatureInput(column="country", ops=(OpCall(op="vocabulary"),)),
+                arguments='{"": 100}',
+            ),
+            "f: [cartesian](history, country → vocabulary): ",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_marked_in_its_chain(spec: FeatureSpec, chain: str) -> None:
+    with pytest.raises(OpError) as caught:
+        chains([spec], SCHEMA)
+    assert caught.value.message.startswith(chain)
+    with pytest.raises(OpError) as caught:
+        compile_features([spec], SCHEMA)
+    assert caught.value.message.startswith(chain)

@@ -263,9 +263,7 @@ def test_keys_of_another_type_than_fitted_are_refused():
     artifact = learnt(spec, [FRAME])
     texts = FRAME.with_columns(pl.col("shop").cast(pl.String))
     [want] = compile_features([spec], texts.to_arrow().schema).wanted
-    with pytest.raises(
-        OpError, match="keys are of other types than those that were fitted: got string, expected int64"
-    ):
+    with pytest.raises(OpError, match=r"keys must be integers or strings on both sides: got string \(String\) here"):
         compile_features([spec], texts.to_arrow().schema, Fits(artifacts={want.key: artifact}))
 
 

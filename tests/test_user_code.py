@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from own_modules import own_modules
 
 import feedline
 from feedline import Pipeline
@@ -27,6 +28,7 @@ from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.service.cluster import Cluster
 from feedline.spec import load_spec, parse_spec
 from feedline.transforms import OpError, compile_features, user_functions
+from feedline.transforms.chains import chains
 from feedline.transforms.user_code import functions_of
 from feedline.transforms.user_functions import Needed, check_functions, load
 
@@ -115,13 +117,9 @@ assert isinstance(FRAME, pl.DataFrame)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path) -> Iterator[str]:
     """A folder with the module of functions; what was imported from it is forgotten afterwards."""
-    before = set(sys.modules)
     (tmp_path / "my_features.py").write_text(SOURCE)
-    yield str(tmp_path)
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
-    user_functions._sources.clear()
+    with own_modules(tmp_path):
+        yield str(tmp_path)
 
 
 def python(folder: str | None, function: str, **declared: Any) -> OpCall:
@@ -264,6 +262,15 @@ def test_the_folder_stands_last_and_only_while_importing(folder: str) -> None:
     assert load("json:loads", folder).function is json.loads
 
 
+def test_two_folders_do_not_share_a_module_of_one_name(folder: str, tmp_path: Path) -> None:
+    load("my_features:scaled", folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "my_features.py").write_text("def scaled(x):\n    return x\n")
+    with pytest.raises(SpecError, match=r"'my_features' was imported from .*: got .*other as another"):
+        load("my_features:scaled", str(tmp_path / "other"))
+    load("my_features:scaled", folder)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -337,6 +344,8 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
         values(OpCall(op="scaled"), "price")
     with pytest.raises(OpError, match=r"scaled takes parameters by name: write \{scaled: \{NAME: value\}\}"):
         values(OpCall(op="scaled", arguments='{"": 2.0}', code=folder), "price")
+    [chain] = chains([made(scaled, "price")], TABLE.schema)
+    assert chain.text() == "price: float32 → scaled (my_features:scaled) → float32 → extra float32"
     [need] = functions_of([made(scaled, "price"), made(scaled, "cost")])
     assert (need.op, need.function) == ("scaled", "my_features:scaled")
     check_functions([need])
@@ -412,7 +421,7 @@ def test_a_function_that_raises_names_file_and_row_group(pipeline: Path) -> None
     message = str(caught.value)
     assert "feature 'price' cannot be computed (python my_features:careful): " in message
     assert "my_features:careful raised ValueError: more than 2" in message
-    assert "a.parquet, row group 1)" in message
+    assert "a.parquet, row group 1, row 3)" in message
 
 
 def test_worker_processes_are_asked_before_the_first_block(pipeline: Path) -> None:

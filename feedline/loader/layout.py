@@ -35,6 +35,8 @@ class Column:
 
     `offset` and `width` are its place in its group's matrix, where a vector is `width` columns; `unit` is that of
     timestamps, durations ("s", "ms", "us", "ns") and dates ("D"); `weighted` says that a sparse feature has weights.
+    `chain` is how the feature is made, in words; `on_nonfinite` what becomes of NaN and infinities; `looks_up` says
+    that an op of it reports how many values it does not know.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Column:
     width: int = 1
     unit: str | None = None
     weighted: bool = False
+    chain: str = ""
+    on_nonfinite: str = "keep"
+    looks_up: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from feedline.service.spilling import Scratch, Spilled, State, merge_part, merge
 from feedline.service.tasks import check_environment
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.fitting import Learner
+from feedline.transforms.user_functions import Needed, check_functions
+from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
 
@@ -39,7 +41,7 @@ class FitJob:
     """What every task of one pass needs.
 
     features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. knowledge: what was
-    fitted before. where, sample: the rows to learn from.
+    fitted before. where, sample: the rows to learn from. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -50,6 +52,7 @@ class FitJob:
     knowledge: KnowledgeRef
     scratch: Scratch
     environment: tuple[tuple[str, str], ...]
+    code: tuple[Needed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class Observing:
 @functools.lru_cache(maxsize=8)
 def compile_fit(job: FitJob) -> Observing:
     """What the job's tasks compute, for this process."""
+    check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     knowledge = Stored(job.knowledge)
     wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
@@ -99,7 +103,8 @@ def compile_fit(job: FitJob) -> Observing:
 def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
     """Observe the rows of some fragments, one after the other.
 
-    Raises DataError, CorruptFileError, TableChangedError naming file and row group; ClusterError for other versions.
+    Raises DataError naming file, row group and row, CorruptFileError and TableChangedError naming file and row group;
+    ClusterError for other versions.
     """
     check_environment(job.environment)
     observing = compile_fit(job)
@@ -217,14 +222,9 @@ def _gathered(observing: Observing, fragments: Sequence[Fragment]) -> Iterator[l
 
 
 def _observed(observing: Observing, chunks: Sequence[Chunk]) -> pl.DataFrame:
-    """The columns of every fit; an error names file and row group."""
+    """The columns of every fit; an error names file, row group and row."""
     frames = [chunk.frame for chunk in chunks]
     try:
         return observing.observed.apply(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0])
-    except DataError:
-        for chunk in chunks:  # which of them was it?
-            try:
-                observing.observed.apply(chunk.frame)
-            except DataError as error:
-                raise DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group})") from error
-        raise
+    except DataError as error:
+        raise located(error, chunks, observing.where, observing.schema, sample=observing.sample) from error

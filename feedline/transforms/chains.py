@@ -75,6 +75,7 @@ def chains(features: Sequence[FeatureSpec], schema: pa.Schema, knowledge: Knowle
 
 def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> tuple[Chain, list[Key]]:
     """The chain, and what names it after each step; `whole`: up to its group's type."""
+    compiler.chain(feature)  # says what does not fit in the whole chain
     values, keys = [], []
     for length in range(len(feature.ops) + 1):
         value, key = compiler.chain(replace(feature, ops=feature.ops[:length]))

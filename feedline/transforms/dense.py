@@ -25,7 +25,7 @@ from feedline.expression_types import (
     STRING,
     describe,
 )
-from feedline.transforms.arrays import NUMPY_TYPES, Values, over_values
+from feedline.transforms.arrays import NUMPY_TYPES, Values
 from feedline.transforms.kinds import Value
 from feedline.transforms.registry import Parameters, example, op
 
@@ -53,7 +53,7 @@ def widened(value: Value, *, floats: bool = False) -> Value:
         dtype = pl.Float64() if floats else pl.UInt64() if value.dtype == pl.UInt64() else pl.Int64()
     else:
         dtype = pl.Float32() if value.dtype in (pl.Float16(), pl.Float32()) else pl.Float64()
-    return value if dtype == value.dtype else Value(expr=value.expr.cast(dtype), dtype=dtype)
+    return value.converted(dtype)
 
 
 def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
@@ -106,6 +106,8 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     elif kind in NUMBERS:
         x = widened(x)
         fill = as_float(fill, x.dtype, "the value")
+    if kind in NUMBERS:
+        return x.filled(fill)
     return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
 
 
@@ -138,7 +140,7 @@ def fill_nonfinite(x: Value, parameters: FillNonfinite) -> Value:
         np.copyto(out, values)
         np.copyto(out, fill, where=~np.isfinite(values))
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 def _within(number: int, dtype: pl.DataType) -> bool:
@@ -192,7 +194,7 @@ def clip(x: Value, parameters: Clip) -> Value:
     def kernel(values: Values, out: Values) -> None:
         np.clip(values, least, most, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 @op(
@@ -216,7 +218,7 @@ def log1p(x: Value, _: Parameters) -> Value:
     def kernel(values: Values, out: Values) -> None:
         np.log1p(values, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 @op(
@@ -238,7 +240,7 @@ def log(x: Value, _: Parameters) -> Value:
     def kernel(values: Values, out: Values) -> None:
         np.log(values, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 class Logit(Parameters):
@@ -283,7 +285,7 @@ def logit(x: Value, parameters: Logit) -> Value:
         np.divide(odds, np.subtract(number(1), odds), out=out)
         np.log(out, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 class BoxCox(Parameters):
@@ -321,7 +323,7 @@ def box_cox(x: Value, parameters: BoxCox) -> Value:
             np.expm1(np.multiply(out, power, out=out), out=out)
             np.divide(out, power, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 class Cast(Parameters):

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from feedline.errors import SpecError
 from feedline.expression_types import NUMBERS
-from feedline.transforms.arrays import Values, over_values
+from feedline.transforms.arrays import Values
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.fitting import Artifact, Learning
 from feedline.transforms.generated import bucketized
@@ -77,11 +77,12 @@ def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _:
     mean, std = np.float64(known["mean"]), np.float64(known["std"] or 1)
 
     def kernel(values: Values, out: Values) -> None:
-        wide = np.subtract(values, mean, dtype=np.float64)
+        wide = values.astype(np.float64)
+        np.subtract(wide, mean, out=wide)
         np.divide(wide, std, out=wide)
         np.copyto(out, wide, casting="same_kind")
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 class MinMax(Parameters):
@@ -145,7 +146,8 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Told) ->
         raise SpecError(f"a range must fit into float64: got {least} to {most}, and {begin} to {end}")
 
     def kernel(values: Values, out: Values) -> None:
-        wide = np.subtract(values, least, dtype=np.float64)
+        wide = values.astype(np.float64)
+        np.subtract(wide, least, out=wide)
         if span:
             np.divide(wide, span, out=wide)
             np.multiply(wide, end - begin, out=wide)
@@ -154,7 +156,7 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Told) ->
         np.add(wide, begin, out=wide)
         np.copyto(out, wide, casting="same_kind")
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, x.dtype), dtype=x.dtype)
+    return x.through(kernel, x.dtype)
 
 
 class FillMedian(Parameters):
@@ -209,7 +211,7 @@ def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Told) -> Value:
 
 def _filled(x: Value, number: Number) -> Value:
     fill = number if x.dtype.is_integer() else as_float(number, x.dtype, "what was learnt")
-    return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
+    return x.filled(fill)
 
 
 class QuantileBucketize(Parameters):

@@ -22,7 +22,7 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
 from feedline.expressions import BoundExpression, bind, offending_node, parse
 from feedline.hashing import bucket_crosses, scattered
-from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped, over_values
+from feedline.transforms.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped
 from feedline.transforms.bucketing import Borders
 from feedline.transforms.dense import Number, as_float, widened
 from feedline.transforms.kinds import ANYTHING, Value
@@ -86,7 +86,7 @@ def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
         for border in twice:
             np.add(out, values == border, out=out)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, pl.Int64()), dtype=pl.Int64())
+    return x.through(kernel, pl.Int64())
 
 
 def _repeated(borders: Sequence[Any]) -> list[Any]:

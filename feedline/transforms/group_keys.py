@@ -4,9 +4,6 @@ Runs on the workers, where groups are learnt about and, inside the pass over a c
 integers, texts, bytes and booleans, one column or several; a list's elements are keys one by one. Null is a value like
 others: the groups (1, null) and (null, 1) are two. So that states and artifacts hold no nulls, a null key is 0 (or
 empty) there, and its bit is set in the column `MISSING`.
-
-A single key is looked up by itself (`lookup`), several by the hash of all of them, after which the keys themselves are
-compared.
 """
 
 from __future__ import annotations
@@ -22,40 +19,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import SpecError
-from feedline.expression_types import BINARY, BOOLEAN, INTEGER, STRING, describe
-from feedline.hashing import Words, hash_words
-from feedline.key_hashing import key_hash
+from feedline.expression_types import BINARY, BOOLEAN, INTEGER, STRING
+from feedline.transforms.fitting import Artifact
+from feedline.transforms.key_index import KeyIndex, key_index
 from feedline.transforms.kinds import Value, element_type
-from feedline.transforms.lookup import CuckooTable, DirectTable, StringTable, integer_table
 from feedline.transforms.ragged import Mask, Offsets, lists_of
 from feedline.transforms.registry import Input
 
 N = TypeVar("N", bound=np.generic)
-Places = npt.NDArray[np.int64]
 
 KEY = Input(name="key", takes=frozenset({INTEGER, STRING, BINARY, BOOLEAN}), lists="elements")
 MISSING = "missing"
 _MOST_KEYS = 31  # bits of MISSING
-_SEEDS = 16
 _FILLS = {pl.Int64(): 0, pl.UInt64(): 0, pl.String(): "", pl.Binary(): b""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The keys of N rows, or of their lists' elements, without nulls, and what of them is missing.
-
-    keys: columns of `GroupKeys.types`. missing: int32 [V], None where no key is null. offsets, absent: of lists.
-    """
+    """The keys of N rows, or of their lists' elements: columns [V] of `GroupKeys.types`. offsets, absent: of lists."""
 
     keys: tuple[pl.Series, ...]
-    missing: npt.NDArray[np.int32] | None
     offsets: Offsets | None = None
     absent: Mask | None = None
 
     def frame(self, names: Sequence[str]) -> pl.DataFrame:
         """The columns that name each key's group, as `GroupKeys.names` names them."""
-        missing = np.zeros(len(self.keys[0]), np.int32) if self.missing is None else self.missing
-        columns = [pl.Series(missing), *self.keys]
+        missing = np.zeros(len(self.keys[0]), np.int32)
+        columns = [pl.Series()]  # of what is missing
+        for index, key in enumerate(self.keys):
+            if key.null_count():
+                missing |= key.is_null().to_numpy().astype(np.int32) << np.int32(index)
+            columns.append(key.fill_null(_FILLS[key.dtype]))
+        columns[0] = pl.Series(missing)
         return pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
 
     def each(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
@@ -107,104 +102,35 @@ class GroupKeys:
             [lists] = columns
             flat, offsets, absent = _elements(lists)
             columns = [flat]
-        missing: npt.NDArray[np.int32] | None = None
-        keys = []
-        for index, (column, dtype) in enumerate(zip(columns, self.types, strict=True)):
-            series = column if column.dtype == dtype else column.cast(dtype)
-            if series.null_count():
-                missing = np.zeros(len(series), np.int32) if missing is None else missing
-                missing |= series.is_null().to_numpy().astype(np.int32) << np.int32(index)
-                series = series.fill_null(_FILLS[dtype])
-            keys.append(series)
-        return Rows(keys=tuple(keys), missing=missing, offsets=offsets, absent=absent)
+        keys = tuple(
+            column if column.dtype == dtype else column.cast(dtype)
+            for column, dtype in zip(columns, self.types, strict=True)
+        )
+        return Rows(keys=keys, offsets=offsets, absent=absent)
 
     def schema(self) -> dict[str, pl.DataType]:
         """The columns that name a group, with their types."""
         return dict(zip(self.names, (pl.Int32(), *self.types), strict=True))
 
-    def check(self, table: pa.Table) -> None:
-        """Raises SpecError where a table's groups are named by keys of other types."""
-        frame = pl.from_arrow(table.select(self.names).slice(0, 0))
+    def index(self, artifact: Artifact) -> KeyIndex:
+        """The groups of an artifact's table by their keys, among which null is one; made once."""
+        assert artifact.table is not None
+        table = artifact.table
+        return artifact.made(f"groups by {self.types}", lambda: self._index(table))
+
+    def check(self, artifact: Artifact) -> None:
+        """Raises SpecError for an artifact whose keys are of another kind."""
+        assert artifact.table is not None
+        self._index(artifact.table.slice(0, 0))
+
+    def _index(self, table: pa.Table) -> KeyIndex:
+        frame = pl.from_arrow(table.select(self.names))
         assert isinstance(frame, pl.DataFrame)
-        if (held := frame.schema) != self.schema():
-            got, expected = (", ".join(describe(kind) for kind in kinds) for kinds in (self.types, held.dtypes()[1:]))
-            raise SpecError(f"keys are of other types than those that were fitted: got {got}, expected {expected}")
-
-
-class GroupIndex:
-    """The groups of an artifact's table [G], by the columns that name them: the first is 1, the last G."""
-
-    def __init__(self, keys: GroupKeys, table: pa.Table) -> None:
-        frame = pl.from_arrow(table.select(keys.names))
-        assert isinstance(frame, pl.DataFrame)
-        self._held = tuple(frame[name].rechunk() for name in keys.names[1:])
-        self._missing = frame[MISSING].to_numpy()
-        self._places = np.arange(1, len(self._missing) + 1)
-        self._single = len(self._held) == 1
-        self._table: DirectTable | CuckooTable | StringTable
-        if not self._single:
-            self._seed, self._table = self._crossed()
-            return
-        [held] = self._held
-        known = self._missing == 0
-        self._null = int(self._places[~known].max(initial=0))
-        held, places = held.filter(pl.Series(known)), self._places[known]
-        if held.dtype.is_integer():
-            self._table = integer_table(held.to_numpy(), places)
-        else:  # the table is ordered by the columns that name groups, so that the null group is the last
-            self._table = StringTable.of(held, 1)
-
-    def find(self, rows: Rows) -> Places:
-        """int64 [V]: each key's group, 0 for one that there is not."""
-        if not self._single:
-            return self._compared(rows)
-        [keys] = rows.keys
-        found: Places = np.empty(len(keys), np.int64)
-        if isinstance(self._table, StringTable):
-            self._table.find(keys, found)
-        else:
-            self._table.find(keys.to_numpy(), found)
-        if rows.missing is not None:
-            found[rows.missing > 0] = self._null
-        return found
-
-    def _crossed(self) -> tuple[int, DirectTable | CuckooTable]:
-        """A table of one word per group, and the seed that makes them differ."""
-        missing = self._missing if self._missing.any() else None
-        for seed in range(_SEEDS):
-            words = _words(self._held, missing, seed)
-            if len(np.unique(words)) == len(words):
-                return seed, integer_table(words, self._places)
-        raise AssertionError("no seed gives each group a word of its own")  # one does but once in 2**64 / groups**2
-
-    def _compared(self, rows: Rows) -> Places:
-        """By the word of all keys, and then by the keys themselves."""
-        found: Places = np.empty(len(rows.keys[0]), np.int64)
-        assert not isinstance(self._table, StringTable)
-        self._table.find(_words(rows.keys, rows.missing, self._seed), found)
-        if not len(self._missing):
-            return found
-        at = np.maximum(found - 1, 0)
-        same = self._missing[at] == (0 if rows.missing is None else rows.missing)
-        for held, key in zip(self._held, rows.keys, strict=True):
-            same &= _equal(held, at, key)
-        return np.where(same, found, 0)
-
-
-def _equal(held: pl.Series, at: Places, keys: pl.Series) -> Mask:
-    if held.dtype.is_integer():
-        same: Mask = held.to_numpy()[at] == keys.to_numpy()
-        return same
-    return (held.gather(at) == keys).to_numpy()
-
-
-def _words(keys: Sequence[pl.Series], missing: npt.NDArray[np.int32] | None, seed: int) -> Words:
-    """64 bits for each row."""
-    words = key_hash(keys, seed)
-    if missing is not None:
-        some = np.flatnonzero(missing)
-        words[some] ^= hash_words(missing[some].astype(np.uint64), seed)
-    return words
+        held = frame.select(
+            pl.when(pl.col(MISSING) & (1 << index) == 0).then(pl.col(name)).alias(name)
+            for index, name in enumerate(self.names[1:])
+        )
+        return key_index(held, self.types, "none", "what was fitted", nulls=True)
 
 
 def _key_type(dtype: pl.DataType) -> pl.DataType:

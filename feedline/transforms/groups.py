@@ -39,8 +39,7 @@ def finish(value: Value, group: AnyGroup) -> Value:
     else:
         _require(kind, group, "one number per row", elements=(INTEGER, FLOAT, DECIMAL, BOOLEAN), listed=False)
         dtype = pl.Float32()
-    value = value.plain()
-    return Value(expr=value.expr if dtype == value.dtype else value.expr.cast(dtype), dtype=dtype)
+    return value.plain().converted(dtype)
 
 
 def _weighted(value: Value, kind: Kind, dtype: pl.DataType) -> Value:

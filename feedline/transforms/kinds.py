@@ -7,7 +7,8 @@ column's type knows. Widths of numbers (int8, int64), time units and dictionarie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -31,6 +32,7 @@ from feedline.expression_types import (
     kind,
     spoken,
 )
+from feedline.transforms.arrays import NUMPY_TYPES, Fused, Kernel, Step, converting
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -57,16 +59,27 @@ class Kind:
         return f"{'weighted ' if self.weighted else ''}{self.element} list" if self.listed else self.element
 
 
+class Lookup:
+    """Stands for values being looked up, of which some are not known; each is one of its own (see `misses`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A column on its way through a chain of ops: the expression so far and the type it has.
 
-    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list.
+    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. fused: the
+    kernels that `expr` ends with, to put more behind; it counts only as long as its expression is `expr`. elements:
+    likewise for a list whose elements `expr` computes one by one. unknown: which of the ids that an op gives stand for
+    what it does not know. lookup: what counts them, on their way through `expr`.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
+    fused: Fused | None = field(default=None, repr=False, compare=False)
+    elements: Elements | None = field(default=None, repr=False, compare=False)
+    unknown: range | None = None
+    lookup: Lookup | None = None
 
     @property
     def kind(self) -> Kind:
@@ -90,11 +103,65 @@ class Value:
         if self.weights is None and _is_weighted(dtype):
             return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
         plain = _plain_type(dtype)
+        if plain == self.dtype:
+            return self
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
+
+    def through(self, kernel: Kernel, dtype: pl.DataType) -> Value:
+        """What `kernel` makes of each value, nulls kept, as `dtype`; it joins the kernels that made the values.
+
+        Both types are among `NUMPY_TYPES`.
+        """
+        return self._then(Step(dtype, kernel))
+
+    def filled(self, number: float) -> Value:
+        """The same with a number of its type in the place of nulls."""
+        if self.dtype in NUMPY_TYPES:
+            return self._then(Step(self.dtype, fill=number))
+        return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
+
+    def _then(self, step: Step) -> Value:
+        fused = (self.made or Fused.of(self.expr, self.dtype)).then(step)
+        return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
+
+    @property
+    def made(self) -> Fused | None:
+        """The kernels that make just this value."""
+        return self.fused if self.fused is not None and self.fused.expr is self.expr else None
+
+    def converted(self, dtype: pl.DataType) -> Value:
+        """The same in another type, by a strict cast."""
+        if dtype == self.dtype:
+            return self
+        if (step := converting(self.dtype, dtype)) is not None:
+            return self._then(step)
+        return Value(expr=self.expr.cast(dtype), dtype=dtype)
+
+    def one_by_one(self, change: Callable[[Value], Value]) -> Value:
+        """A list whose elements are changed one by one, its weights kept; the changes to a list are made in one go."""
+        held = self.elements
+        if held is None or held.expr is not self.expr:
+            before, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
+        else:
+            before, element = held.lists, held.element
+        made = change(element)
+        expr = before.list.eval(made.expr)
+        elements = Elements(lists=before, element=made, expr=expr)
+        dtype = pl.List(made.dtype)
+        return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=made.unknown)
 
     def as_vector(self, width: int) -> Value:
         """A list that is `width` long in every row, as a vector."""
         return Value(expr=self.expr.list.to_array(width), dtype=pl.Array(element_type(self.dtype), width))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Elements:
+    """What `expr` does to the elements of `lists`."""
+
+    lists: pl.Expr
+    element: Value
+    expr: pl.Expr
 
 
 def weighted_value(expr: pl.Expr, dtype: pl.DataType, ids: str, weights: str) -> Value:

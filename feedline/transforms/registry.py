@@ -18,7 +18,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import polars as pl
@@ -29,7 +29,8 @@ from feedline.expression_types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, 
 from feedline.features import OpCall
 from feedline.positions import Path, met, path_text, unknown
 from feedline.transforms.fitting import Artifact, Learner, Learning, Reading
-from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value, element_type
+from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
+from feedline.transforms.misses import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
 
@@ -197,12 +198,11 @@ class BoundOp:
         one_by_one = kind.listed and self.op.lists == "elements"
         try:
             if not one_by_one:
-                return self._call(value, told)
-            inner = self._call(Value(expr=pl.element(), dtype=element_type(value.dtype)), told)
+                return _counted(self._call(value, told))
+            result = _counted(value.one_by_one(lambda element: self._call(element, told)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
-        result = Value(expr=value.expr.list.eval(inner.expr), dtype=pl.List(inner.dtype), weights=value.weights)
-        return result if kind.width is None else result.as_vector(kind.width)
+        return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
 
     def _require(self, kind: Kind) -> None:
         """Raises OpError where the op, over one column, does not take the kind."""
@@ -269,6 +269,14 @@ class BoundOp:
     def identity(self) -> tuple[str, int, str]:
         """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
         return self.op.name, self.op.version, self.parameters.written
+
+
+def _counted(result: Value) -> Value:
+    """An op's result with its unknown values counted, if it says which ids those are."""
+    if result.unknown is None:
+        return result
+    expr, lookup = watched(result.expr, result.dtype, result.unknown)
+    return replace(result, expr=expr, lookup=lookup)
 
 
 OPS: dict[str, Op] = {}

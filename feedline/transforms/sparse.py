@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from feedline.errors import SpecError
 from feedline.expression_types import BINARY, INTEGER, INTEGER_RANGES, STRING
 from feedline.hashing import bucket_integers, digest, sigrid
-from feedline.transforms.arrays import BLOCK_VALUES, Values, over_series, over_values
+from feedline.transforms.arrays import BLOCK_VALUES, Values, over_series
 from feedline.transforms.dense import widened
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.matching import first_of_each
@@ -81,7 +81,7 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
 
     if x.kind.element == INTEGER:
         x = widened(x)
-        return Value(expr=over_values(x.expr, integers, x.dtype, pl.Int64()), dtype=pl.Int64())
+        return x.through(integers, pl.Int64())
     return Value(expr=over_series(x.expr, strings), dtype=pl.Int64())
 
 
@@ -116,7 +116,7 @@ def modulo(x: Value, parameters: Modulo) -> Value:
         np.multiply(found, divisor, out=found)
         np.subtract(values, found, out=found)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, pl.Int64()), dtype=pl.Int64())
+    return x.through(kernel, pl.Int64())
 
 
 class FirstX(Parameters):
@@ -204,7 +204,7 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
     def kernel(values: Values, out: Values) -> None:
         sigrid(values, out, parameters.salt, parameters.max_value)
 
-    return Value(expr=over_values(x.expr, kernel, x.dtype, pl.Int64()), dtype=pl.Int64())
+    return x.through(kernel, pl.Int64())
 
 
 class MapId(Parameters):

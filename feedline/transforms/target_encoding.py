@@ -21,8 +21,9 @@ from feedline.key_hashing import hashable, key_hash
 from feedline.transforms.exact_sums import Bins, normal
 from feedline.transforms.exact_sums import total as exact
 from feedline.transforms.fitting import Artifact, Learning, Parts
-from feedline.transforms.group_keys import KEY, GroupIndex, GroupKeys
+from feedline.transforms.group_keys import KEY, GroupKeys
 from feedline.transforms.group_sums import GroupSums, Numbered, finite, total
+from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
 from feedline.transforms.ragged import over_columns
 from feedline.transforms.registry import MAX_INT, Parameters, example_of_several, op
@@ -241,16 +242,18 @@ def target_encoding(
     mean over all rows in training, too, through which a row meets its own target.
     """
     keys = GroupKeys.of(values)
-    assert artifact.table is not None
-    keys.check(artifact.table)
+    keys.check(artifact)
     fold_exprs = [beside[role].expr for role in parameters.fold_columns if role in beside]
 
     def run(*columns: pl.Series) -> pl.Series:
         rows = keys.rows(columns[: len(values)])
-        found = artifact.made("index", lambda: GroupIndex(keys, artifact.table)).find(rows)
+        index = keys.index(artifact)
+        found = index.find(rows.keys)
         if not fold_exprs:
-            return rows.series(artifact.made("encoded", lambda: _encodings(artifact, 1))[0][found])
-        encoded = artifact.made("encoded without folds", lambda: _encodings(artifact, parameters.folds + 1))
+            encoded = artifact.made(f"encoded {keys.types}", lambda: _encodings(artifact, index, 1))
+            return rows.series(encoded[0][found])
+        means = parameters.folds + 1
+        encoded = artifact.made(f"encoded by fold {keys.types}", lambda: _encodings(artifact, index, means))
         without = folds(columns[len(values) :], parameters, len(columns[0]))
         return rows.series(encoded[rows.each(without + np.uint8(1)), found])
 
@@ -258,8 +261,8 @@ def target_encoding(
     return Value(expr=over_columns([*(value.expr for value in values), *fold_exprs], run, dtype), dtype=dtype)
 
 
-def _encodings(artifact: Artifact, means: int) -> Floats:
+def _encodings(artifact: Artifact, index: KeyIndex, means: int) -> Floats:
     """float64 [means, groups + 1]: what each group is encoded as; the first is for groups that are not known."""
     assert artifact.table is not None
-    columns = [artifact.table[name].to_numpy() for name in _encoded_names(means)]
+    columns = [artifact.table[name].to_numpy()[index.rows] for name in _encoded_names(means)]
     return np.column_stack([artifact.facts["means"][:means], np.array(columns)])

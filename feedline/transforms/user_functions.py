@@ -77,27 +77,39 @@ def load(name: str, folder: str) -> Loaded:
     return Loaded(function=found, source=_source(found, module))
 
 
+_homes: dict[str, str] = {}  # of what was imported from a pipeline's folder
+
+
 def _imported(name: str, folder: str) -> ModuleType:
-    with _importing, _last_on_path(folder):
+    with _importing, _last_on_path(folder) as only_now:
+        first = name.partition(".")[0]
+        if (home := _homes.get(first, folder)) != folder:
+            raise SpecError(
+                f"the module {first!r} was imported from {home}: got {folder} as another pipeline's folder, and a "
+                f"process has one module of a name. Rename one of the two, or install it"
+            )
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except Exception as error:  # whatever the module's own code raises
             raise SpecError(
                 f"the module {name!r} cannot be imported: got {type(error).__name__}: {error}. Install it where "
                 f"Feedline runs, on every worker too, or put it beside pipeline.yaml ({folder})"
             ) from error
+        if only_now and Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            _homes[first] = folder
+        return module
 
 
 @contextmanager
-def _last_on_path(folder: str) -> Iterator[None]:
-    """What is installed comes first: a file beside pipeline.yaml replaces no module."""
+def _last_on_path(folder: str) -> Iterator[bool]:
+    """What is installed comes first: a file beside pipeline.yaml replaces no module. Gives whether it was needed."""
     if not folder or folder in sys.path:
-        yield
+        yield False
         return
     sys.path.append(folder)
     importlib.invalidate_caches()
     try:
-        yield
+        yield True
     finally:
         sys.path.remove(folder)
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from feedline.expression_types import BINARY, INTEGER, STRING
 from feedline.hashing import bucket_integers, digest
 from feedline.sections import Bytes
-from feedline.transforms.arrays import Values, over_series, over_values
+from feedline.transforms.arrays import Values, over_series
 from feedline.transforms.dense import widened
 from feedline.transforms.fitting import Artifact, Learning
 from feedline.transforms.kinds import Value
@@ -114,10 +114,11 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
     known = _Known(artifact, parameters.oov_buckets)
     if x.kind.element == INTEGER:
         x = widened(x)
-        expr = over_values(x.expr, known.integers, x.dtype, pl.Int64())
+        expr = x.through(known.integers, pl.Int64()).expr
     else:
         expr = over_series(x.expr, known.strings)
-    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64())
+    unknown = range(FIRST_BUCKET, known.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
+    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
 
 
 @dataclass(frozen=True, slots=True)
