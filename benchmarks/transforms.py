@@ -21,12 +21,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from group_cases import group_cases
 from lookup_cases import lookup_cases
+from outside_cases import outside_cases
 from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
@@ -34,7 +37,7 @@ from transform_cases import Case, cases
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.transforms import OPS, compile_features
-from feedline.transforms.fitting import Fits
+from feedline.transforms.fitting import Artifact, Reading, Wanted
 
 FEATURES = 8  # that one pass computes; in a run there are more
 TARGETS = {  # million values per second, of the issue that asked for them
@@ -66,24 +69,36 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Knowledge of one artifact, whoever asks."""
+
+    artifact: Artifact | None
+    out_of_fold: bool = False
+
+    def fitted(self, wanted: Wanted) -> Artifact | None:
+        return self.artifact
+
+    def read(self, reading: Reading) -> Artifact:
+        assert self.artifact is not None
+        return self.artifact
+
+
 def feedline_side(case: Case) -> Callable[[], pl.Series]:
-    """The op as a run computes it: features compiled to one pass, of columns that share their memory."""
-    [(name, arguments)] = case.calls
-    call = OpCall(op=name, arguments=json.dumps(arguments))
+    """The op, or chain of ops, as a run computes it: features compiled to one pass, of columns that share memory."""
+    name = case.op
+    calls = tuple(OpCall(op=op, arguments=json.dumps(arguments)) for op, arguments in case.calls)
     columns: list[pl.Series] = []
     features: list[FeatureSpec] = []
     for copy in range(FEATURES):
         names = [f"{column}{copy}" for column in case.frame.columns]
         columns += [series.alias(new) for series, new in zip(case.frame, names, strict=True)]
         inputs = tuple(FeatureInput(column=column) for column in names)
-        several = {"op": call, "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": (call,)}
+        several = {"op": calls[0], "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": calls}
         features.append(FeatureSpec(name=f"made{copy}", group="sparse" if name == "weighted" else "extra", **several))
     frame = pl.DataFrame(columns)
     schema = frame.to_arrow().schema
-    known = (
-        {} if case.artifact is None else {want.key: case.artifact for want in compile_features(features, schema).wanted}
-    )
-    compiled = compile_features(features, schema, Fits(artifacts=known))
+    compiled = compile_features(features, schema, Prepared(case.artifact))
     return lambda: compiled.apply(frame).to_series()
 
 
@@ -168,6 +183,10 @@ def main(arguments: Sequence[str]) -> int:
     made = cases(options.rows)
     if not wanted or any(name.startswith("vocabulary") for name in wanted):  # ten million keys take some seconds
         made += lookup_cases(options.rows)
+    if not wanted or any(name.startswith(("target_encoding", "group_statistics")) for name in wanted):
+        made += group_cases(options.rows)
+    if not wanted or any(name.startswith(("join_external", "embedding")) for name in wanted):  # so do their arrays
+        made += outside_cases(options.rows)
     chosen = [case for case in made if not wanted or case.op in wanted or case.name in wanted]
     if not chosen:
         console.print(f"no such op: expected some of {', '.join(OPS)}", style="red", markup=False)

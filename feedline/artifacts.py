@@ -321,9 +321,8 @@ def _call(op: str, version: int, parameters: str) -> str:
 
 
 def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
-    """The columns whose kinds differ."""
-    names = sorted({*fit.types, *wanted.types})
-    return [name for name in names if kind_of(fit.types.get(name, "")) != kind_of(wanted.types.get(name, ""))]
+    """The columns that were learnt from as other kinds, or not at all. What others share a fit, a feature need not."""
+    return [name for name, dtype in wanted.types.items() if kind_of(fit.types.get(name, "")) != kind_of(dtype)]
 
 
 def _manifest_name(digest: str) -> str:

@@ -24,6 +24,7 @@ from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
+from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
 from feedline.sources import freeze
@@ -36,6 +37,8 @@ _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the ta
 
 Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
+# Of a table that goes into a file: what a terminal would cut off is wanted there.
+_TABLE_WIDTH = 160
 
 PipelinePath = Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")]
@@ -81,6 +84,10 @@ def run(
         )
         if summary.bad_files:
             console.print(summary_of(summary.bad_files), highlight=False)
+        if summary.quality:
+            if not console.is_terminal:
+                console.width = _TABLE_WIDTH
+            console.print(quality_table(summary.quality))
     if stop.status is not None:
         raise typer.Exit(stop.status)
 

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from feedline.expectations import Bound, read_bounds, written
 from feedline.positions import Document, Path, Problems, met, path_text, unknown
 
 Group = Literal["dense", "categorical", "sparse", "label", "extra"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 AnyGroup = Group | Literal["observed"]  # what a statistic is learnt from: in no pipeline.yaml
 SOURCES = ("column", "expr", "op")
-FEATURE_KEYS = (*SOURCES, "inputs", "ops")
+FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect")
+EXTRA_KEYS = (*SOURCES[:2], "expect")
+OnNonfinite = Literal["error", "zero", "keep"]
+FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,8 @@ class FeatureSpec:
     op: OpCall | None = None
     inputs: tuple[FeatureInput, ...] = ()
     ops: tuple[OpCall, ...] = ()
+    on_nonfinite: OnNonfinite = "keep"
+    expect: tuple[Bound, ...] = ()
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:
@@ -88,7 +94,9 @@ class FeatureSpec:
         content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
         if self.op is not None:
             content |= {"op": self.op.written(), "inputs": [given.written() for given in self.inputs]}
-        return content | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
+        content |= {"ops": [call.written() for call in self.ops]} if self.ops else {}
+        content |= {"on_nonfinite": self.on_nonfinite} if self.group in FLOATS else {}
+        return content | ({"expect": written(self.expect)} if self.expect else {})
 
 
 def canonical_json(value: object) -> str:
@@ -99,7 +107,8 @@ def canonical_json(value: object) -> str:
 def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
     """The features of the document's `features` section, group after group; what is wrong goes to `problems`.
 
-    code: the folder of the pipeline.yaml, if it allows code.
+    code: the folder of the pipeline.yaml, if it allows code. A feature that does not say what becomes of values that
+    are not finite has the document's `on_nonfinite`.
     """
     groups = document.value["features"]
     path: Path = ("features",)
@@ -109,7 +118,8 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
     for group in groups:
         if group not in GROUPS:
             problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
-    reader = _FeatureReader(problems, code)
+    default = document.value.get("on_nonfinite")
+    reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep")
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
     if not any(groups.values()):
         problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
@@ -130,16 +140,17 @@ def _shown(value: object) -> str:
 class _FeatureReader:
     """Each method reads one form; None, or fewer values, where it had to complain."""
 
-    def __init__(self, problems: Problems, code: str | None) -> None:
+    def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite) -> None:
         self.problems = problems
         self.code = code
+        self.default = on_nonfinite
 
     def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
         path: Path = ("features", group)
         if group == "extra" and isinstance(value, list):
             for index, name in enumerate(value):
                 if (column := self.name(name, (*path, index), "a column")) is not None:
-                    yield FeatureSpec(name=column, group=group, column=column, path=(*path, index))
+                    yield self.made(name=column, group=group, column=column, path=(*path, index))
         elif isinstance(value, dict):
             for name, body in value.items():
                 feature = self.feature(group, name, body, (*path, name))
@@ -160,7 +171,7 @@ class _FeatureReader:
             if group == "extra" and body:
                 self.problems.add(path, "extra takes no ops: it is handed through untouched. Write `[]`, or use `expr`")
                 return None
-            return FeatureSpec(name=name, group=group, column=name, ops=ops, path=path)
+            return self.made(name=name, group=group, column=name, ops=ops, path=path)
         if isinstance(body, dict):
             return self.long_form(group, name, body, path)
         forms = "a list of ops, or a mapping with column, expr or op"
@@ -170,7 +181,7 @@ class _FeatureReader:
         return None
 
     def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
-        known = FEATURE_KEYS if group != "extra" else SOURCES[:2]
+        known = FEATURE_KEYS if group != "extra" else EXTRA_KEYS
         unknown_keys = [key for key in body if key not in known]
         for key in unknown_keys:
             self.problems.add((*path, key), self.unknown_key(group, name, key, known), key=True)
@@ -191,7 +202,27 @@ class _FeatureReader:
             ops = self.ops(body.get("ops", []), (*path, "ops"))
         else:
             self.problems.add((*path, "ops"), f"must be a list of ops: got {met(body['ops'])}, expected [op, …]")
-        return FeatureSpec(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
+        found = self.made(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
+        expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
+        return replace(found, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
+
+    def made(self, **parts: Any) -> FeatureSpec:
+        return FeatureSpec(**parts, on_nonfinite=self.default if parts["group"] in FLOATS else "keep")
+
+    def on_nonfinite(self, group: Group, body: dict[str, Any], path: Path) -> OnNonfinite:
+        choices = get_args(OnNonfinite)
+        if group not in FLOATS:
+            if "on_nonfinite" in body and group != "extra":
+                message = f"{group} features hold integers, which are always finite: remove it"
+                self.problems.add((*path, "on_nonfinite"), message, key=True)
+            return "keep"
+        value = body.get("on_nonfinite", self.default)
+        if value not in choices:
+            message = f"must be one of {', '.join(choices)}: got {met(value)}"
+            self.problems.add((*path, "on_nonfinite"), message)
+            return self.default
+        found: OnNonfinite = value
+        return found
 
     def unknown_key(self, group: Group, name: str, key: str, known: tuple[str, ...]) -> str:
         message = unknown("key of a feature", key, known)

@@ -116,15 +116,16 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     reporter.start()
     _say({"type": "trainer", "pid": channel.peer_pid()})
     error = None
+    quality: list[dict[str, Any]] = []
     try:
-        _serve(channel, pipeline, cluster, request, stats, told=_say_plan)
+        _serve(channel, pipeline, cluster, request, stats, told=_say_plan, served=quality.append)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
         channel.close()
         left.set()
         reporter.join()
-    return {"type": "left", "error": error, "stats": asdict(stats)}
+    return {"type": "left", "error": error, "stats": asdict(stats), "quality": quality}
 
 
 def _report(stats: FeederStats, left: threading.Event) -> None:
@@ -143,7 +144,9 @@ def _say(message: dict[str, Any]) -> None:
 
 def _say_plan(plan: Plan) -> None:
     facts = plan.facts()
-    _say({"type": "plan", **{name: facts[name] for name in ("snapshot", "plan", "rows_dropped", "bad_files")}})
+    _say(
+        {"type": "plan", **{name: facts[name] for name in ("snapshot", "plan", "rows_dropped", "bad_files", "schema")}}
+    )
 
 
 def _serve(
@@ -154,6 +157,7 @@ def _serve(
     stats: FeederStats,
     *,
     told: Callable[[Plan], None] = lambda plan: None,
+    served: Callable[[dict[str, Any]], None] = lambda quality: None,
 ) -> None:
     def resolve(hello: dict[str, Any]) -> Plan:
         plan = _resolved(pipeline, cluster, request, hello)
@@ -170,7 +174,11 @@ def _serve(
         stats=stats,
         about={"imports_s": seconds_to_get_ready()},
     )
-    feeder.serve()
+    try:
+        feeder.serve()
+    finally:
+        if (total := feeder.observed.total) is not None:
+            served(total.to_json())
 
 
 def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:

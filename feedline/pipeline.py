@@ -24,6 +24,7 @@ from feedline.golden import record
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
+from feedline.loader.quality import measures, merge
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
@@ -32,7 +33,8 @@ from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
 from feedline.resources import available_cores
 from feedline.service.reduction import Workers, threads_here
-from feedline.service.tasks import run_block
+from feedline.service.tasks import BlockResult, run_block
+from feedline.service.watching import Observed
 from feedline.serving import Encoded, Rows, Serving
 from feedline.skipping import Take, good_snapshot
 from feedline.sources import fresh_snapshot, snapshot_of_source
@@ -52,6 +54,7 @@ class Pipeline:
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self._serving = Serving(spec)
+        self._observed: list[Observed] = []
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], set: Mapping[str, object] | None = None) -> Pipeline:
@@ -90,9 +93,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -267,13 +268,18 @@ class Pipeline:
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
         _warn_of_bad_files(plan)
-        return iterate(plan, epoch=epoch, rank=rank, world_size=world_size, step=step)
+        observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
+        self._observed.append(observed)
+        return iterate(plan, observed, epoch=epoch, rank=rank, world_size=world_size, step=step)
+
+    def quality(self) -> dict[str, dict[str, Any]]:
+        """What the features' values were like in the blocks that `batches` delivered, by feature and measure."""
+        counted = [(observed.schema, total) for observed in self._observed if (total := observed.total) is not None]
+        return measures(merge([total for _, total in counted]), counted[0][0]) if counted else {}
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
         """A plan to be used at once."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return self._ready(snapshot or self.snapshot(), lanes=lanes)
+        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size))
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -292,6 +298,12 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _lanes(spec: PipelineSpec, world_size: int) -> int:
+    lanes = spec.lanes or world_size
+    rank_lanes(lanes, 0, world_size)
+    return lanes
 
 
 def _named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
@@ -328,7 +340,9 @@ def _warn_of_bad_files(plan: Plan) -> None:
         warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 
 
-def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0) -> Iterator[Batch]:
+def iterate(
+    plan: Plan, observed: Observed, *, epoch: int, rank: int, world_size: int, step: int = 0
+) -> Iterator[Batch]:
     """The batches of a plan, computed one block at a time."""
     from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
 
@@ -336,15 +350,16 @@ def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0
     lanes = rank_lanes(plan.lanes, rank, world_size)
     blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
     borders = {lane: schedule.block_starts(lane) for lane in lanes}
-    rows: dict[tuple[int, int], tuple[EncodedRows, ...]] = {}
+    results: dict[tuple[int, int], BlockResult] = {}
+    observed.begin(epoch)
 
     def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
         place = lane, index
-        if place not in rows:
-            result = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
-            assert result.parts is not None
-            rows[place] = result.parts
-        return rows[place]
+        if place not in results:
+            results[place] = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
+        parts = results[place].parts
+        assert parts is not None
+        return parts
 
     for number in range(max(step, schedule.first_step), schedule.steps):
         segments = segments_of(schedule, borders, number, get)
@@ -352,6 +367,8 @@ def iterate(plan: Plan, *, epoch: int, rank: int, world_size: int, step: int = 0
         measured = draft(plan.layout, segments, epoch=epoch, step=number)
         buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
         write(plan.layout, measured, buffer)
-        for place in [place for place in rows if blocks[place].last_step <= number]:
-            del rows[place]
+        done = [(blocks[place], results.pop(place)) for place in list(results) if blocks[place].last_step <= number]
+        observed.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
         yield Batch.over(plan.layout, buffer)
+    for text in observed.end():
+        warnings.warn(text, UserWarning, stacklevel=2)

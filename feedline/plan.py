@@ -30,6 +30,7 @@ from feedline.binding import (
     require_fitted,
 )
 from feedline.errors import PlanError
+from feedline.expectations import OnExpect
 from feedline.expressions import BoundExpression
 from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
@@ -153,6 +154,10 @@ class Plan:
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def on_expect(self) -> OnExpect:
+        return self.spec.on_expect
 
     @property
     def seed(self) -> int:

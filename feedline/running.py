@@ -19,6 +19,8 @@ from rich.console import Console
 from feedline.bad_file_texts import warning_of
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.layout import BatchSchema
+from feedline.loader.quality import Quality, measures, merge
 from feedline.loader.rendezvous import job_fingerprint, socket_path, sweep
 from feedline.progress import Progress, RankView
 from feedline.service.drain import Drained, start_draining, stop_draining
@@ -48,6 +50,7 @@ class RunSummary:
     plan: str | None = None
     dashboard: str | None = None
     bad_files: list[dict[str, Any]] = field(default_factory=list)  # left out of the plan: path, reason, rows
+    quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +105,13 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
                     said_dashboard = True
                     _say_start(console, views[0].facts)
                 for view in views:
+                    _say_warnings(console, view)
                     if view.error is not None:
                         raise view.error
                 progress.show([_drained_view(view) for view in views])
             progress.show([_drained_view(view) for view in views], force=True)
         for view in views:
+            _say_warnings(console, view)
             if view.error is not None:
                 raise view.error
     finally:
@@ -159,7 +164,15 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             waited = stats["wait_blocks_s"] / len(request.ranks)
             summary.wait_fraction = min(1.0, summary.wait_fraction + waited / max(summary.seconds, 1e-9))
     summary.rows_per_s = summary.rows / summary.seconds
+    schemas = [rank.plan["schema"] for rank in supervisor.ranks if "schema" in rank.plan]
+    counted = [Quality.from_json(facts) for rank in supervisor.ranks for facts in rank.quality]
+    summary.quality = _measured(schemas, counted)
     return summary
+
+
+def _measured(schemas: Sequence[str], parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
+    """The measures of what all ranks of this host delivered."""
+    return measures(merge(parts), BatchSchema.from_json(schemas[0])) if parts else {}
 
 
 def _command(request: RunRequest, rank: int) -> FeederCommand:
@@ -186,6 +199,12 @@ def _say_start(console: Console, facts: dict[str, Any]) -> None:
 def _say_bad_files(console: Console, bad_files: Sequence[dict[str, Any]]) -> None:
     if bad_files:
         console.print(warning_of(bad_files), highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_warnings(console: Console, view: Drained) -> None:
+    while view.warnings:
+        text = f"warning: rank {view.rank}: {view.warnings.pop(0)}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
@@ -256,4 +275,5 @@ def _summary(views: Sequence[Drained], seconds: float, request: RunRequest) -> R
         plan=facts.get("plan"),
         dashboard=facts.get("dashboard"),
         bad_files=facts.get("bad_files", []),
+        quality=_measured([facts.get("schema", "[]")], [view.quality for view in views if view.quality is not None]),
     )

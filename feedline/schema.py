@@ -8,9 +8,12 @@ holds them already normalised. Every value that is not a string may also be `${N
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+
+from feedline.expectations import BOUND, MEASURES
+from feedline.features import OnNonfinite
 
 Schema = dict[str, Any]
 
@@ -76,6 +79,10 @@ def _feature_definitions() -> Schema:
         "items": {"anyOf": [_NAME, given]},
         "minItems": 1,
     }
+    settled: Schema = {
+        "description": "What becomes of finished numbers that are NaN or infinite.",
+        "anyOf": [{"enum": list(get_args(OnNonfinite))}, {"$ref": "#/$defs/variable"}],
+    }
     source = {
         "oneOf": [
             {"required": ["column"], "not": {"required": ["inputs"]}},
@@ -86,7 +93,15 @@ def _feature_definitions() -> Schema:
     long_form: Schema = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {"column": column, "expr": expr, "op": {"$ref": "#/$defs/op"}, "inputs": inputs, "ops": ops},
+        "properties": {
+            "column": column,
+            "expr": expr,
+            "op": {"$ref": "#/$defs/op"},
+            "inputs": inputs,
+            "ops": ops,
+            "on_nonfinite": settled,
+            "expect": _expect(),
+        },
         **source,
     }
     extra: Schema = {
@@ -95,14 +110,26 @@ def _feature_definitions() -> Schema:
             {
                 "type": "object",
                 "additionalProperties": False,
-                "properties": {"column": column, "expr": expr},
-                "minProperties": 1,
-                "maxProperties": 1,
+                "properties": {"column": column, "expr": expr, "expect": _expect()},
+                "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
             },
         ],
     }
     return {"variable": _VARIABLE, "ops": ops, "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]}} | {
         "extra_feature": extra
+    }
+
+
+def _expect() -> Schema:
+    bound: Schema = {"type": "string", "pattern": rf"^\s*{BOUND}\s*$"}
+    return {
+        "description": "Bounds on what is measured of the feature's values.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            measure: {"description": text, "anyOf": [bound, {"type": "array", "items": bound, "minItems": 1}]}
+            for measure, (_, text) in MEASURES.items()
+        },
     }
 
 

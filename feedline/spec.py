@@ -23,7 +23,8 @@ from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationEr
 from pydantic_core import ErrorDetails
 
 from feedline.errors import SpecError
-from feedline.features import FeatureSpec, OpCall, canonical_json, read_features
+from feedline.expectations import OnExpect
+from feedline.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.overrides import apply_overrides, parse_overrides, substitute_variables
 from feedline.positions import Document, Path, Problems, met, unknown
 from feedline.schema import describe
@@ -91,6 +92,10 @@ class PipelineSpec(Section):
     )
     fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
     allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
+    on_nonfinite: OnNonfinite = Field(
+        default="keep", description="What becomes of finished numbers that are NaN or infinite."
+    )
+    on_expect: OnExpect = Field(default="warn", description="What happens where a feature is not as expected.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")

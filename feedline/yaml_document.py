@@ -310,6 +310,8 @@ def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
         )
     elif "found '<scalar>'" in problem:
         message = "not YAML: text after a closing quote, or a wrong indentation. Quote the whole value, not its start"
+    elif "scanning a block scalar" in context:
+        message = "not YAML: a value that begins with > or |, which begins a text of several lines. Quote the value"
     else:
         message = f"not YAML: {problem}{context}"
     return SpecError(located(file, _place_of(mark) if mark else Place(), (), message))

@@ -29,7 +29,7 @@ FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
     *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
-    *("positions", "overrides", "yaml_document", "schema"),
+    *("positions", "overrides", "yaml_document", "schema", "expectations"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
 
@@ -57,6 +57,7 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
+    "quality_table": "commands",
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
     **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
@@ -89,6 +90,7 @@ ONLY_IN = {
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
+        "feedline.quality_table",
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

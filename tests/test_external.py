@@ -64,7 +64,7 @@ def test_a_table_is_read_once_as_long_as_anyone_uses_it(tmp_path: Path, counted:
     assert len(counted) == 2
     del found
     gc.collect()
-    assert not [key for key in external._read.keys() if str(tmp_path) in key[1]]
+    assert not [key for key in external._read if str(tmp_path) in key[1]]
 
 
 def test_a_file_that_changed_is_read_anew_and_refused_where_the_plan_has_another(tmp_path: Path):

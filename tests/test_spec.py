@@ -95,6 +95,8 @@ cluster:
   window: 7
 memory: 500 MB
 allow_code: false
+on_nonfinite: zero
+on_expect: error
 """
 
 

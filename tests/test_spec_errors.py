@@ -83,6 +83,16 @@ from feedline.spec import PipelineSpec
         ("wait_s: 5", "wait_s: soon", "p.yaml:41:11: cluster.wait_s: must be a number: got 'soon'"),
         ("    key: key.pem\n", "", "p.yaml:36:3: cluster.tls.key: missing key: expected a value"),
         (
+            "on_nonfinite: zero",
+            "on_nonfinite: drop",
+            "p.yaml:45:15: on_nonfinite: must be one of error, zero, keep: got 'drop'",
+        ),
+        (
+            "on_expect: error",
+            "on_expect: stop",
+            "p.yaml:46:12: on_expect: must be one of warn, error: got 'stop'",
+        ),
+        (
             "lanes: 4",
             "fit: always",
             "p.yaml:32:6: fit: must be a mapping, or the word auto: got 'always'. Leave the key",
@@ -186,7 +196,10 @@ def _keys():
 
 
 ALTERNATIVES = {
-    (): "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit allow_code",
+    (): (
+        "version name work_dir source features batch shuffle lanes epochs cluster memory artifacts fit allow_code "
+        "on_nonfinite on_expect"
+    ),
     ("source",): (
         "table format version snapshot_id as_of snapshot partitions schema where sample row_key on_bad_file "
         "max_bad_files max_bad_rows split_rows"
@@ -200,6 +213,8 @@ ALTERNATIVES = {
     ("cluster", "tls"): "ca cert key",
     ("fit",): "where auto out_of_fold memory golden",
 }
+
+FEATURE = "column expr op inputs ops on_nonfinite expect"
 
 
 @st.composite
@@ -218,7 +233,7 @@ def typos(draw):
             ]
         )
     )
-    known = ALTERNATIVES.get(parent, "column expr op inputs ops").split()
+    known = ALTERNATIVES.get(parent, FEATURE).split()
     assume(wrong and wrong not in known)
     return number, column, parent, key, wrong
 
@@ -248,7 +263,7 @@ def test_a_typo_in_a_key_names_the_nearest_key_at_its_line(typo):
     assert len(mine) == 1
     assert f"got {wrong!r}, expected one of " in mine[0]
     assert repr(key) in mine[0].split("expected one of ")[1].split(".")[0]
-    known = ALTERNATIVES.get(parent, "column expr op inputs ops").split()
+    known = ALTERNATIVES.get(parent, FEATURE).split()
     nearest = min(_edits(wrong, name) for name in known)
     if len(key) > 3 and sum(_edits(wrong, name) <= nearest + 1 for name in known) == 1:
         assert f"Did you mean {key!r}?" in mine[0]

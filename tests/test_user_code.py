@@ -28,6 +28,7 @@ from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.service.cluster import Cluster
 from feedline.spec import load_spec, parse_spec
 from feedline.transforms import OpError, compile_features, user_functions
+from feedline.transforms.chains import chains
 from feedline.transforms.user_code import functions_of
 from feedline.transforms.user_functions import Needed, check_functions, load
 
@@ -343,6 +344,8 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
         values(OpCall(op="scaled"), "price")
     with pytest.raises(OpError, match=r"scaled takes parameters by name: write \{scaled: \{NAME: value\}\}"):
         values(OpCall(op="scaled", arguments='{"": 2.0}', code=folder), "price")
+    [chain] = chains([made(scaled, "price")], TABLE.schema)
+    assert chain.text() == "price: float32 → scaled (my_features:scaled) → float32 → extra float32"
     [need] = functions_of([made(scaled, "price"), made(scaled, "cost")])
     assert (need.op, need.function) == ("scaled", "my_features:scaled")
     check_functions([need])

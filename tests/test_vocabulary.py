@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_hashing import hash_of
 
+from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.features import FeatureSpec, OpCall
+from feedline.service import spilling
 from feedline.service.spilling import Scratch, Spilled, merged, parts_of
 from feedline.transforms import OpError, compile_features, resolve
 from feedline.transforms.fitting import Artifact, Fits
@@ -301,3 +303,37 @@ def test_an_artifact_serves_other_fits_by_its_own_tables():
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=1) == [3, 2]
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=0) == [2, 1]
     assert Fits(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
+
+
+def test_a_pipeline_s_features_share_what_was_fitted_by_way_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spilled = []
+    plain = spilling.spill
+    monkeypatch.setattr(spilling, "spill", lambda *given: spilled.append(given) or plain(*given))
+    random = np.random.default_rng(8)
+    numbers = (10**5 ** random.random(30_000)).astype(np.int64) * 10**12
+    table = pl.DataFrame({"item": numbers[:10_000], "history": numbers[10_000:].reshape(10_000, 2)})
+    for file in range(3):
+        rows = table[file::3].with_columns(pl.col("history").arr.to_list())
+        rows.write_parquet(tmp_path / f"{file}.parquet", row_group_size=1_000)
+    (tmp_path / "pipeline.yaml").write_text(
+        "version: 1\nname: shared\nsource: {table: '*.parquet'}\nbatch: {size: 100}\nfeatures:\n"
+        "  categorical: {item: [{vocabulary: {name: items}}]}\n  sparse: {history: [{vocabulary: {name: items}}]}\n"
+    )
+    digests = set()
+    for memory in ("1GB", "1MB"):
+        pipeline = Pipeline.from_yaml(tmp_path / "pipeline.yaml", set={"fit.memory": memory})
+        (fit,) = pipeline.fit().fits
+        digests.add(fit.digest)
+        assert bool(spilled) is (memory == "1MB")
+    assert len(digests) == 1
+    ids = oracle(numbers.tolist())
+    rows = table.head(500).with_columns(pl.col("history").arr.to_list())
+    found = pipeline.transform(rows)
+    assert found.categorical[:, 0].tolist() == [ids[value] for value in rows["item"]]
+    assert found.sparse["history"][0].tolist() == [ids[value] for value in rows["history"].explode()]
+    small = {"features.categorical.item": [{"vocabulary": {"max_memory": "50kB"}}]}
+    with pytest.raises(DataError, match=r"item: vocabulary: vocabulary: the vocabulary is larger than max_memory: got"):
+        Pipeline.from_yaml(tmp_path / "pipeline.yaml", set=small).fit()
+    assert not list((tmp_path / ".feedline").glob("fitting-*"))

@@ -153,11 +153,6 @@ def test_a_dataset_delivers_the_same_bytes(path: Path):
         assert [image(batch) for batch in dataset] == oracle(path)
 
 
-def test_worker_processes_deliver_the_same_bytes(path: Path):
-    with FeedlineDataset(path, set={"cluster": {"workers": 2}}) as dataset:
-        assert [image(batch) for batch in dataset] == oracle(path)
-
-
 def test_transform_is_what_training_delivers(path: Path):
     pipeline = Pipeline.from_yaml(path)
     table = pa.concat_tables([rows_of(file) for file in range(3)])

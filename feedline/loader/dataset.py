@@ -151,6 +151,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         if self._began_s is None:
             self._began_s = time.perf_counter()
         received = self._feed.next()
+        for text in self._feed.told.warnings():
+            warnings.warn(text, UserWarning, stacklevel=3)
         if received is None:
             self._place = (self._place[0] + 1, 0)
             return None
@@ -216,6 +218,14 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._open()
         return dict(self._facts)
 
+    @property
+    def quality(self) -> dict[str, dict[str, Any]]:
+        """What the features' values were like in the blocks that were delivered so far, by feature and measure.
+
+        See docs/quality.md. Half a second old at most, complete at the end of an epoch.
+        """
+        return self._feed.told.report(self.schema)
+
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was asked for."""
         counts = self._feed.stats
@@ -269,46 +279,11 @@ class FeedlineDataset(IterableDataset[Batch]):
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
         before = self._facts.get("bad_files")
-        self._facts = self._agree(hello)
+        self._facts = _agree(self._feed, self._ranks, hello)
         bad_files = self._facts.get("bad_files")
         if bad_files and bad_files != before:
             warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
-
-    def _agree(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
-        if self._ranks.world_size == 1 or _distributed() != (self._ranks.rank, self._ranks.world_size):
-            return self._feed.open(hello)
-        chosen: list[Any] = [None]
-        if self._ranks.rank == 0:
-            chosen[0] = self._attempt(hello)
-        torch.distributed.broadcast_object_list(chosen, src=0)
-        leader = chosen[0]
-        if "error" in leader:
-            raise from_wire(leader["error"], leader["message"])
-        mine = leader
-        if self._ranks.rank != 0:
-            plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
-            chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
-            mine = self._attempt({**hello, **chosen_there})
-        everyone: list[Any] = [None] * self._ranks.world_size
-        torch.distributed.all_gather_object(everyone, mine)
-        for rank, facts in enumerate(everyone):
-            if "error" in facts:
-                raise from_wire(facts["error"], f"rank {rank}: {facts['message']}")
-            for key in ("plan", "features"):
-                if facts[key] != leader[key]:
-                    raise PlanError(
-                        f"the ranks do not agree on the {key}: got {facts[key]} on rank {rank}, expected "
-                        f"{leader[key]} as on rank 0. Start every rank with the same pipeline.yaml and overrides"
-                    )
-        return dict(mine)
-
-    def _attempt(self, hello: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self._feed.open(hello)
-        except FeedlineError as error:
-            return {"error": type(error).__name__, "message": str(error)}
 
 
 class _Epoch(Iterator[Batch]):
@@ -330,6 +305,43 @@ _NO_WORKERS = (
     "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: reading and transforming "
     "happen in the feeder and its Dask cluster already"
 )
+
+
+def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> dict[str, Any]:
+    """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
+    if ranks.world_size == 1 or _distributed() != (ranks.rank, ranks.world_size):
+        return feed.open(hello)
+    chosen: list[Any] = [None]
+    if ranks.rank == 0:
+        chosen[0] = _attempt(feed, hello)
+    torch.distributed.broadcast_object_list(chosen, src=0)
+    leader = chosen[0]
+    if "error" in leader:
+        raise from_wire(leader["error"], leader["message"])
+    mine = leader
+    if ranks.rank != 0:
+        plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
+        chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
+        mine = _attempt(feed, {**hello, **chosen_there})
+    everyone: list[Any] = [None] * ranks.world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    for rank, facts in enumerate(everyone):
+        if "error" in facts:
+            raise from_wire(facts["error"], f"rank {rank}: {facts['message']}")
+        for key in ("plan", "features"):
+            if facts[key] != leader[key]:
+                raise PlanError(
+                    f"the ranks do not agree on the {key}: got {facts[key]} on rank {rank}, expected "
+                    f"{leader[key]} as on rank 0. Start every rank with the same pipeline.yaml and overrides"
+                )
+    return dict(mine)
+
+
+def _attempt(feed: Feed, hello: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return feed.open(hello)
+    except FeedlineError as error:
+        return {"error": type(error).__name__, "message": str(error)}
 
 
 def _distributed() -> tuple[int, int] | None:

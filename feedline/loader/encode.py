@@ -19,11 +19,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from feedline.errors import DataError
-from feedline.loader.layout import BatchSchema
+from feedline.loader.finite import settled
+from feedline.loader.layout import BatchSchema, Column
+from feedline.loader.quality import Observer
 
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
 # ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
 _INT32_LIMIT = 2**31 - 1
+# A wide matrix is written in blocks of rows of this size, so that a line of memory gets its 16 numbers before it leaves
+# the caches: 504 columns of 32,768 rows in 32 ms instead of 47.
+_MATRIX_BYTES = 8 * 2**20
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
 
 
@@ -55,8 +60,8 @@ class EncodedRows:
         return self.nbytes  # Dask asks this of everything a task returns
 
 
-def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
-    """The rows of a frame of finished features (one column per feature, of its group's dtype).
+def encode(frame: pl.DataFrame, schema: BatchSchema, observer: Observer | None = None) -> EncodedRows:
+    """The rows of a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
     Raises DataError, which names the feature and knows the row, where a scalar, an element of a list or vector, or a
     weight is null. A null list is an empty list.
@@ -65,18 +70,17 @@ def encode(frame: pl.DataFrame, schema: BatchSchema) -> EncodedRows:
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        series = frame.get_column(column.name)
-        held, borders = _ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+        held, borders, beside = _lists(frame.get_column(column.name), column, observer)
         values.append(held)
         offsets.append(borders)
-        weights.append(_weights(series.struct.field("weights"), borders, column.name) if column.weighted else None)
+        weights.append(beside)
     return EncodedRows(
         rows=rows,
-        dense=_row_major(frame, schema, "dense"),
+        dense=_row_major(frame, schema, "dense", observer),
         categorical=tuple(
-            _numbers(frame.get_column(column.name), column.name) for column in schema.group("categorical")
+            _ids(frame.get_column(column.name), column, observer) for column in schema.group("categorical")
         ),
-        labels=_row_major(frame, schema, "label"),
+        labels=_row_major(frame, schema, "label", observer),
         values=tuple(values),
         weights=tuple(weights),
         offsets=tuple(offsets),
@@ -94,15 +98,52 @@ def _numbers(series: pl.Series, name: str) -> NDArray[Any]:
     return series.to_numpy()
 
 
-def _row_major(frame: pl.DataFrame, schema: BatchSchema, group: str) -> NDArray[np.float32]:
+def _ids(series: pl.Series, column: Column, observer: Observer | None) -> NDArray[np.int64]:
+    ids = _numbers(series, column.name)
+    if observer is not None:
+        observer.integers(column, ids)
+    return ids
+
+
+def _lists(
+    series: pl.Series, column: Column, observer: Observer | None
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
+    """A sparse feature's values, offsets and weights."""
+
+    def row_of(place: int) -> int:
+        return int(np.searchsorted(offsets, place, side="right")) - 1
+
+    values, offsets = _ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+    if observer is not None:
+        observer.lists(column, offsets)
+    if column.dtype == "float32":
+        values = settled(values, column, observer, row_of=row_of)
+    elif observer is not None:
+        observer.integers(column, values)
+    if not column.weighted:
+        return values, offsets, None
+    beside = _weights(series.struct.field("weights"), offsets, column.name)
+    return values, offsets, settled(beside, column, observer, row_of=row_of, weights=True)
+
+
+def _row_major(frame: pl.DataFrame, schema: BatchSchema, group: str, observer: Observer | None) -> NDArray[np.float32]:
     columns = schema.group(group)
-    matrix = np.empty((frame.height, sum(column.width for column in columns)), dtype=np.float32)
+    width = sum(column.width for column in columns)
+    matrix = np.empty((frame.height, width), dtype=np.float32)
+    held: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         series = frame.get_column(column.name)
         if isinstance(series.dtype, pl.Array):
-            matrix[:, column.offset : column.offset + column.width] = _vectors(series, column.name)
+            place = slice(column.offset, column.offset + column.width)
+            held.append((place, settled(_vectors(series, column.name), column, observer)))
         else:
-            matrix[:, column.offset] = _numbers(series, column.name)
+            held.append((column.offset, settled(_numbers(series, column.name), column, observer)))
+    step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
+    for start in range(0, frame.height, step):
+        rows = slice(start, start + step)
+        part = matrix[rows]
+        for target, values in held:
+            part[:, target] = values[rows]
     return matrix
 
 

@@ -26,6 +26,7 @@ from feedline.loader.launch import FeederCommand, FeederProcess
 from feedline.loader.rendezvous import await_successor, connect
 from feedline.loader.ring import Lease, Ready, RingReader
 from feedline.loader.state import steps_of
+from feedline.loader.told import Told
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Feed:
         self._room = _Room()
         self._deaths = _Deaths()
         self.facts: dict[str, Any] = {}
-        self.feeder_stats: dict[str, Any] = {}
+        self.told = Told()
         self.stats = FeedStats()
         self.attached = False
 
@@ -180,12 +181,8 @@ class Feed:
             self._process = FeederProcess(self._command)
             self._channel = self._process.channel
         self._reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
-        self._poll = select.poll()
-        self._poll.register(self._channel.fileno(), select.POLLIN)
         self._feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
-        with contextlib.suppress(OSError, AttributeError):
-            self._feeder_pidfd = os.pidfd_open(self._feeder_pid)
-            self._poll.register(self._feeder_pidfd, select.POLLIN)
+        self._poll, self._feeder_pidfd = _watched(self._channel, self._feeder_pid)
         self.stats.feeders += 1
         self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
@@ -203,13 +200,14 @@ class Feed:
                 self._hello = {**asked, "rebase": None}  # the plan that was made is named by its facts
                 return self.facts
 
-    def begin(self, epoch: int, step: int, *, last: bool = False) -> None:
+    def begin(self, epoch: int, step: int, *, last: bool = False, seen: dict[str, Any] | None = None) -> None:
         """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
         self._stream += 1
         self._place = (epoch, step)
         self._room.forget()
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
-            self._say({"type": "begin", "stream": self._stream, "epoch": epoch, "step": step, "last": last})
+            stream = {"stream": self._stream, "epoch": epoch, "step": step, "last": last, "seen": seen}
+            self._say({"type": "begin", **stream})
 
     def next(self) -> tuple[Ready, Lease] | None:
         """The next slot of the stream, or None at the end of its epoch."""
@@ -342,7 +340,7 @@ class Feed:
         elif kind == "facts":
             self._answer = message["facts"]
         elif kind == "stats":
-            self.feeder_stats = message["stats"]
+            self.told.hear(message)
 
     def _wait(self) -> None:
         """Wait for the feeder to say something or to die; says every half minute that it does."""
@@ -372,7 +370,7 @@ class Feed:
         assert self._place is not None
         place = self._place
         self.open({**self._hello, **{key: self.facts[key] for key in ("snapshot", "lanes", "plan", "features")}})
-        self.begin(*place)
+        self.begin(*place, seen=self.told.hand_over(self._stream))
 
     def _bury(self) -> None:
         """Take leave of a dead feeder: count it, keep its last words, look for a successor to attach to."""
@@ -387,3 +385,13 @@ class Feed:
         self._deaths.count(words)
         if self.attached and self._command.attach_path is not None:
             await_successor(self._command.attach_path, unless=lambda: self._closed)
+
+
+def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
+    """What says that the feeder said something or died; the second without a pidfd where there is none."""
+    poll, pidfd = select.poll(), None
+    poll.register(channel.fileno(), select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):
+        pidfd = os.pidfd_open(feeder)
+        poll.register(pidfd, select.POLLIN)
+    return poll, pidfd

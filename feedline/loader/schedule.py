@@ -160,6 +160,11 @@ class Schedule:
         own = self.steps - self.first_step
         return self.rows - own * self.batch_size * self.lanes if self.tail == "drop" else 0
 
+    def has_rows(self, lane: int) -> bool:
+        """Whether a lane has rows of its own: one without borrows a row, as padding."""
+        start, stop = self.lane_bounds(lane)
+        return start < stop
+
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """Order positions [start, stop) of a lane."""
         return lane * self.rows // self.lanes, (lane + 1) * self.rows // self.lanes

@@ -19,6 +19,7 @@ from distributed.scheduler import KilledWorker
 from feedline.errors import ClusterError, FeedlineError
 from feedline.loader.encode import EncodedRows
 from feedline.loader.layout import SlotLayout
+from feedline.loader.quality import Quality
 from feedline.loader.schedule import Block
 from feedline.service.cluster import Cluster
 from feedline.service.tasks import BlockRequest, BlockResult, Job, run_block, unpack
@@ -34,6 +35,7 @@ class _Work:
     future: Future[Any] | None = None
     rows: tuple[EncodedRows, ...] | None = None
     nbytes: int = 0
+    quality: Quality | None = None
 
 
 @dataclass(slots=True)
@@ -105,10 +107,11 @@ class Delivery:
         self._collect()
         return self._work[lane, index].rows
 
-    def drop(self, step: int) -> None:
-        """Forget the blocks that no step after `step` needs."""
-        for place in [place for place, work in self._work.items() if work.block.last_step <= step]:
-            del self._work[place]
+    def drop(self, step: int) -> list[tuple[Block, Quality]]:
+        """Forget the blocks that no step after `step` needs; returns what was counted of them."""
+        done = [place for place, work in self._work.items() if work.block.last_step <= step]
+        dropped = [self._work.pop(place) for place in done]
+        return [(work.block, work.quality) for work in dropped if work.quality is not None]
 
     def resubmit(self) -> None:
         """Submit everything that has no result yet again: the scheduler that had it is gone."""
@@ -191,6 +194,7 @@ class Delivery:
             )
         work.rows = unpack(self._layout, result)
         work.nbytes = result.nbytes
+        work.quality = result.quality
         work.future.release()
         work.future = None
         self._largest = max(self._largest, result.nbytes)

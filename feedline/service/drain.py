@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.loader.feed import Feed
+from feedline.loader.quality import Quality
 
 _ROWS_WORD = 3  # of a slot's header: see loader/layout.py
 
@@ -33,6 +34,8 @@ class Drained:
     seconds: float = 0.0
     ring_fill: float = 0.0
     feeder: dict[str, Any] = field(default_factory=dict)
+    quality: Quality | None = None
+    warnings: list[str] = field(default_factory=list)  # what was not as expected
     error: BaseException | None = None
     done: bool = False
     thread: threading.Thread | None = None
@@ -48,6 +51,7 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
             progress.epoch, progress.step = epoch, 0
             while not stop():
                 received = feed.next()
+                progress.warnings += feed.told.warnings()
                 if received is None:
                     break
                 ready, lease = received
@@ -55,9 +59,10 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = ready.step + 1
                 progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - began
-                progress.ring_fill, progress.feeder = feed.ring_fill, feed.feeder_stats
+                progress.ring_fill, progress.feeder = feed.ring_fill, feed.told.stats
                 del lease, received
-        progress.feeder = feed.feeder_stats
+        progress.feeder = feed.told.stats
+        progress.quality = feed.told.quality
     except BaseException as error:  # the thread that drains has nobody above it: the command reads this
         progress.error = error
     finally:

@@ -12,21 +12,24 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from feedline.errors import FeedlineError, StateError
+from feedline.expectations import OnExpect
 from feedline.loader.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.cutting import segments_of
 from feedline.loader.feed import PROTOCOL
-from feedline.loader.layout import SlotLayout
+from feedline.loader.layout import BatchSchema, SlotLayout
+from feedline.loader.quality import Quality
 from feedline.loader.ring import RingWriter
 from feedline.loader.schedule import Block, Schedule, rank_lanes
 from feedline.loader.slot import Draft, draft, write
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
+from feedline.service.watching import Observed
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
@@ -48,6 +51,8 @@ class Plan(Protocol):
     def layout(self) -> SlotLayout: ...
     @property
     def name(self) -> str: ...
+    @property
+    def on_expect(self) -> OnExpect: ...
     def facts(self) -> dict[str, Any]: ...
     def schedule(self, epoch: int) -> Schedule: ...
     def request(self, block: Block, epoch: int) -> BlockRequest: ...
@@ -88,6 +93,10 @@ class _Stream:
     ended: bool = False
     last: bool = False  # the trainer said that no other epoch follows
 
+    def finished(self) -> list[tuple[Block, Quality]]:
+        """What was counted of the blocks whose last step this is; they are forgotten."""
+        return [done for done in self.delivery.drop(self.step) if self.schedule.has_rows(done[0].lane)]
+
 
 class Feeder:
     """Serves one trainer over one channel."""
@@ -119,6 +128,7 @@ class Feeder:
         self._dashboard_due_s = 0.0
         self._dashboard_asked = False
         self.stats = stats
+        self.observed = Observed(BatchSchema(()), (), "warn")
         self._about = dict(about)
 
     def serve(self) -> None:
@@ -210,20 +220,16 @@ class Feeder:
                 self.stats.epochs = max(self.stats.epochs, int(message["epoch"]) + 1)
 
     def _on_hello(self, hello: dict[str, Any]) -> None:
-        for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
-            if hello[key] != mine:
-                raise StateError(
-                    f"trainer and feeder have another {key}: got {hello[key]}, expected {mine}. Start both from one "
-                    f"installation"
-                )
+        _refuse_other_installations(hello)
         if (hello["rank"], hello["world_size"]) != (self._rank, self._world_size):
             raise StateError(
                 f"the trainer is another rank: got rank {hello['rank']} of {hello['world_size']}, expected "
                 f"{self._rank} of {self._world_size}"
             )
         self._end_stream()
-        self._plan = self._resolve(hello)
-        facts = {**self._plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
+        self._plan = plan = self._resolve(hello)
+        self.observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
+        facts = {**plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
         self._channel.send_json({"type": "facts", "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
@@ -238,6 +244,7 @@ class Feeder:
                 ahead.delivery.close()
             self._stream = self._open(number, epoch, step)
         self._stream.last = bool(message["last"])
+        self.observed.begin(epoch, message["seen"])
         self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, self._stream.schedule.steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
@@ -275,7 +282,7 @@ class Feeder:
         if stream is None or stream.ended:
             return False
         if stream.step >= stream.schedule.steps:
-            self._report()
+            self._report(warnings=self.observed.end())
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
@@ -299,7 +306,7 @@ class Feeder:
         self._ring.announce(segment, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
         self._count(stream, stream.measured)
         stream.measured = None
-        stream.delivery.drop(stream.step)
+        self.observed.add(stream.step, stream.finished())
         stream.step += 1
         return True
 
@@ -330,6 +337,17 @@ class Feeder:
             self._dashboard_asked = True
             threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
-    def _report(self) -> None:
+    def _report(self, warnings: Sequence[str] = ()) -> None:
+        assert self._stream is not None
         self._reported_s = time.monotonic()
-        self._channel.send_json({"type": "stats", "stats": asdict(self.stats)})
+        quality = {"stream": self._stream.number, "seen": self.observed.seen(), "warnings": warnings}
+        self._channel.send_json({"type": "stats", "stats": asdict(self.stats), "quality": quality})
+
+
+def _refuse_other_installations(hello: Mapping[str, Any]) -> None:
+    for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
+        if hello[key] != mine:
+            raise StateError(
+                f"trainer and feeder have another {key}: got {hello[key]}, expected {mine}. Start both from one "
+                f"installation"
+            )

@@ -37,7 +37,8 @@ class Rank:
     trainer: int | None = None
     stats: dict[str, Any] = field(default_factory=dict)
     finished: list[dict[str, Any]] = field(default_factory=list)  # of trainers that left
-    plan: dict[str, Any] = field(default_factory=dict)  # of its last trainer: snapshot, plan, rows_dropped, bad_files
+    quality: list[dict[str, Any]] = field(default_factory=list)  # what those were delivered, as counts
+    plan: dict[str, Any] = field(default_factory=dict)  # of its last trainer: snapshot, plan, rows_dropped, schema …
     futile_deaths: int = 0
     last_error: str | None = None
 
@@ -125,6 +126,7 @@ class Supervisor:
             rank.trainer = None
             rank.stats = {}
             rank.finished.append(message["stats"])
+            rank.quality += message["quality"]
             rank.last_error = message["error"]
         if message.get("stats", {}).get("batches"):
             rank.futile_deaths = 0

@@ -26,9 +26,10 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
 from feedline.loader.encode import EncodedRows, encode, take
 from feedline.loader.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
-from feedline.transforms.compile import CompiledFeatures, compile_features
+from feedline.transforms.compile import CompiledFeatures, chain_text, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
 from feedline.warehouse.places import located
@@ -90,6 +91,7 @@ class BlockResult:
     transform_s: float
     encode_s: float
     nbytes_read: int
+    quality: Quality
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +214,7 @@ def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockR
         transform_s=clock.seconds["transform"],
         encode_s=clock.seconds["encode"],
         nbytes_read=request.nbytes,
+        quality=encoder.observer.quality(),
     )
 
 
@@ -282,6 +285,8 @@ class _Encoder:
         self._waiting: list[Chunk] = []
         self._rows = 0
         self._parts: list[EncodedRows] = []
+        outputs = compiled.features.outputs
+        self.observer = Observer(compiled.layout.schema, [output.reads for output in outputs])
 
     def add(self, chunk: Chunk) -> None:
         if self._rows and self._rows + chunk.frame.height > CHUNK_ROWS:
@@ -306,9 +311,12 @@ class _Encoder:
             raise located(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
-        finished = self._compiled.features.apply(frame)
+        self.observer.source(frame)
+        finished, lookups = self._compiled.features.apply_counting(frame)
+        for name, (asked, missed) in lookups.items():
+            self.observer.looked_up(name, asked, missed)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema)
+        encoded = encode(finished, self._compiled.layout.schema, self.observer)
         self._clock.lap("encode")
         return encoded
 
@@ -324,7 +332,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs."""
     columns: list[Column] = []
     widths: dict[str, int] = {}
-    for output in features.outputs:
+    for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
         arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
         offset = widths.get(output.group, 0)
@@ -339,6 +347,10 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 width=width,
                 unit=unit,
                 weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+                chain=chain_text(feature),
+                on_nonfinite=feature.on_nonfinite,
+                looks_up=bool(output.lookups),
+                num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
             )
         )
         widths[output.group] = offset + width

@@ -10,7 +10,7 @@ call, which costs more than a cheap kernel (186 against 86 us for 32 k hashed id
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,56 +60,73 @@ class Fused:
     """Steps one after the other over the values of one expression, in one go; `expr` computes them all.
 
     Each step is handed to the next by blocks that stay in a core's cache: between them nothing is allocated, and Polars
-    is called once, or not at all (`compute`). values: an expression of `dtype`, a type that numpy has.
+    is called once, or not at all (`run`). values: an expression of `dtype`, a type that numpy has.
     """
 
     values: pl.Expr
     dtype: pl.DataType
     steps: tuple[Step, ...]
     expr: pl.Expr
+    run: Callable[[pl.Series], pl.Series]
+
+    @classmethod
+    def of(cls, values: pl.Expr, dtype: pl.DataType) -> Fused:
+        """No step yet."""
+        return cls(values, dtype, (), values, lambda series: series)
 
     def then(self, step: Step) -> Fused:
-        """One step more. Nulls that are replaced before anything else are left to Polars, if that is all."""
+        """One step more. Where nulls are replaced and that is all, it is left to Polars."""
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
-            return Fused(self.values, self.dtype, steps, expr)
-        bare = Fused(self.values, self.dtype, steps, self.values)
-        return replace(bare, expr=mapped(self.values, bare.compute, step.dtype))
+            return Fused(self.values, self.dtype, steps, expr, lambda series: series)
+        run = _runner(steps, self.dtype)
+        return Fused(self.values, self.dtype, steps, mapped(self.values, run, step.dtype), run)
 
-    def compute(self, series: pl.Series) -> pl.Series:
-        """The steps over the values of a series of one chunk."""
-        fills = [place for place, step in enumerate(self.steps) if step.kernel is None]
-        used = fills[:1] if series.null_count() else []
-        steps = [step for place, step in enumerate(self.steps) if step.kernel is not None or place in used]
-        if not steps:
-            return series
-        held, bits, lead = _held(series, _READ_TYPES[self.dtype])
-        absent = _absent(bits, len(held)) if used else None
-        result = steps[-1].dtype
-        buffer = pa.allocate_buffer(len(held) * NUMPY_TYPES[result].itemsize)
+    @property
+    def has_kernels(self) -> bool:
+        """Whether there is anything to do but to replace nulls."""
+        return any(step.kernel is not None for step in self.steps)
+
+
+_Plan = Sequence[tuple[Step, np.dtype[Any]]]
+
+
+def _runner(steps: Sequence[Step], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
+    """A function of a series of one chunk. Types are looked up here: that costs as much as a cheap kernel."""
+    fills = [place for place, step in enumerate(steps) if step.kernel is None]
+    both = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
+    plain: _Plan = [(step, made) for step, made in both if step.kernel is not None]
+    filling: _Plan = [pair for place, pair in enumerate(both) if place not in fills[1:]]
+    read, wrote, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
+
+    def run(series: pl.Series) -> pl.Series:
+        held, bits, lead = _held(series, read)
+        fill = bool(fills) and bits is not None
+        buffer = pa.allocate_buffer(len(held) * wrote.itemsize)
+        out = np.frombuffer(buffer, wrote)
         with np.errstate(all="ignore"):
-            _one_by_one(steps, held, absent, np.frombuffer(buffer, NUMPY_TYPES[result]))
-        validity = None if used else bits
+            _one_by_one(filling if fill else plain, held, _known(bits, len(held)) if fill else None, out)
+        validity = None if fill else bits
         nulls = -1 if validity else 0
-        array = pa.Array.from_buffers(_ARROW_TYPES[result], len(series), [validity, buffer], nulls, lead)
-        return pl.Series(series.name, array)
+        return pl.Series(series.name, pa.Array.from_buffers(arrow, len(series), [validity, buffer], nulls, lead))
+
+    return run
 
 
-def _one_by_one(steps: Sequence[Step], held: Values, absent: Values | None, out: Values) -> None:
+def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) -> None:
     """Each block of values through all steps. A kernel never writes where it reads."""
-    between = [np.empty(min(BLOCK_VALUES, len(held)), NUMPY_TYPES[step.dtype]) for step in steps[:-1]]
+    between = [np.empty(min(BLOCK_VALUES, len(held)), made) for _, made in plan[:-1]]
     for start in range(0, len(held), BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
         part = held[block]
         targets = [*(scratch[: len(part)] for scratch in between), out[block]]
-        for step, target in zip(steps, targets, strict=True):
+        for (step, _), target in zip(plan, targets, strict=True):
             if step.kernel is not None:
                 step.kernel(part, target)
             else:
-                assert absent is not None
-                np.copyto(target, part)
-                target[np.flatnonzero(absent[block])] = step.fill  # half the time of a masked copy where nulls are few
+                assert known is not None
+                _filled(part, known[block], step.fill, target)
             part = target
 
 
@@ -125,11 +142,22 @@ def _convert(values: Values, out: Values) -> None:
     np.copyto(out, values, casting="same_kind")  # rounded to the nearest, an infinity where it is out of range
 
 
-def _absent(bits: pa.Buffer | None, count: int) -> Values:
-    """Which of the values are null, of bits that say which are not."""
+def _known(bits: pa.Buffer | None, count: int) -> Values:
+    """1 for each of the values that is not null, else 0, of bits that say so."""
     assert bits is not None
-    known = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
-    return np.logical_not(known.view(np.bool_))
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
+
+
+def _filled(values: Values, known: Values, fill: float, out: Values) -> None:
+    """Each value that is known, else `fill`, chosen by its bits: 12 us for 32,768 values, a masked copy takes 29."""
+    words = np.dtype(f"i{values.itemsize}")
+    given, chosen = values.view(words), out.view(words)
+    mask = np.negative(known).astype(words)  # all ones where known
+    other = np.asarray(fill, values.dtype).view(words)
+    if other:
+        np.bitwise_xor(np.bitwise_and(np.bitwise_xor(given, other, out=chosen), mask, out=chosen), other, out=chosen)
+    else:
+        np.bitwise_and(given, mask, out=chosen)
 
 
 def _held(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:

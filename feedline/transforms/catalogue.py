@@ -81,6 +81,7 @@ def document() -> str:
             "list stays null, and becomes an empty list in the batch. The version of an op is part of the fingerprint "
             "of a pipeline's features."
         ),
+        "What no op here computes, a Python function may: [user-code.md](user-code.md).",
         (
             "An op over several columns is what a feature is made by: `NAME: {op: cartesian, inputs: [a, b], ops: "
             "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "

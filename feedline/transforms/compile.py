@@ -28,7 +28,8 @@ from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
 from feedline.transforms.fused_pass import FusedPass
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
-from feedline.transforms.kinds import Value
+from feedline.transforms.kinds import Lookup, Value
+from feedline.transforms.misses import counting
 from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
 from feedline.transforms.stages import Levels, Stages, shared_keys, source_key
 from feedline.transforms.user_code import bind, word
@@ -40,12 +41,19 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list"."""
+    """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list".
+
+    reads: the columns, or parts of columns, that it is made of. lookups: what `apply_counting` counts for it.
+    num_embeddings: n where its ids are in [0, n); None where that is not known, or still to be learnt.
+    """
 
     name: str
     group: AnyGroup
     dtype: pl.DataType
     kind: str
+    reads: tuple[str, ...]
+    lookups: tuple[Lookup, ...]
+    num_embeddings: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -70,6 +78,17 @@ class CompiledFeatures:
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
+
+    def apply_counting(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
+        """The same as `apply`, and of features that look values up: how many they asked for, how many were unknown."""
+        with counting() as found:
+            finished = self.apply(frame)
+        sums: dict[str, tuple[int, int]] = {}
+        for output in self.outputs:
+            met = [found[lookup] for lookup in output.lookups if lookup in found]
+            if met:
+                sums[output.name] = sum(asked for asked, _ in met), sum(missed for _, missed in met)
+        return finished, sums
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         """One column per feature, named by it, row by row. `frame` holds `parts` or `columns`, in the schema's types.
@@ -165,8 +184,16 @@ def compile_features(
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
     outputs = tuple(
-        Output(name=feature.name, group=feature.group, dtype=finished.dtype, kind=kind)
-        for feature, (finished, kind) in zip(features, values, strict=True)
+        Output(
+            name=feature.name,
+            group=feature.group,
+            dtype=finished.dtype,
+            kind=kind,
+            reads=compiler.reads(key),
+            lookups=compiler.lookups[key],
+            num_embeddings=compiler.ids[key],
+        )
+        for feature, (finished, kind, key) in zip(features, values, strict=True)
     )
     return CompiledFeatures(
         features=tuple(features),
@@ -182,9 +209,9 @@ def compile_features(
         _types=tuple(compiler.types[name] for name in parts),
         _stages=compiler.stages.levels,
         _expressions=tuple(
-            finished.expr.alias(feature.name) for feature, (finished, _) in zip(features, values, strict=True)
+            finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
         ),
-        _pass=FusedPass([feature.name for feature in features], [finished for finished, _ in values], parts),
+        _pass=FusedPass([feature.name for feature in features], [finished for finished, *_ in values], parts),
     )
 
 
@@ -217,9 +244,15 @@ class Compiler:
         self.types: dict[str, pl.DataType] = {}
         self._built: dict[Key, Value] = {}
         self._origins: dict[Key, Origin] = {}
+        self.lookups: dict[Key, tuple[Lookup, ...]] = {}
+        self.ids: dict[Key, int | None] = {}
 
-    def feature(self, feature: FeatureSpec) -> tuple[Value, str]:
-        """The finished value, and the kind it had before it was finished."""
+    def reads(self, key: Key) -> tuple[str, ...]:
+        """The columns, or parts of columns, that the value of that key is made of."""
+        return tuple(self._origins[key].types)
+
+    def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
+        """The finished value, the kind it had before it was finished, and the key of that."""
         value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
@@ -227,7 +260,12 @@ class Compiler:
             chain = chain_text(feature, end=feature.group)
             raise OpError(feature.path, f"{feature.name}: {chain}: {error}") from None
         self._built[(*key, feature.group)] = finished
-        return finished, str(value.kind)
+        if not self.lookups[key] and any(bound.measure == "oov_rate" for bound in feature.expect):
+            message = (
+                f"{feature.name}: {chain_text(feature)}: no op looks values up, so there is no oov_rate. Remove it"
+            )
+            raise OpError((*feature.path, "expect", "oov_rate"), message)
+        return finished, str(value.kind), key
 
     def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
         """The value behind the feature's last op, and what names it."""
@@ -247,7 +285,10 @@ class Compiler:
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
                     told, self._origins[key] = self._told(bound, [value], place)
-                    self._built[key] = self._made(bound.apply(value, told), key)
+                    made = bound.apply(value, told)
+                    self.lookups[key] = (*self.lookups[before], *_own(made))
+                    self.ids[key] = self._ids(bound, told, key, [before])
+                    self._built[key] = self._made(made, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
@@ -280,6 +321,11 @@ class Compiler:
         self.left_out = self.left_out or bool(beside)
         return Told(artifact=artifact, beside=beside), origin
 
+    def _ids(self, bound: BoundOp, told: Told, key: Key, inputs: Sequence[Key]) -> int | None:
+        """How many ids an op's result may hold; not known while what it says is still to be learnt."""
+        missing = self._origins[key].depends
+        return None if missing else bound.op.ids(bound.parameters, told.artifact, [self.ids[name] for name in inputs])
+
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
             return self._combined(feature, feature.op)
@@ -292,6 +338,7 @@ class Compiler:
                 value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
             self._built[key] = self._made(value, key)
             self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
+            self.lookups[key], self.ids[key] = (), None
         return self._built[key], key
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
@@ -312,7 +359,11 @@ class Compiler:
                     before=tuple(inputs),
                 )
                 told, self._origins[key] = self._told(bound, values, place)
-                self._built[key] = self._made(bound.combine(values, told), key)
+                result = bound.combine(values, told)
+                before = [lookup for _, given in made for lookup in self.lookups[given]]
+                self.lookups[key] = (*before, *_own(result))
+                self.ids[key] = self._ids(bound, told, key, [given for _, given in made])
+                self._built[key] = self._made(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key
@@ -355,6 +406,10 @@ class Compiler:
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
+def _own(value: Value) -> tuple[Lookup, ...]:
+    return () if value.lookup is None else (value.lookup,)
+
+
 def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
@@ -391,6 +446,7 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: 
                 feature.expr,
                 [bind(call).identity for call in feature.ops],
                 *_inputs_identity(feature),
+                *([{"on_nonfinite": "zero"}] if feature.on_nonfinite == "zero" else []),
             ]
             for feature in features
         ],

@@ -21,6 +21,7 @@ from feedline.transforms.arrays import mapped
 from feedline.transforms.fitting import Artifact, Reading
 from feedline.transforms.key_index import key_index
 from feedline.transforms.kinds import Value, element_type
+from feedline.transforms.misses import watched
 from feedline.transforms.ragged import Ragged, over_flat, ragged, vectors_of
 from feedline.transforms.registry import Parameters, example, op
 
@@ -117,7 +118,8 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
         return vectors_of(_pooled(rows, ragged(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
 
     places = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else mapped(x.expr, numbers, pl.Int64())
-    return Value(expr=mapped(places, gathered, dtype), dtype=dtype)
+    places, lookup = watched(places, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
+    return Value(expr=mapped(places, gathered, dtype), dtype=dtype, lookup=lookup)
 
 
 def _numbering(

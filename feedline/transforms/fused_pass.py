@@ -34,7 +34,7 @@ class FusedPass:
         self._native: list[pl.Expr] = []
         sources: dict[int, tuple[str, bool]] = {}  # of kernels that several features end with
         for name, value in zip(names, values, strict=True):
-            fused = value.made
+            fused = value.made if value.made is not None and value.made.has_kernels else None
             if fused is None:
                 source, made = name, True
                 self._native.append(value.expr.alias(name))
@@ -58,7 +58,7 @@ class FusedPass:
             series = (made if column.made else frame).get_column(column.source)
             if column.fused is not None:
                 if id(column.fused) not in done:
-                    done[id(column.fused)] = column.fused.compute(series)
+                    done[id(column.fused)] = column.fused.run(series)
                 series = done[id(column.fused)]
             columns.append(series.alias(column.name))
         return pl.DataFrame(columns) if done else made

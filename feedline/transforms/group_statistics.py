@@ -22,14 +22,14 @@ from feedline.transforms.group_keys import KEY, GroupKeys
 from feedline.transforms.group_sums import GroupSums, Numbered, finite
 from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
-from feedline.transforms.ragged import Mask, over_columns, vectors_of
+from feedline.transforms.ragged import over_columns, vectors_of
 from feedline.transforms.registry import Parameters, example, example_of_several, op
 
 Statistic = Literal["count", "sum", "mean", "min", "max", "var", "std"]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_ZERO_OF_NONE = ("count", "sum")  # of a group without values; other statistics have none
+_LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}  # of values, to be known
 _SPLITTER = 2.0**27 + 1
 _NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
 _SMALLEST = 2.0**-800  # rounding errors of smaller products have no room in float64
@@ -225,14 +225,12 @@ def group_statistics(
     def run(*columns: pl.Series) -> pl.Series:
         rows = keys.rows(columns)
         index = keys.index(artifact)
-        place = index.find(rows.keys)
-        held, lacking = artifact.made(
-            f"statistics {keys.types}", lambda: _statistics(artifact, index, parameters.names)
-        )
-        holes = lacking[place]
+        held = artifact.made(f"statistics {keys.types}", lambda: _statistics(artifact, index, parameters.names))
+        numbers = held[index.find(rows.keys)]
+        holes = np.isnan(numbers)
         if vectors:
-            return vectors_of(held[place], holes=holes)
-        found = rows.series(held[place, 0], holes[:, 0])
+            return vectors_of(numbers, holes=holes if holes.any() else None)
+        found = rows.series(numbers[:, 0], holes[:, 0] if holes.any() else None)
         return found.cast(pl.List(dtype) if keys.listed else dtype)
 
     if vectors:
@@ -242,14 +240,14 @@ def group_statistics(
     return Value(expr=over_columns([value.expr for value in values], run, result), dtype=result)
 
 
-def _statistics(artifact: Artifact, index: KeyIndex, names: Sequence[Statistic]) -> tuple[Floats, Mask]:
-    """float64 and bool [groups + 1, statistics]: each group's numbers, and which it has not; the first: of no group."""
+def _statistics(artifact: Artifact, index: KeyIndex, names: Sequence[Statistic]) -> Floats:
+    """float64 [groups + 1, statistics]: each group's numbers, NaN for those that it has not; the first: of no group."""
     assert artifact.table is not None
     table = artifact.table.take(pa.array(index.rows))
     counts = np.append(0, table["count"].to_numpy())
-    columns, lacking = [], []
-    for name in names:
+    made = np.empty((len(counts), len(names)))
+    for column, name in zip(made.T, names, strict=True):
         held = np.append(0.0, table["var" if name == "std" else name].to_numpy())
-        columns.append(np.sqrt(held) if name == "std" else held)
-        lacking.append(counts < {"count": 0, "sum": 0, "var": 2, "std": 2}.get(name, 1))
-    return np.column_stack(columns).astype(np.float64), np.column_stack(lacking)
+        column[:] = np.sqrt(held) if name == "std" else held
+        column[counts < _LEAST_COUNT[name]] = np.nan
+    return made

@@ -21,6 +21,7 @@ from feedline.transforms.dense import FillNull, Number, fill_null
 from feedline.transforms.fitting import Artifact, Reading
 from feedline.transforms.key_index import KeyIndex, key_index
 from feedline.transforms.kinds import Value, element_type
+from feedline.transforms.misses import watched
 from feedline.transforms.ragged import over_columns, over_flat
 from feedline.transforms.registry import Input, Parameters, example, op
 
@@ -61,6 +62,7 @@ def _reading(parameters: JoinExternal) -> Reading:
     return Reading(kind="table", uri=parameters.table, options=options, max_memory=parameters.max_memory)
 
 
+_MISS = range(1)  # the place of what is missing among what is held
 _ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
 
 
@@ -129,11 +131,13 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     held = _held(taken, index, parameters)
     if listed[0]:
         places = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
+        places, lookup = watched(places, pl.List(pl.Int64()), _MISS)
         dtype = pl.List(held.dtype)
         expr = over_flat(places, lambda flat: held.gather(flat), held.dtype)
-        return Value(expr=expr, dtype=dtype, weights=keys[0].weights)
+        return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
     places = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
-    return Value(expr=mapped(places, lambda found: held.gather(found), held.dtype), dtype=held.dtype)
+    places, lookup = watched(places, pl.Int64(), _MISS)
+    return Value(expr=mapped(places, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup)
 
 
 def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:

@@ -1,12 +1,14 @@
 """At which row of a table does a key stand, be it a number, a string or several of them?
 
 Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are made
-once per process (`lookup`). A key of several columns is looked up column by column: what is found numbers the values of
-each column, and the numbers together name the key.
+once per process (`lookup`). A key of several columns is one number: that of its values, each numbered in its column.
+Integers are numbered by how far they lie above the smallest, as long as the numbers of all columns fit one word; other
+integers, and strings, are looked up.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +24,8 @@ from feedline.transforms.lookup import CuckooTable, DirectTable, StringTable, in
 Places = npt.NDArray[np.int64]
 
 _ROW = "\0row"
+_WORD = 2**64 - 1
+_MOST_NUMBERS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,50 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True)
+class _Span:
+    """One column's integers, numbered from 1 by their distance from the `smallest`; `span`: the largest's number.
+
+    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    """
+
+    dtype: pl.DataType
+    smallest: int
+    span: int
+    null: int
+
+    @classmethod
+    def of(cls, values: pl.Series) -> _Span:
+        """Of a column with at least one integer."""
+        least, most = values.min(), values.max()
+        assert isinstance(least, int)
+        assert isinstance(most, int)
+        span = most - least + 1
+        return cls(values.dtype, least, span, span + 1 if values.null_count() else 0)
+
+    @property
+    def size(self) -> int:
+        """The largest number."""
+        return max(self.span, self.null)
+
+    def find(self, series: pl.Series) -> Places:
+        """int64 [N], 0 where a value is beyond all."""
+        nulls = series.null_count()
+        filled = series.fill_null(0) if nulls else series
+        words = filled.cast(self.dtype).to_numpy().view(np.uint64) - np.uint64((self.smallest - 1) & _WORD)
+        np.multiply(words, words <= np.uint64(self.span), out=words)
+        if nulls:
+            words[series.is_null().to_numpy()] = self.null
+        return words.view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
 class KeyIndex:
     """Keys of some columns; `rows`: of the table, those that are found, in the order of their numbers less 1.
 
-    sizes: how many values each column has; `whole`: of keys of several columns, their numbers.
+    sizes: the largest number of each column; `whole`: of keys of several columns, their numbers.
     """
 
-    columns: tuple[_Column, ...]
+    columns: tuple[_Column | _Span, ...]
     rows: Places
     sizes: tuple[int, ...]
     whole: DirectTable | CuckooTable | None
@@ -68,9 +109,7 @@ class KeyIndex:
             return found[0]
         words = _words(found, self.sizes)
         out = np.zeros(len(words), dtype=np.int64)
-        self.whole.find(words, out)
-        for numbers in found:
-            out[numbers == 0] = 0
+        self.whole.find(words, out)  # that of a key with an unknown value is none of the table's
         return out
 
 
@@ -101,13 +140,7 @@ def key_index(
         distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # the number of null is the last one
     if distinct.height != frame.height and duplicates == "error":
         raise SpecError(_duplicate(frame, keys.columns, name))
-    columns = []
-    for column in keys.columns:
-        values = distinct[column] if alone else distinct[column].unique(maintain_order=True)
-        columns.append(_column(values))
-    sizes = (distinct.height,) if alone else tuple(distinct[column].n_unique() for column in keys.columns)
-    if np.prod([size + 1 for size in sizes], dtype=np.float64) >= 2**63:
-        raise SpecError(f"{name} has too many keys: got columns of {sizes} values, expected fewer than 2^63 together")
+    columns, sizes = _numbered(distinct.drop(_ROW), name)
     whole = None
     if len(columns) > 1:
         words = _words([column.find(distinct[name]) for column, name in zip(columns, keys.columns, strict=True)], sizes)
@@ -127,6 +160,27 @@ def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
         return column.cast(pl.String if stored == STRING else pl.Binary)
     wide = pl.UInt64() if dtype == pl.UInt64() else pl.Int64()
     return column.cast(wide, strict=False)
+
+
+def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_Column | _Span], tuple[int, ...]]:
+    """How the values of each column are numbered, and the largest number of each."""
+    if distinct.width == 1:
+        return [_column(distinct.to_series())], (distinct.height,)
+    sizes = [series.n_unique() for series in distinct]
+    columns: list[_Column | _Span | None] = [None] * len(sizes)
+    for index, series in enumerate(distinct):
+        if series.dtype.is_integer() and series.count():
+            span = _Span.of(series)
+            others = [size + 1 for place, size in enumerate(sizes) if place != index]
+            if math.prod(others, start=span.size + 1) < _MOST_NUMBERS:
+                columns[index], sizes[index] = span, span.size
+    if math.prod(size + 1 for size in sizes) >= _MOST_NUMBERS:
+        raise SpecError(f"{name} has too many keys: got columns of {sizes} values, expected fewer than 2^63 together")
+    looked_up = [
+        _column(series.unique(maintain_order=True)) if column is None else column
+        for series, column in zip(distinct, columns, strict=True)
+    ]
+    return looked_up, tuple(sizes)
 
 
 def _column(values: pl.Series) -> _Column:

@@ -59,13 +59,18 @@ class Kind:
         return f"{'weighted ' if self.weighted else ''}{self.element} list" if self.listed else self.element
 
 
+class Lookup:
+    """Stands for values being looked up, of which some are not known; each is one of its own (see `misses`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A column on its way through a chain of ops: the expression so far and the type it has.
 
     weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. fused: the
     kernels that `expr` ends with, to put more behind; it counts only as long as its expression is `expr`. elements:
-    likewise for a list whose elements `expr` computes one by one.
+    likewise for a list whose elements `expr` computes one by one. unknown: which of the ids that an op gives stand for
+    what it does not know. lookup: what counts them, on their way through `expr`.
     """
 
     expr: pl.Expr
@@ -73,6 +78,8 @@ class Value:
     weights: pl.Expr | None = None
     fused: Fused | None = field(default=None, repr=False, compare=False)
     elements: Elements | None = field(default=None, repr=False, compare=False)
+    unknown: range | None = None
+    lookup: Lookup | None = None
 
     @property
     def kind(self) -> Kind:
@@ -114,8 +121,7 @@ class Value:
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
     def _then(self, step: Step) -> Value:
-        made = self.made or Fused(self.expr, self.dtype, (), self.expr)
-        fused = made.then(step)
+        fused = (self.made or Fused.of(self.expr, self.dtype)).then(step)
         return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
 
     @property
@@ -141,7 +147,8 @@ class Value:
         made = change(element)
         expr = before.list.eval(made.expr)
         elements = Elements(lists=before, element=made, expr=expr)
-        return Value(expr=expr, dtype=pl.List(made.dtype), weights=self.weights, elements=elements)
+        dtype = pl.List(made.dtype)
+        return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=made.unknown)
 
     def as_vector(self, width: int) -> Value:
         """A list that is `width` long in every row, as a vector."""

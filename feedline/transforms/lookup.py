@@ -11,8 +11,8 @@ call; these structures are made once per process and then only read, by numpy:
   strings of one digest are never taken for each other; those of the vocabulary that share a digest are looked up
   by Polars.
 
-On one core, 32,768 values at a time, 95 % of them found: 83 M ids/s in a vocabulary of 200 k, 73 M/s in one of 10 M
-(pandas' index: 37 and 14; Polars' `replace_strict`, which hashes the vocabulary again: 3 and none).
+On one core, 32,768 values at a time, 95 % of them found: 83 M ids/s in a vocabulary of 200 k, 56 M/s in one of 10 M
+(pandas' index, which keeps its table, too: 54 and 15). docs/decisions/0010 has what else was measured.
 """
 
 from __future__ import annotations

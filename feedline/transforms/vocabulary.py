@@ -61,7 +61,14 @@ def learner_of(parameters: Vocabulary, values: Sequence[Value]) -> ValueCounts:
     )
 
 
+def _ids(parameters: Vocabulary, artifact: Artifact | None, _: Sequence[int | None]) -> int:
+    assert artifact is not None
+    assert artifact.table is not None
+    return FIRST_BUCKET + parameters.oov_buckets + int(artifact.table.num_rows)
+
+
 @op(
+    ids=_ids,
     takes={INTEGER, STRING, BINARY},
     gives="int64",
     parameters=Vocabulary,
@@ -117,7 +124,8 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
         expr = x.through(known.integers, pl.Int64()).expr
     else:
         expr = over_series(x.expr, known.strings)
-    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64())
+    unknown = range(FIRST_BUCKET, known.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
+    return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,14 @@ class Rows:
         out = _empty(len(indices), self.width)
         if not len(indices):
             return out
-        numbers = indices // self._stored.block_rows
         if self._whole is not None:
             if not self._filled.all():
-                self._fill(numbers)
+                self._fill(indices // self._stored.block_rows)
             _gather(self._whole, indices, out)
         elif self.rows <= self._stored.block_rows:
             _gather(self._block(0), indices, out)
         else:
-            self._take_by_block(indices, numbers, out)
+            self._take_by_block(indices, indices // self._stored.block_rows, out)
         return out
 
     def _take_by_block(self, indices: Indices, numbers: Indices, out: npt.NDArray[np.float32]) -> None:

@@ -1,0 +1,62 @@
+"""How does a person see what the features' values were like? A row per feature, or per noticeable feature.
+
+Runs in: the process of a command. Pure rendering: measures in (see `loader/quality.py`), a table out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+# More features than this are too many to look at: then those with the most trouble are shown.
+_SHOWN = 24
+
+Measures = Mapping[str, Any]
+
+
+def quality_table(quality: Mapping[str, Measures], shown: int = _SHOWN) -> Table:
+    """The measures of up to `shown` features: all, or those with non-finite, unknown and null values before others."""
+    rows = max((measures["rows"] for measures in quality.values()), default=0)
+    table = Table(title=f"what {rows:,} rows held", title_justify="left", caption_justify="left", expand=False)
+    for name in ("feature", "group", "null", "min", "max", "not finite", "unknown", "length p50", "p99", "longest"):
+        table.add_column(name, justify="left" if name in ("feature", "group") else "right", no_wrap=True)
+    chosen = list(quality) if len(quality) <= shown else _noticeable(quality)[:shown]
+    for name in chosen:
+        measures = quality[name]
+        table.add_row(
+            name,
+            measures["group"],
+            _share(measures["null_rate"]),
+            _number(measures.get("min")),
+            _number(measures.get("max")),
+            _share(measures.get("nonfinite_rate")),
+            _share(measures.get("oov_rate")),
+            *(_number(measures.get(f"list_length_{part}")) for part in ("p50", "p99", "max")),
+        )
+    if len(chosen) < len(quality):
+        table.caption = f"{len(chosen)} of {len(quality):,} features, the most noticeable first: --json has all"
+    return table
+
+
+def _noticeable(quality: Mapping[str, Measures]) -> list[str]:
+    """The features, those with the largest share of values that something is wrong with first."""
+
+    def trouble(name: str) -> float:
+        measures = quality[name]
+        return max(measures.get(rate) or 0.0 for rate in ("nonfinite_rate", "oov_rate", "null_rate"))
+
+    return sorted(quality, key=trouble, reverse=True)
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2%}" if value == 0 or value >= 0.0001 else "< 0.01%"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
