@@ -181,7 +181,7 @@ def fit_pipeline(
         run.work()
         return run.report(began)
     finally:
-        discard(run.scratch)
+        workers.at_the_end(lambda: discard(run.scratch))
 
 
 class _Run:
@@ -206,15 +206,17 @@ class _Run:
 
     def work(self) -> None:
         """All passes. Raises as `fit_pipeline`."""
-        missing = self._compiled(self._known).wanted
-        passes = _depth(missing)
-        if not missing:
+        wanted = self._compiled(self._known).wanted if self._known.keep else tuple(self.everything.values())
+        if not wanted:
             return
+        missing, passes = {want.key for want in wanted}, _depth(wanted)
         selection = screen_rows(self._snapshot, self._where, sample=self._sample)
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
-        while ready := [want for want in self._compiled(self._known).wanted if not want.depends]:
+        while ready := [want for want in wanted if not want.depends]:
             self._step += 1
             self._learn(ready, self._observed(ready, tasks, selection, passes))
+            missing.difference_update(self._known.made)
+            wanted = self._compiled(self._known).wanted if missing else ()
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""
