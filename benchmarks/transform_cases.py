@@ -150,9 +150,16 @@ def dense_cases(data: Data) -> list[Case]:
     p = (x / (x + 1)).astype(np.float32)
     moments = pl.Series(data.ids % 10**9).cast(pl.Datetime("ms"))
 
-    def of(name: str, arguments: Any, bare: dict[str, Callable[[], Any]], held: pl.DataFrame = frame) -> Case:
+    def of(
+        name: str,
+        arguments: Any,
+        bare: dict[str, Callable[[], Any]],
+        held: pl.DataFrame = frame,
+        learnt: dict[str, Any] | None = None,
+    ) -> Case:
         value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-        return Case(name=name, calls=((name, value),), frame=held, values=size, bare=bare)
+        artifact = None if learnt is None else Artifact(facts=learnt)
+        return Case(name=name, calls=((name, value),), frame=held, values=size, bare=bare, artifact=artifact)
 
     def logit(values: Array) -> Array:
         clipped = np.clip(values, np.float32(1e-3), np.float32(1 - 1e-3))
@@ -160,6 +167,12 @@ def dense_cases(data: Data) -> list[Case]:
 
     def standardized(values: Array) -> Array:
         return ((values.astype(np.float64) - 2) / 1.5).astype(np.float32)
+
+    def linear(values: Array) -> Array:
+        return values.astype(np.float64) * 2 + 1  # whole numbers beside float32 count in float64
+
+    def chained(values: Array) -> Array:
+        return standardized(np.log1p(np.clip(values, np.float32(0.5), np.float32(3))))
 
     return [
         of("fill_null", 0, {"polars": lambda: nulls["x"].fill_null(0)}, nulls),
@@ -193,6 +206,15 @@ def dense_cases(data: Data) -> list[Case]:
                 "polars": lambda: ((series.cast(pl.Float64) - 2) / 1.5).cast(pl.Float32),
             },
         ),
+        of("min_max", {"min": 2, "max": 3.5}, {"numpy": lambda: blocked(standardized, x)}),
+        of("fill_median", None, {"polars": lambda: nulls["x"].fill_null(1.5)}, nulls, {"quantiles": [1.5]}),
+        of("fill_mean", None, {"polars": lambda: nulls["x"].fill_null(1.5)}, nulls, {"mean": 1.5}),
+        of(
+            "quantile_bucketize",
+            len(borders) + 1,
+            {"numpy": lambda: np.searchsorted(borders, x, side="left")},
+            learnt={"quantiles": borders.tolist()},
+        ),
         of("cast", "int64", {"numpy": lambda: x.astype(np.int64), "polars": lambda: series.cast(pl.Int64)}),
         of(
             "bucketize",
@@ -202,7 +224,18 @@ def dense_cases(data: Data) -> list[Case]:
                 "polars": lambda: pl.Series(borders).search_sorted(series, side="left"),
             },
         ),
-        of("expr", "x * 2 + 1", {"polars": lambda: series * 2 + 1, "numpy": lambda: blocked(lambda v: v * 2 + 1, x)}),
+        of(
+            "expr",
+            "x * 2 + 1",
+            {"polars": lambda: series.cast(pl.Float64) * 2 + 1, "numpy": lambda: blocked(linear, x)},
+        ),
+        Case(
+            "clip, log1p, standardize",
+            (("clip", {"min": 0.5, "max": 3}), ("log1p", {}), ("standardize", {"mean": 2, "std": 1.5})),
+            frame,
+            size,
+            {"numpy": lambda: blocked(chained, x)},
+        ),
         of(
             "get_local_hour",
             "Europe/Zurich",

@@ -85,16 +85,16 @@ class Prepared:
 
 
 def feedline_side(case: Case) -> Callable[[], pl.Series]:
-    """The op as a run computes it: features compiled to one pass, of columns that share their memory."""
-    [(name, arguments)] = case.calls
-    call = OpCall(op=name, arguments=json.dumps(arguments))
+    """The op, or chain of ops, as a run computes it: features compiled to one pass, of columns that share memory."""
+    name = case.op
+    calls = tuple(OpCall(op=op, arguments=json.dumps(arguments)) for op, arguments in case.calls)
     columns: list[pl.Series] = []
     features: list[FeatureSpec] = []
     for copy in range(FEATURES):
         names = [f"{column}{copy}" for column in case.frame.columns]
         columns += [series.alias(new) for series, new in zip(case.frame, names, strict=True)]
         inputs = tuple(FeatureInput(column=column) for column in names)
-        several = {"op": call, "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": (call,)}
+        several = {"op": calls[0], "inputs": inputs} if len(names) > 1 else {"column": names[0], "ops": calls}
         features.append(FeatureSpec(name=f"made{copy}", group="sparse" if name == "weighted" else "extra", **several))
     frame = pl.DataFrame(columns)
     schema = frame.to_arrow().schema

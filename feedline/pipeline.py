@@ -93,9 +93,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -281,9 +279,7 @@ class Pipeline:
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
         """A plan to be used at once."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return self._ready(snapshot or self.snapshot(), lanes=lanes)
+        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size))
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -302,6 +298,12 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _lanes(spec: PipelineSpec, world_size: int) -> int:
+    lanes = spec.lanes or world_size
+    rank_lanes(lanes, 0, world_size)
+    return lanes
 
 
 def _named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:

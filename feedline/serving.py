@@ -174,11 +174,13 @@ def _arrow_schema(schema: pl.Schema) -> pa.Schema:
 
 
 def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
+    if isinstance(rows, pl.DataFrame):
+        return rows.with_columns(
+            pl.Series(field.name, converted(rows.get_column(field.name).to_arrow(), field.type, field.name))
+            for field in casts
+        )
+    fields, columns = list(rows.schema), list(rows.columns)
     for field in casts:
-        if isinstance(rows, pl.DataFrame):
-            made = converted(rows.get_column(field.name).to_arrow(), field.type, field.name)
-            rows = rows.with_columns(pl.Series(field.name, made))
-        else:
-            place = rows.schema.get_field_index(field.name)
-            rows = rows.set_column(place, field, converted(rows.column(place), field.type, field.name))
-    return rows
+        place = rows.schema.get_field_index(field.name)
+        fields[place], columns[place] = field, converted(columns[place], field.type, field.name)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
