@@ -4,8 +4,8 @@ Runs in: every process. Expressions are built once and never travel: a worker ge
 compiles them itself, which gives the same expressions everywhere.
 
 A feature is a source (a column or an expression), a chain of ops and a group's type at its end. Equal beginnings of
-chains are built once and are one object, and all features are computed in one `select` of a lazy frame, so that Polars
-computes every shared part once.
+chains are built once; what several features are made of is a column of its own (see `stages`), computed once. Then one
+`select` of a lazy frame computes all features, but for the kernels that they end with (see `fused_pass`).
 """
 
 from __future__ import annotations
