@@ -33,6 +33,8 @@ from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.misses import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
+# Of parameters, artifact and what is known of each input: n where ids come out in [0, n), None where nobody knows.
+Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
 
 MAX_INT = 2**63 - 1
 _QUOTED = re.compile(r"'([^']*)'")
@@ -48,6 +50,15 @@ class OpError(SpecError):
 
     def __reduce__(self) -> tuple[type[OpError], tuple[Path, str]]:
         return type(self), (self.path, self.message)
+
+
+def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> None:
+    """Of ops that give any number."""
+
+
+def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
+    """Of ops that give ids of their first input."""
+    return inputs[0]
 
 
 class Parameters(BaseModel):
@@ -113,6 +124,7 @@ class Op:
 
     weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
     `repeats`, the last of them may stand any number of times. learns, reads: where its artifact comes from.
+    ids: how many ids it may give.
     """
 
     name: str
@@ -130,6 +142,7 @@ class Op:
     repeats: bool
     learns: Learning | None
     reads: Callable[[Any], Reading] | None
+    ids: Ids
 
     @property
     def informed(self) -> bool:
@@ -327,6 +340,7 @@ def op(
     repeats: bool = False,
     learns: Learning | None = None,
     reads: Callable[[Any], Reading] | None = None,
+    ids: Ids = any_ids,
 ) -> Callable[[F], F]:
     """Declares the decorated function as the op of its name; its docstring is the op's documentation.
 
@@ -343,6 +357,7 @@ def op(
         learns: it learns from data: its function gets two arguments more, its artifact and the values of
             `Learning.rows` by their roles (none where rows are transformed that were not learnt from).
         reads: it reads from outside: its function gets the same two arguments more.
+        ids: how many different ids it may give, which an embedding table has to have rows for.
     """
 
     def declare(function: F) -> F:
@@ -365,6 +380,7 @@ def op(
             repeats=repeats,
             learns=learns,
             reads=reads,
+            ids=ids,
         )
         return function
 
