@@ -209,10 +209,10 @@ def group_statistics(
     - `var`, `std`: their variance and standard deviation, n - 1 in the denominator
 
     Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like others. A key without
-    values, and one that was not met in fitting (it counts in `oov_rate`), has count and sum 0 and null for the rest; of a single value, `var` and
-    `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with its row's value, and `stats`
-    is one word; a null list stays null. Sums are exact, so that the order of rows and the cut of the table do not
-    matter to the last bit.
+    values, and one that was not met in fitting (it counts in `oov_rate`), has count and sum 0 and null for the rest; of
+    a single value, `var` and `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with
+    its row's value, and `stats` is one word; a null list stays null. Sums are exact, so that the order of rows and the
+    cut of the table do not matter to the last bit.
 
     A row's own value is in what it is told. Of a label ask target_encoding, which leaves it out. `JoinGroupby` in
     NVTabular, whose count is always of rows.

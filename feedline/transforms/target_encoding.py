@@ -231,8 +231,8 @@ def target_encoding(
 
     A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
     smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that was not met in
-    fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each with its row's target; a
-    null list stays null.
+    fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each
+    with its row's target; a null list stays null.
 
     **Out of fold.** In training (`run`, `batches`, `to_dask`) a row is told nothing of its own fold: count, sum and
     mean are those of the other folds, so that its own target is in none of them. The fold is the hash of the columns of
