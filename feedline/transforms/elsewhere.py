@@ -1,11 +1,11 @@
-"""What do other systems call the ops, and what is to be done here instead?
+"""How do other systems call an op, and what is to be done here instead?
 
-Runs wherever a call in pipeline.yaml is bound to an op, and only to help who names one that is not there. Pure.
+Runs in: every process that reads features, where a name is no op's. Pure.
 """
 
 from __future__ import annotations
 
-# What other systems call it, in lower case and without underscores, and what to do here.
+# Their name in lower case and without underscores -> the end of the message.
 ELSEWHERE: dict[str, str] = {
     "clamp": "It is called clip here",
     "firstx": "It is called first_x here",
