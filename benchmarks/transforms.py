@@ -85,7 +85,7 @@ class Prepared:
 
 
 def feedline_side(case: Case) -> Callable[[], pl.Series]:
-    """The op, or the chain of ops, as a run computes it: features compiled to one pass, of columns that share memory."""
+    """The op, or chain of ops, as a run computes it: features compiled to one pass, of columns that share memory."""
     name = case.op
     calls = tuple(OpCall(op=op, arguments=json.dumps(arguments)) for op, arguments in case.calls)
     columns: list[pl.Series] = []

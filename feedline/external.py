@@ -85,7 +85,7 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     artifact = _read.get(key)
     if artifact is not None:
         return artifact
-    if len(opened.shape) != 2 or opened.dtype.kind not in "fiub":
+    if len(opened.shape) != 2 or not opened.shape[1] or opened.dtype.kind not in "fiub":
         raise SpecError(
             f"{opened.uri} holds no vectors: got {opened.dtype} of shape {opened.shape}, expected numbers of a shape "
             "[ids, width]"

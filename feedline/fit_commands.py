@@ -82,7 +82,12 @@ def _fitted(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
 def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
     scratch = make_scratch()
     try:
-        cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+        # workers inherit that Ctrl-C is not for them: a terminal sends it to all, and this process ends them in order
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+        finally:
+            signal.signal(signal.SIGINT, before)
         try:
             cluster.check_workers(code_of(spec))
             yield cluster
@@ -97,6 +102,7 @@ def _ended_in_order() -> Iterator[None]:
     """SIGTERM leaves through the same doors as Ctrl-C."""
 
     def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # another one shall not disturb the ending
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, end)

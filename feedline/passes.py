@@ -35,6 +35,7 @@ from feedline.binding import (
     require_columns,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.golden import record
 from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.observing import (
@@ -168,20 +169,22 @@ def fit_pipeline(
     keep: bool = False,
     say: Say = lambda progress: None,
 ) -> FitReport:
-    """Fit what the pipeline's ops have to learn, and make it what counts; `keep`: only what is missing.
+    """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
 
     Raises SpecError for whatever does not fit the table or the rows, PlanError where there is no row to learn from, and
     what reading raises. What counted before still counts then.
     """
     began = time.perf_counter()
     run = _Run(spec, snapshot, workers, keep, say)
-    if not run.everything:
-        return FitReport(table=snapshot.uri, snapshot=snapshot.id)
+    report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
     try:
-        run.work()
-        return run.report(began)
+        if run.everything:
+            run.work()
+            report = run.report(began)
     finally:
-        discard(run.scratch)
+        workers.at_the_end(lambda: discard(run.scratch))
+    golden = record(spec, snapshot)
+    return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
 
 
 class _Run:
@@ -206,15 +209,17 @@ class _Run:
 
     def work(self) -> None:
         """All passes. Raises as `fit_pipeline`."""
-        missing = self._compiled(self._known).wanted
-        passes = _depth(missing)
-        if not missing:
+        wanted = self._compiled(self._known).wanted if self._known.keep else tuple(self.everything.values())
+        if not wanted:
             return
+        missing, passes = {want.key for want in wanted}, _depth(wanted)
         selection = screen_rows(self._snapshot, self._where, sample=self._sample)
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
-        while ready := [want for want in self._compiled(self._known).wanted if not want.depends]:
+        while ready := [want for want in wanted if not want.depends]:
             self._step += 1
             self._learn(ready, self._observed(ready, tasks, selection, passes))
+            missing.difference_update(self._known.made)
+            wanted = self._compiled(self._known).wanted if missing else ()
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""

@@ -20,7 +20,6 @@ from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
-from feedline.golden import record
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
@@ -93,9 +92,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -233,22 +230,18 @@ class Pipeline:
         snapshot = snapshot or self.snapshot(map=map)
         self._serving = Serving(self.spec)
         if workers is not None:
-            report = fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
-        else:
-            threads = self.spec.cluster.threads
-            with threads_here(available_cores() if threads == "auto" else threads) as here:
-                report = fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
-        golden = record(self.spec, snapshot)
-        return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
+            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+        threads = self.spec.cluster.threads
+        with threads_here(available_cores() if threads == "auto" else threads) as here:
+            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
 
     # -- using ----------------------------------------------------------------------------------------------------
 
     def transform(self, data: Rows) -> Encoded:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
-        `data`: an Arrow table or record batch, a Polars frame, or columns by name (sequences, numpy arrays). Raises
-        SpecError where a column is missing or of a kind that the features do not take, DataError, naming the row (from
-        0), for nulls and for values that do not fit.
+        `data`: see `Rows`. Raises SpecError where a column is missing or of a kind that the features do not take,
+        DataError for nulls and for values that do not fit.
         """
         return self._serving.transform(data)
 
@@ -281,9 +274,7 @@ class Pipeline:
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
         """A plan to be used at once."""
-        lanes = self.spec.lanes or world_size
-        rank_lanes(lanes, 0, world_size)
-        return self._ready(snapshot or self.snapshot(), lanes=lanes)
+        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size))
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -302,6 +293,12 @@ class Pipeline:
             if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
         ]
         return blocks_to_dask(plan.job, requests)
+
+
+def _lanes(spec: PipelineSpec, world_size: int) -> int:
+    lanes = spec.lanes or world_size
+    rank_lanes(lanes, 0, world_size)
+    return lanes
 
 
 def _named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:

@@ -32,6 +32,7 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 
 SERVED = ("dense", "categorical", "sparse")
+# Arrow, Polars, or columns by name: sequences, numpy arrays, Arrow arrays, Polars series.
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Mapping[str, Any]
 
 _SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few schemas
@@ -174,11 +175,13 @@ def _arrow_schema(schema: pl.Schema) -> pa.Schema:
 
 
 def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
+    if isinstance(rows, pl.DataFrame):
+        return rows.with_columns(
+            pl.Series(field.name, converted(rows.get_column(field.name).to_arrow(), field.type, field.name))
+            for field in casts
+        )
+    fields, columns = list(rows.schema), list(rows.columns)
     for field in casts:
-        if isinstance(rows, pl.DataFrame):
-            made = converted(rows.get_column(field.name).to_arrow(), field.type, field.name)
-            rows = rows.with_columns(pl.Series(field.name, made))
-        else:
-            place = rows.schema.get_field_index(field.name)
-            rows = rows.set_column(place, field, converted(rows.column(place), field.type, field.name))
-    return rows
+        place = rows.schema.get_field_index(field.name)
+        fields[place], columns[place] = field, converted(columns[place], field.type, field.name)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -175,9 +175,11 @@ def _cast(column: Column, wanted: pa.DataType) -> Column:
         flat, rounded = pc.list_flatten(flat), pc.list_flatten(rounded)
     narrows = pat.is_floating(flat.type) and pat.is_floating(rounded.type)
     if narrows and flat.type.bit_width > rounded.type.bit_width:
-        wrong = pc.and_(pc.is_inf(rounded), pc.is_finite(flat))
-        if pc.any(wrong).as_py():
-            raise pa.ArrowInvalid(f"Float value {flat[pc.index(wrong, True).as_py()].as_py()} not in range")
+        infinite = pc.is_inf(rounded)
+        if pc.any(infinite).as_py():
+            wrong = pc.and_(infinite, pc.is_finite(flat))
+            if pc.any(wrong).as_py():
+                raise pa.ArrowInvalid(f"Float value {flat[pc.index(wrong, True).as_py()].as_py()} not in range")
     return made
 
 

@@ -20,6 +20,7 @@ from feedline import Pipeline
 from feedline.artifacts import Fit, KnowledgeRef, Learnt, Origin, Stored, current, kind_of, load_artifact, prove, save
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
 from feedline.service.tasks import check_job
+from feedline.serving import Serving
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.registry import OPS
 
@@ -113,8 +114,11 @@ def test_another_version_of_an_op_is_refused_with_both(path: Path, monkeypatch):
 
 def test_other_input_types_are_refused_with_both(path: Path, clicks: Path):
     pipeline = Pipeline.from_yaml(path)
+    other = {"id_0": [1], "id_1": [2], "str_0": [3], "hist_0": [[4]]}
     with pytest.raises(SpecError, match=r"word: occurrences: got .* learnt from str_0: string, expected int64"):
-        pipeline.transform({"id_0": [1], "id_1": [2], "str_0": [3], "hist_0": [[4]]})
+        Serving(pipeline.spec, types=pa.table(other).schema).transform(other)
+    with pytest.raises(SpecError, match="column 'str_0' is of another type than in training: got int64, expected str"):
+        pipeline.transform(pa.table(other))
     narrow = pa.table(
         {
             "id_0": pa.array([1], pa.int32()),

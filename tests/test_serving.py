@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -349,3 +351,13 @@ def test_other_groups_can_be_encoded(path: Path):
     assert isinstance(encoded, EncodedRows)
     assert [column.name for column in columns] == ["price", "vector", "size", "clicked"]
     assert encoded.labels.tolist() == [[1.0], [0.0], [1.0], [0.0]]
+
+
+def test_requests_are_measured(tmp_path: Path):
+    benchmark = Path(__file__).resolve().parent.parent / "benchmarks" / "serving.py"
+    command = [sys.executable, str(benchmark), "--tiny", "--json", str(tmp_path / "s.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads((tmp_path / "s.json").read_text())["seconds"]
+    assert len(seconds) == 4
+    assert all(taken > 0 for found in seconds.values() for taken in found)

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms import compile_features
-from feedline.transforms.arrays import Fused
+from feedline.transforms import arrays, compile_features
 from feedline.transforms.compile import CompiledFeatures
 
 SCHEMA = pa.schema(
@@ -50,24 +49,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
     counts: Counter[tuple[str, int]] = Counter()
 
     def counted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if getattr(function, "__func__", None) is compute:
-            return function  # counts itself
-        name = getattr(function, "__qualname__", "").partition(".")[0]
-        place = (name, len(counts))
+        if hasattr(function, "counted"):
+            return function
+        place = (getattr(function, "__qualname__", "").partition(".")[0], len(counts))
         counts[place] = 0
 
         def run(given: Any) -> Any:
             counts[place] += 1
             return function(given)
 
+        run.counted = True  # type: ignore[attr-defined]
         return run
 
-    def compute(fused: Fused, series: pl.Series) -> pl.Series:
-        counts[("kernels", id(fused))] += 1
-        return chain(fused, series)
-
-    one, several, chain = pl.Expr.map_batches, pl.map_batches, Fused.compute
-    monkeypatch.setattr(Fused, "compute", compute)
+    one, several, runner = pl.Expr.map_batches, pl.map_batches, arrays._runner
+    monkeypatch.setattr(arrays, "_runner", lambda steps, dtype: counted(runner(steps, dtype)))
     monkeypatch.setattr(pl.Expr, "map_batches", lambda expr, function, *a, **k: one(expr, counted(function), *a, **k))
     monkeypatch.setattr(pl, "map_batches", lambda exprs, function, *a, **k: several(exprs, counted(function), *a, **k))
     return counts

@@ -36,7 +36,8 @@ class Column:
     `offset` and `width` are its place in its group's matrix, where a vector is `width` columns; `unit` is that of
     timestamps, durations ("s", "ms", "us", "ns") and dates ("D"); `weighted` says that a sparse feature has weights.
     `chain` is how the feature is made, in words; `on_nonfinite` what becomes of NaN and infinities; `looks_up` says
-    that an op of it reports how many values it does not know.
+    that an op of it reports how many values it does not know. `num_embeddings`, of ids: they are in
+    [0, num_embeddings), which is how many rows an embedding table needs; None where no op bounds them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Column:
     chain: str = ""
     on_nonfinite: str = "keep"
     looks_up: bool = False
+    num_embeddings: int | None = None
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,10 @@ class Cluster:
                 self.check_workers()
                 return
 
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it when the cluster is closed, and its workers, where they are ours, have ended."""
+        self._config.callback(call)
+
     def close(self) -> None:
         self._close_client()
         if self._cluster is not None:

@@ -29,6 +29,7 @@ class DaskWorkers:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
         self._begun = 0
+        self._working = False  # on what nobody wants any more
 
     @property
     def threads(self) -> int:
@@ -74,17 +75,29 @@ class DaskWorkers:
             raise _lost() from None
 
     def forget(self, handles: Sequence[Any]) -> None:
-        """Call off what has not begun, and wait a while for what has: it may be writing."""
+        """Call off what has not begun, and wait a while for what has: it may be writing.
+
+        Worker processes of this machine end with their cluster, which is not waited for (`at_the_end`).
+        """
         unfinished = [handle for handle in handles if handle.status == "pending"]
         for handle in handles:
             handle.release()
         if not unfinished or not self._cluster.alive():
+            return
+        if self._cluster.kind == "processes":
+            self._working = True
             return
         deadline = time.monotonic() + _END_S
         while any(self._cluster.client.run(_working_on, f"feedline-fit-{self._name}").values()):
             if time.monotonic() > deadline:
                 break
             time.sleep(_END_PAUSE_S)
+
+    def at_the_end(self, remove: Callable[[], None]) -> None:
+        """Remove what tasks have written: now, and once more when those have ended that still work."""
+        remove()
+        if self._working:
+            self._cluster.on_close(remove)
 
 
 def _working_on(prefix: str, dask_worker: Any) -> bool:

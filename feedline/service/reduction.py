@@ -47,6 +47,10 @@ class Workers(Protocol):
         """Nobody wants their results any more."""
         ...
 
+    def at_the_end(self, remove: Callable[[], None]) -> None:
+        """Remove what tasks have written, when none works any more."""
+        ...
+
 
 def reduced(
     workers: Workers,
@@ -147,6 +151,10 @@ class Threads:
         for handle in handles:
             handle.cancel()
         wait(handles)
+
+    def at_the_end(self, remove: Callable[[], None]) -> None:
+        """Remove what tasks have written: they have ended."""
+        remove()
 
 
 @contextmanager

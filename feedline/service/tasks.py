@@ -350,6 +350,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
                 chain=chain_text(feature),
                 on_nonfinite=feature.on_nonfinite,
                 looks_up=bool(output.lookups),
+                num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
             )
         )
         widths[output.group] = offset + width

@@ -4,15 +4,15 @@ Runs in: every process. Expressions are built once and never travel: a worker ge
 compiles them itself, which gives the same expressions everywhere.
 
 A feature is a source (a column or an expression), a chain of ops and a group's type at its end. Equal beginnings of
-chains are built once and are one object, and all features are computed in one `select` of a lazy frame, so that Polars
-computes every shared part once.
+chains are built once; what several features are made of is a column of its own (see `stages`), computed once. Then one
+`select` of a lazy frame computes all features, but for the kernels that they end with (see `fused_pass`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from feedline.expression_types import column_type, nearest
 from feedline.extraction import project
 from feedline.features import AnyGroup, FeatureInput, FeatureSpec, OpCall
 from feedline.projection import has_column, part_field, part_of
-from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
+from feedline.transforms.fitting import NOTHING, Knowledge, Learning, Wanted
 from feedline.transforms.fused_pass import FusedPass
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
@@ -44,6 +44,7 @@ class Output:
     """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list".
 
     reads: the columns, or parts of columns, that it is made of. lookups: what `apply_counting` counts for it.
+    num_embeddings: n where its ids are in [0, n); None where that is not known, or still to be learnt.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Output:
     kind: str
     reads: tuple[str, ...]
     lookups: tuple[Lookup, ...]
+    num_embeddings: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -189,6 +191,7 @@ def compile_features(
             kind=kind,
             reads=compiler.reads(key),
             lookups=compiler.lookups[key],
+            num_embeddings=compiler.ids[key],
         )
         for feature, (finished, kind, key) in zip(features, values, strict=True)
     )
@@ -242,6 +245,7 @@ class Compiler:
         self._built: dict[Key, Value] = {}
         self._origins: dict[Key, Origin] = {}
         self.lookups: dict[Key, tuple[Lookup, ...]] = {}
+        self.ids: dict[Key, int | None] = {}
 
     def reads(self, key: Key) -> tuple[str, ...]:
         """The columns, or parts of columns, that the value of that key is made of."""
@@ -283,6 +287,7 @@ class Compiler:
                     told, self._origins[key] = self._told(bound, [value], place)
                     made = bound.apply(value, told)
                     self.lookups[key] = (*self.lookups[before], *_own(made))
+                    self.ids[key] = self._ids(bound, told, key, [before])
                     self._built[key] = self._made(made, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
@@ -306,15 +311,32 @@ class Compiler:
             return UNTOLD, place.origin
         artifact, origin = self.wants.artifact(bound, values, place)
         learns = bound.op.learns
-        if artifact is None or learns is None or not self._knowledge.out_of_fold:
+        if artifact is None or learns is None:
             return Told(artifact=artifact), origin
         columns = learns.beside(bound.parameters)
-        beside = {
-            role: Value(expr=pl.col(columns[role]), dtype=self._column_type(place.feature, columns[role])).plain()
-            for role in learns.rows(bound.parameters)
-        }
+        if origin.depends != place.origin.depends:  # it is still to be learnt
+            self._beside(bound, learns, columns)
+        if not self._knowledge.out_of_fold:
+            return Told(artifact=artifact), origin
+        beside = self._beside(bound, learns, {role: columns[role] for role in learns.rows(bound.parameters)})
+        for role in beside:
+            self._read(columns[role], self._type(columns[role]))
         self.left_out = self.left_out or bool(beside)
         return Told(artifact=artifact, beside=beside), origin
+
+    def _ids(self, bound: BoundOp, told: Told, key: Key, inputs: Sequence[Key]) -> int | None:
+        """How many ids an op's result may hold; not known while what it says is still to be learnt."""
+        missing = self._origins[key].depends
+        return None if missing else bound.op.ids(bound.parameters, told.artifact, [self.ids[name] for name in inputs])
+
+    def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
+        """Columns of the table that an op learns from, or is told of rows, by role. Raises OpError for a wrong one."""
+        try:
+            beside = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
+            learns.check(bound.parameters, beside)
+        except SpecError as error:
+            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
+        return beside
 
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
@@ -328,7 +350,7 @@ class Compiler:
                 value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
             self._built[key] = self._made(value, key)
             self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
-            self.lookups[key] = ()
+            self.lookups[key], self.ids[key] = (), None
         return self._built[key], key
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
@@ -352,12 +374,27 @@ class Compiler:
                 result = bound.combine(values, told)
                 before = [lookup for _, given in made for lookup in self.lookups[given]]
                 self.lookups[key] = (*before, *_own(result))
+                self.ids[key] = self._ids(bound, told, key, [given for _, given in made])
                 self._built[key] = self._made(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key
 
     def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
+        """The type of a column that is read. Raises OpError."""
+        try:
+            dtype = self._type(name)
+        except SpecError as error:
+            raise OpError(feature.path, f"{feature.name}: {error}") from None
+        self._read(name, dtype)
+        return dtype
+
+    def _read(self, name: str, dtype: pl.DataType) -> None:
+        self.columns.add(name)
+        self.fields[name], self.types[name] = self.schema.field(name), dtype
+
+    def _type(self, name: str) -> pl.DataType:
+        """The type of a column of the table. Raises SpecError where there is none that Polars has."""
         places = self.schema.get_all_field_indices(name)
         if not places:
             near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
@@ -371,10 +408,8 @@ class Compiler:
         elif (dtype := column_type(self.schema.field(places[0]))) is None:
             message = f"the column {name!r} has a type that Polars has not: {self.schema.field(places[0]).type}"
         else:
-            self.columns.add(name)
-            self.fields[name], self.types[name] = self.schema.field(places[0]), dtype
             return dtype
-        raise OpError(feature.path, f"{feature.name}: {message}")
+        raise SpecError(message)
 
     def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
         """The value, and the parts of columns that it reads."""

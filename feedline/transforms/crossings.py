@@ -21,7 +21,7 @@ from feedline.transforms.dense import widened
 from feedline.transforms.kinds import Value
 from feedline.transforms.matching import members
 from feedline.transforms.ragged import Mask, Ragged, either, filtered, lists_of, over_columns, ragged, widened_list
-from feedline.transforms.registry import MAX_INT, Input, Parameters, example_of_several, op
+from feedline.transforms.registry import MAX_INT, Input, Parameters, example_of_several, op, same_ids
 
 LEFT = Input(name="ids", takes=frozenset({INTEGER}), lists="only")
 RIGHT = Input(name="others", takes=frozenset({INTEGER}), lists="only")
@@ -35,6 +35,7 @@ class Cross(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: parameters.buckets,
     inputs=(
         Input(name="first", takes=frozenset({INTEGER, STRING, BINARY}), lists="never"),
         Input(name="second", takes=frozenset({INTEGER, STRING, BINARY}), lists="never"),
@@ -89,6 +90,7 @@ def _words(series: pl.Series) -> Words:
 
 
 @op(
+    ids=lambda parameters, *_: parameters.buckets,
     inputs=(LEFT, RIGHT),
     gives="lists of int64",
     parameters=Cross,
@@ -137,6 +139,7 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
 
 
 @op(
+    ids=same_ids,
     inputs=(
         Input(name="ids", takes=frozenset({INTEGER}), lists="only", weighted=True),
         Input(name="others", takes=frozenset({INTEGER}), lists="only", weighted=True),

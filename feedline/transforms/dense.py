@@ -7,6 +7,7 @@ become float64. What numpy does several times faster than Polars is a kernel (se
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,8 +27,9 @@ from feedline.expression_types import (
     describe,
 )
 from feedline.transforms.arrays import NUMPY_TYPES, Values
+from feedline.transforms.fitting import Artifact
 from feedline.transforms.kinds import Value
-from feedline.transforms.registry import Parameters, example, op
+from feedline.transforms.registry import Parameters, example, op, same_ids
 
 Number = int | float
 CastTarget = Literal[
@@ -74,7 +76,13 @@ class FillNull(Parameters):
     value: Annotated[int | float | bool | str, Field(description="What stands in a null's place.")]
 
 
+def _filled_ids(parameters: FillNull, _: Artifact | None, inputs: Sequence[int | None]) -> int | None:
+    known, fill = inputs[0], parameters.value
+    return None if known is None or not isinstance(fill, int) or fill < 0 else max(known, fill + 1)
+
+
 @op(
+    ids=_filled_ids,
     takes=NUMBERS | {STRING, BOOLEAN},
     gives="the same type",
     parameters=FillNull,
@@ -334,6 +342,7 @@ class Cast(Parameters):
 
 
 @op(
+    ids=same_ids,
     takes=NUMBERS | {STRING, BOOLEAN},
     lists="whole",
     weighted=True,

@@ -226,6 +226,7 @@ def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quanti
 
 
 @op(
+    ids=lambda parameters, *_: parameters.buckets,
     takes=NUMBERS,
     gives="int64",
     parameters=QuantileBucketize,

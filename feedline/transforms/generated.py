@@ -47,6 +47,7 @@ class Bucketize(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: len(parameters.borders) + 1,
     takes=NUMBERS,
     gives="int64",
     parameters=Bucketize,
@@ -173,6 +174,7 @@ class Ngram(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: parameters.buckets,
     takes={INTEGER},
     lists="only",
     gives="lists of int64",
@@ -241,6 +243,7 @@ class GetLocalHour(Parameters):
 
 
 @op(
+    ids=lambda *_: 24,
     takes={TIMESTAMP},
     gives="int64: 0 to 23",
     parameters=GetLocalHour,

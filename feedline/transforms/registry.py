@@ -33,6 +33,8 @@ from feedline.transforms.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.misses import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
+# Of parameters, artifact and what is known of each input: n where ids come out in [0, n), None where nobody knows.
+Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
 
 MAX_INT = 2**63 - 1
 _QUOTED = re.compile(r"'([^']*)'")
@@ -48,6 +50,15 @@ class OpError(SpecError):
 
     def __reduce__(self) -> tuple[type[OpError], tuple[Path, str]]:
         return type(self), (self.path, self.message)
+
+
+def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> None:
+    """Of ops that give any number."""
+
+
+def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
+    """Of ops that give ids of their first input."""
+    return inputs[0]
 
 
 class Parameters(BaseModel):
@@ -113,6 +124,7 @@ class Op:
 
     weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
     `repeats`, the last of them may stand any number of times. learns, reads: where its artifact comes from.
+    ids: how many ids it may give.
     """
 
     name: str
@@ -130,6 +142,7 @@ class Op:
     repeats: bool
     learns: Learning | None
     reads: Callable[[Any], Reading] | None
+    ids: Ids
 
     @property
     def informed(self) -> bool:
@@ -296,10 +309,19 @@ ELSEWHERE: dict[str, str] = {
         "It is called vocabulary here",
     ),
     "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
-    **dict.fromkeys(("targetencoding", "targetencoder", "meanencoder"), "It is called target_encoding here"),
+    **dict.fromkeys(("targetencoder", "meanencoder"), "It is called target_encoding here"),
     **dict.fromkeys(
         ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
     ),
+    **dict.fromkeys(("normalize", "standardscaler"), "It is called standardize here"),
+    **dict.fromkeys(("normalizeminmax", "minmaxscaler"), "It is called min_max here"),
+    **dict.fromkeys(("filter", "dropna"), "Rows are dropped by source.where alone"),
+    "groupby": "A feature is made of one row alone: group when the table is made, or ask for group_statistics",
+    "lambdaop": "Write an expression with expr, or a Python function with allow_code: true",
+    **dict.fromkeys(("addmetadata", "addproperties", "addtags"), "A feature's group says what it is for"),
+    "rename": "Write NAME: {column: OLD}",
+    "reducedtypesize": "A feature's group decides its type",
+    "datastats": "`feedline run --json` reports statistics of every feature",
     "sampling": "Rows are sampled by source.sample",
     "valuecount": "{pad: LENGTH} makes lists equally long",
 }
@@ -318,6 +340,7 @@ def op(
     repeats: bool = False,
     learns: Learning | None = None,
     reads: Callable[[Any], Reading] | None = None,
+    ids: Ids = any_ids,
 ) -> Callable[[F], F]:
     """Declares the decorated function as the op of its name; its docstring is the op's documentation.
 
@@ -334,6 +357,7 @@ def op(
         learns: it learns from data: its function gets two arguments more, its artifact and the values of
             `Learning.rows` by their roles (none where rows are transformed that were not learnt from).
         reads: it reads from outside: its function gets the same two arguments more.
+        ids: how many different ids it may give, which an embedding table has to have rows for.
     """
 
     def declare(function: F) -> F:
@@ -356,6 +380,7 @@ def op(
             repeats=repeats,
             learns=learns,
             reads=reads,
+            ids=ids,
         )
         return function
 
@@ -392,7 +417,9 @@ def resolve(call: OpCall) -> BoundOp:
     """The op that a call names, with its parameters checked. Raises OpError."""
     found = OPS.get(call.op)
     if found is None:
-        remedy = ELSEWHERE.get(call.op.lower().replace("_", ""))
+        plain = call.op.lower().replace("_", "")
+        spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
+        remedy = ELSEWHERE.get(plain, spelled)
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
     return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
 

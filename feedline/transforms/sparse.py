@@ -19,7 +19,7 @@ from feedline.transforms.dense import widened
 from feedline.transforms.kinds import ANYTHING, Value
 from feedline.transforms.matching import first_of_each
 from feedline.transforms.ragged import Mask, Ragged, filtered, sliced, widened_list
-from feedline.transforms.registry import MAX_INT, Parameters, example, op
+from feedline.transforms.registry import MAX_INT, Parameters, example, op, same_ids
 
 
 class HashBucket(Parameters):
@@ -30,6 +30,7 @@ class HashBucket(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: parameters.buckets,
     takes={INTEGER, STRING, BINARY},
     gives="int64",
     parameters=HashBucket,
@@ -92,6 +93,7 @@ class Modulo(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: parameters.divisor,
     takes={INTEGER},
     gives="int64",
     parameters=Modulo,
@@ -126,6 +128,7 @@ class FirstX(Parameters):
 
 
 @op(
+    ids=same_ids,
     takes=ANYTHING,
     lists="only",
     weighted=True,
@@ -153,6 +156,7 @@ class ListSlice(Parameters):
 
 
 @op(
+    ids=same_ids,
     takes=ANYTHING,
     lists="only",
     weighted=True,
@@ -179,6 +183,7 @@ class SigridHash(Parameters):
 
 
 @op(
+    ids=lambda parameters, *_: parameters.max_value,
     takes={INTEGER},
     gives="int64",
     parameters=SigridHash,
@@ -226,7 +231,13 @@ class MapId(Parameters):
         return self
 
 
+def _mapped_ids(parameters: MapId, *_: object) -> int | None:
+    values = [*parameters.values, *(() if parameters.default is None else (parameters.default,))]
+    return None if min(values) < 0 else max(values) + 1
+
+
 @op(
+    ids=_mapped_ids,
     takes={INTEGER, STRING},
     gives="int64",
     parameters=MapId,
@@ -272,6 +283,7 @@ class IdListTransform(Parameters):
 
 
 @op(
+    ids=same_ids,
     takes={INTEGER},
     lists="only",
     weighted=True,

@@ -25,7 +25,17 @@ from feedline.row_preservation import offending_node
 from feedline.transforms.arrays import mapped
 from feedline.transforms.kinds import ANYTHING, Kind, Value, element_type
 from feedline.transforms.ragged import over_columns
-from feedline.transforms.registry import OPS, BoundOp, Input, Op, OpError, Parameters, checked_parameters, resolve
+from feedline.transforms.registry import (
+    OPS,
+    BoundOp,
+    Input,
+    Op,
+    OpError,
+    Parameters,
+    any_ids,
+    checked_parameters,
+    resolve,
+)
 from feedline.transforms.user_functions import PYTHON, Needed, calls_of, entry_point, load
 from feedline.user_ops import Declared, Form, declared
 
@@ -249,6 +259,7 @@ def _op(
         repeats=True,
         learns=None,
         reads=None,
+        ids=any_ids,
     )
 
 

@@ -61,7 +61,14 @@ def learner_of(parameters: Vocabulary, values: Sequence[Value]) -> ValueCounts:
     )
 
 
+def _ids(parameters: Vocabulary, artifact: Artifact | None, _: Sequence[int | None]) -> int:
+    assert artifact is not None
+    assert artifact.table is not None
+    return FIRST_BUCKET + parameters.oov_buckets + int(artifact.table.num_rows)
+
+
 @op(
+    ids=_ids,
     takes={INTEGER, STRING, BINARY},
     gives="int64",
     parameters=Vocabulary,

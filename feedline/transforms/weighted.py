@@ -15,7 +15,7 @@ from feedline.errors import SpecError
 from feedline.expression_types import NUMBERS, describe, instance, kind
 from feedline.transforms.kinds import ANYTHING, WEIGHTS, Value, element_type, struct_fields, weighted_value
 from feedline.transforms.ragged import aligned
-from feedline.transforms.registry import Input, Parameters, example, example_of_several, op
+from feedline.transforms.registry import Input, Parameters, example, example_of_several, op, same_ids
 
 _PAIR = pl.Struct({"id": pl.Int64(), "weight": pl.Float32()})
 
@@ -29,6 +29,7 @@ class Weighted(Parameters):
 
 
 @op(
+    ids=same_ids,
     inputs=(
         Input(name="ids", takes=ANYTHING, lists="whole", weighted=True),
         Input(name="weights", takes=NUMBERS, lists="only", optional=True),
@@ -94,6 +95,7 @@ def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
 
 
 @op(
+    ids=same_ids,
     takes=ANYTHING,
     lists="only",
     weighted=True,
