@@ -1,9 +1,11 @@
-"""What do other systems call an op, and what is written here instead?
+"""How do other systems call an op, and what is to be done here instead?
 
-Pure; asked where pipeline.yaml names an op that there is not.
+Runs in: every process that reads features, where a name is no op's. Pure.
 """
 
-# by their names in lower case and without underscores
+from __future__ import annotations
+
+# Their name in lower case and without underscores -> the end of the message.
 ELSEWHERE: dict[str, str] = {
     "clamp": "It is called clip here",
     "firstx": "It is called first_x here",
