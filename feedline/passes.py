@@ -35,6 +35,7 @@ from feedline.binding import (
     require_columns,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.golden import record
 from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.observing import (
@@ -168,20 +169,22 @@ def fit_pipeline(
     keep: bool = False,
     say: Say = lambda progress: None,
 ) -> FitReport:
-    """Fit what the pipeline's ops have to learn, and make it what counts; `keep`: only what is missing.
+    """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
 
     Raises SpecError for whatever does not fit the table or the rows, PlanError where there is no row to learn from, and
     what reading raises. What counted before still counts then.
     """
     began = time.perf_counter()
     run = _Run(spec, snapshot, workers, keep, say)
-    if not run.everything:
-        return FitReport(table=snapshot.uri, snapshot=snapshot.id)
+    report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
     try:
-        run.work()
-        return run.report(began)
+        if run.everything:
+            run.work()
+            report = run.report(began)
     finally:
         workers.at_the_end(lambda: discard(run.scratch))
+    golden = record(spec, snapshot)
+    return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
 
 
 class _Run:

@@ -20,7 +20,6 @@ from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
-from feedline.golden import record
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
@@ -231,22 +230,18 @@ class Pipeline:
         snapshot = snapshot or self.snapshot(map=map)
         self._serving = Serving(self.spec)
         if workers is not None:
-            report = fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
-        else:
-            threads = self.spec.cluster.threads
-            with threads_here(available_cores() if threads == "auto" else threads) as here:
-                report = fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
-        golden = record(self.spec, snapshot)
-        return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
+            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+        threads = self.spec.cluster.threads
+        with threads_here(available_cores() if threads == "auto" else threads) as here:
+            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
 
     # -- using ----------------------------------------------------------------------------------------------------
 
     def transform(self, data: Rows) -> Encoded:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
-        `data`: an Arrow table or record batch, a Polars frame, or columns by name (sequences, numpy arrays). Raises
-        SpecError where a column is missing or of a kind that the features do not take, DataError, naming the row (from
-        0), for nulls and for values that do not fit.
+        `data`: see `Rows`. Raises SpecError where a column is missing or of a kind that the features do not take,
+        DataError for nulls and for values that do not fit.
         """
         return self._serving.transform(data)
 

@@ -32,6 +32,7 @@ from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 
 SERVED = ("dense", "categorical", "sparse")
+# Arrow, Polars, or columns by name: sequences, numpy arrays, Arrow arrays, Polars series.
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Mapping[str, Any]
 
 _SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few schemas

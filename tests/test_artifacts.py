@@ -18,10 +18,9 @@ from toy_ops import FEATURES, toy_ops, written
 import feedline.artifacts as stored_artifacts
 from feedline import Pipeline
 from feedline.artifacts import Fit, KnowledgeRef, Learnt, Origin, Stored, current, kind_of, load_artifact, prove, save
-from feedline.binding import compile_spec, knowledge_ref, require_fitted
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
 from feedline.service.tasks import check_job
-from feedline.transforms.compile import CompiledFeatures
+from feedline.serving import Serving
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.registry import OPS
 
@@ -113,17 +112,22 @@ def test_another_version_of_an_op_is_refused_with_both(path: Path, monkeypatch):
     assert "expected occurrences (version 2) with" in message
 
 
-def test_other_input_types_are_refused_with_both(path: Path):
-    spec = Pipeline.from_yaml(path).spec
-    types = {"id_0": pa.int32(), "id_1": pa.uint16(), "hist_0": pa.large_list(pa.int64()), "clicked": pa.int8()}
-
-    def compiled(text: pa.DataType) -> CompiledFeatures:
-        knowledge = Stored(knowledge_ref(spec), newest=True)
-        return compile_spec(spec, pa.schema({**types, "str_0": text}), knowledge=knowledge)
-
+def test_other_input_types_are_refused_with_both(path: Path, clicks: Path):
+    pipeline = Pipeline.from_yaml(path)
+    other = {"id_0": [1], "id_1": [2], "str_0": [3], "hist_0": [[4]]}
     with pytest.raises(SpecError, match=r"word: occurrences: got .* learnt from str_0: string, expected int64"):
-        require_fitted(spec, compiled(pa.int64()))
-    require_fitted(spec, compiled(pa.large_string()))  # the widths do not matter
+        Serving(pipeline.spec, types=pa.table(other).schema).transform(other)
+    with pytest.raises(SpecError, match="column 'str_0' is of another type than in training: got int64, expected str"):
+        pipeline.transform(pa.table(other))
+    narrow = pa.table(
+        {
+            "id_0": pa.array([1], pa.int32()),
+            "id_1": pa.array([2], pa.uint16()),
+            "str_0": pa.array(["w00000"], pa.large_string()),
+            "hist_0": pa.array([[4]], pa.large_list(pa.int64())),
+        }
+    )
+    assert pipeline.transform(narrow).rows == 1  # the widths do not matter
 
 
 @pytest.mark.parametrize(

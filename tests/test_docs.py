@@ -24,7 +24,7 @@ from feedline.spec import parse_spec
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "flights" / "README.md"]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md")
+WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md", "docs/serving.md")
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -86,6 +86,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for fence, words in commands():
             if words[:2] == ["feedline", "generate"]:
                 run(fence, [*words, "--row-group-rows", "1024", "--part-rows", "4096"], {"500000": "20000"})
+            elif words[:2] == ["feedline", "fit"]:
+                run(fence, words)
         yield place.folder
 
 

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.errors import DataError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms import OpError, resolve
 from feedline.transforms.compile import compile_features
@@ -174,8 +173,12 @@ def test_wrong_parameters(parameters: dict[str, Any], message: str):
 
 
 def test_of_must_be_a_number():
-    with pytest.raises(DataError, match="of must be a column of numbers or booleans: got 'country' of type String"):
-        learnt(feature("shop", stats="mean", of="country"), FRAME)
+    for of, message in (
+        ("country", "of must be a column of numbers or booleans: got 'country' of strings"),
+        ("prize", "unknown column: got 'prize', expected a column of the table. Did you mean `price`"),
+    ):
+        with pytest.raises(OpError, match=message):
+            compile_features([feature("shop", stats="mean", of=of)], FRAME.to_arrow().schema)
 
 
 def test_what_is_shown():

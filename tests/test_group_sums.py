@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.errors import DataError
+from feedline.errors import SpecError
 from feedline.transforms.exact_sums import total as exact
-from feedline.transforms.group_sums import GroupSums, Numbered, finite, total
+from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite, total
+from feedline.transforms.kinds import Value
 
 SUMS = GroupSums(by=("a", "b"), squares=True, extremes=True)
 NUMBERS = st.one_of(
@@ -126,11 +127,11 @@ def test_zeros_of_either_sign_are_one():
     ],
 )
 def test_what_is_known_of_a_column(series: pl.Series, expected: list[Any]):
-    values, known = finite(series, "of", "price")
+    values, known = finite(series)
     kept = np.ones(len(values), np.bool_) if known is None else known
     assert [value if one else None for value, one in zip(values.tolist(), kept.tolist(), strict=True)] == expected
 
 
 def test_what_is_no_number_is_refused_by_name():
-    with pytest.raises(DataError, match="target must be a column of numbers or booleans: got 'name' of type String"):
-        finite(pl.Series(["a"]), "target", "name")
+    with pytest.raises(SpecError, match="target must be a column of numbers or booleans: got 'name' of strings"):
+        check_numbers(Value(expr=pl.col("name"), dtype=pl.String()), "target", "name")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -96,6 +97,21 @@ def test_batches_hold_what_pandas_joins(place: Place):
         ]
         np.testing.assert_allclose(batch["tastes"].numpy(), means, rtol=1e-5)
     assert sorted(rows) == list(range(ROWS))
+
+
+def test_misses_are_counted(place: Place):
+    table = pq.read_table(place.table)
+    ids = table["item"].to_numpy()
+    seen = np.concatenate(table["seen"].to_pylist())
+    held = Pipeline.from_yaml(place.write(features=FEATURES, **SETTINGS)).plan().features
+    frame = pl.from_arrow(table.select(held.columns))
+    assert isinstance(frame, pl.DataFrame)
+    _, counts = held.apply_counting(frame)
+    unknown = int(np.sum((ids < 0) | (ids >= 2 * ITEMS) | (ids % 2 == 1)))
+    assert counts["price"] == counts["shop"] == (ROWS, unknown)
+    assert counts["vector"] == (ROWS, int(np.sum((ids < 0) | (ids >= ITEMS))))
+    assert counts["prices"] == (len(seen), int(np.sum(seen % 2 == 1)))
+    assert counts["tastes"] == (len(seen), int(np.sum(seen >= ITEMS)))
 
 
 def test_serving_gives_what_training_gives(place: Place):

@@ -45,7 +45,7 @@ def keys_of(dtype: pl.DataType) -> st.SearchStrategy[Any]:
     return st.one_of(st.integers(max(low, -4), 4), st.sampled_from([low, high]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([*INTEGERS, pl.String()]), st.sampled_from([*INTEGERS, pl.String()]))
 def test_the_join_is_a_left_join(data: st.DataObject, here: pl.DataType, there: pl.DataType):
     if (here == pl.String()) != (there == pl.String()):

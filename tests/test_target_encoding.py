@@ -298,21 +298,35 @@ def test_what_keys_cannot_be(inputs: list[str], message: str):
 
 
 @pytest.mark.parametrize(
-    ("changed", "parameters", "message"),
+    ("changed", "message"),
     [
-        ({"clicked": pl.lit(None, pl.Int64)}, {}, "no target to learn from: got no value in column 'clicked'"),
-        ({"row": pl.lit(5)}, {}, "all rows with a target are in one of 5 folds: .*fold_by with more values, or"),
-        (
-            {"clicked": pl.lit("yes")},
-            {},
-            "target must be a column of numbers.*: got 'clicked' of type String",
-        ),
-        ({"row": pl.concat_list("row")}, {}, "fold_by has a column without a hash: got 'row'"),
+        ({"clicked": pl.lit(None, pl.Int64)}, "no target to learn from: got no value in column 'clicked'"),
+        ({"row": pl.lit(5)}, "all rows with a target are in one of 5 folds: .*fold_by with more values, or"),
     ],
 )
-def test_rows_that_nothing_can_be_learnt_from(changed: dict[str, pl.Expr], parameters: dict[str, Any], message: str):
+def test_rows_that_nothing_can_be_learnt_from(changed: dict[str, pl.Expr], message: str):
     with pytest.raises(DataError, match=message):
-        learnt(feature("shop", **parameters), [FRAME.with_columns(**changed)])
+        learnt(feature("shop"), [FRAME.with_columns(**changed)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"target": "country"}, "target must be a column of numbers or booleans: got 'country' of strings"),
+        ({"target": "rows"}, "target must be a column of numbers or booleans: got 'rows' of integer lists"),
+        (
+            {"target": "clickd"},
+            r"f: \[target_encoding\]\(shop\): target_encoding: unknown column: got 'clickd'.* mean `clicked`",
+        ),
+        ({"fold_by": ["row", "rows"]}, "fold_by has a column without a hash: got 'rows' of integer lists"),
+        ({"fold_by": "user"}, "unknown column: got 'user'"),
+    ],
+)
+def test_columns_that_nothing_can_be_learnt_from(parameters: dict[str, Any], message: str):
+    """Known before anything is read."""
+    frame = FRAME.with_columns(rows=pl.concat_list("row"))
+    with pytest.raises(OpError, match=message):
+        compile_features([feature("shop", **parameters)], frame.to_arrow().schema)
 
 
 def test_what_is_shown():

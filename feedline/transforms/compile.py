@@ -4,15 +4,15 @@ Runs in: every process. Expressions are built once and never travel: a worker ge
 compiles them itself, which gives the same expressions everywhere.
 
 A feature is a source (a column or an expression), a chain of ops and a group's type at its end. Equal beginnings of
-chains are built once and are one object, and all features are computed in one `select` of a lazy frame, so that Polars
-computes every shared part once.
+chains are built once; what several features are made of is a column of its own (see `stages`), computed once. Then one
+`select` of a lazy frame computes all features, but for the kernels that they end with (see `fused_pass`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from feedline.expression_types import column_type, nearest
 from feedline.extraction import project
 from feedline.features import AnyGroup, FeatureInput, FeatureSpec, OpCall
 from feedline.projection import has_column, part_field, part_of
-from feedline.transforms.fitting import NOTHING, Knowledge, Wanted
+from feedline.transforms.fitting import NOTHING, Knowledge, Learning, Wanted
 from feedline.transforms.fused_pass import FusedPass
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
@@ -311,13 +311,16 @@ class Compiler:
             return UNTOLD, place.origin
         artifact, origin = self.wants.artifact(bound, values, place)
         learns = bound.op.learns
-        if artifact is None or learns is None or not self._knowledge.out_of_fold:
+        if artifact is None or learns is None:
             return Told(artifact=artifact), origin
         columns = learns.beside(bound.parameters)
-        beside = {
-            role: Value(expr=pl.col(columns[role]), dtype=self._column_type(place.feature, columns[role])).plain()
-            for role in learns.rows(bound.parameters)
-        }
+        if origin.depends != place.origin.depends:  # it is still to be learnt
+            self._beside(bound, learns, columns)
+        if not self._knowledge.out_of_fold:
+            return Told(artifact=artifact), origin
+        beside = self._beside(bound, learns, {role: columns[role] for role in learns.rows(bound.parameters)})
+        for role in beside:
+            self._read(columns[role], self._type(columns[role]))
         self.left_out = self.left_out or bool(beside)
         return Told(artifact=artifact, beside=beside), origin
 
@@ -325,6 +328,15 @@ class Compiler:
         """How many ids an op's result may hold; not known while what it says is still to be learnt."""
         missing = self._origins[key].depends
         return None if missing else bound.op.ids(bound.parameters, told.artifact, [self.ids[name] for name in inputs])
+
+    def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
+        """Columns of the table that an op learns from, or is told of rows, by role. Raises OpError for a wrong one."""
+        try:
+            beside = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
+            learns.check(bound.parameters, beside)
+        except SpecError as error:
+            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
+        return beside
 
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
@@ -369,6 +381,20 @@ class Compiler:
         return self._built[key], key
 
     def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
+        """The type of a column that is read. Raises OpError."""
+        try:
+            dtype = self._type(name)
+        except SpecError as error:
+            raise OpError(feature.path, f"{feature.name}: {error}") from None
+        self._read(name, dtype)
+        return dtype
+
+    def _read(self, name: str, dtype: pl.DataType) -> None:
+        self.columns.add(name)
+        self.fields[name], self.types[name] = self.schema.field(name), dtype
+
+    def _type(self, name: str) -> pl.DataType:
+        """The type of a column of the table. Raises SpecError where there is none that Polars has."""
         places = self.schema.get_all_field_indices(name)
         if not places:
             near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
@@ -382,10 +408,8 @@ class Compiler:
         elif (dtype := column_type(self.schema.field(places[0]))) is None:
             message = f"the column {name!r} has a type that Polars has not: {self.schema.field(places[0]).type}"
         else:
-            self.columns.add(name)
-            self.fields[name], self.types[name] = self.schema.field(places[0]), dtype
             return dtype
-        raise OpError(feature.path, f"{feature.name}: {message}")
+        raise SpecError(message)
 
     def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
         """The value, and the parts of columns that it reads."""

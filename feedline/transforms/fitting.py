@@ -112,7 +112,8 @@ class Learning:
 
     learner: of the parameters and the values that the op takes; None where the parameters say everything. beside: the
     columns that are observed beside the values, by role. rows: the roles that are needed once more where rows are
-    transformed that were learnt from (each row is then left out of what it is told). name: joins the fits of all
+    transformed that were learnt from (each row is then left out of what it is told). check: raises SpecError for values
+    of such columns, by role, that cannot be learnt from. name: joins the fits of all
     features with the same name, op and parameters; None: of the same chain only.
     """
 
@@ -120,6 +121,7 @@ class Learning:
     beside: Callable[[Any], Mapping[str, str]] = lambda parameters: {}
     rows: Callable[[Any], tuple[str, ...]] = lambda parameters: ()
     name: Callable[[Any], str | None] = lambda parameters: None
+    check: Callable[[Any, Mapping[str, Any]], None] = lambda parameters, beside: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from feedline.errors import SpecError
 from feedline.transforms.fitting import Artifact, Learning, Parts
 from feedline.transforms.group_keys import KEY, GroupKeys
-from feedline.transforms.group_sums import GroupSums, Numbered, finite
+from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite
 from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
 from feedline.transforms.ragged import over_columns, vectors_of
@@ -89,12 +89,12 @@ class StatisticsByKey:
         return ("count", *kept)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """A state: count, units of sums by key and bin, extremes. Raises DataError for a wrong type."""
+        """A state: count, units of sums by key and bin, extremes."""
         rows = self.groups.rows(columns[: len(self.groups.types)])
         frame = rows.frame(self.groups.names)
         if self.parameters.of is None:
             return self._sums.observe(frame, None)
-        values, known = finite(columns[-1], "of", self.parameters.of)
+        values, known = finite(columns[-1])
         frame = frame.with_columns(pl.Series("value", rows.each(values)))
         frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
         return self._sums.observe(frame.drop("value"), frame["value"])
@@ -171,6 +171,11 @@ def _beside(parameters: GroupStatistics) -> dict[str, str]:
     return {} if parameters.of is None else {"of": parameters.of}
 
 
+def _check(parameters: GroupStatistics, beside: Mapping[str, Value]) -> None:
+    if parameters.of is not None and "of" in beside:
+        check_numbers(beside["of"], "of", parameters.of)
+
+
 def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> StatisticsByKey:
     return StatisticsByKey(groups=GroupKeys.of(values), parameters=parameters)
 
@@ -189,7 +194,7 @@ def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> Statistics
             [[1.5, 2.0], [1.5, 2.0], [None, None]],
         ),
     ),
-    learns=Learning(learner=_learner, beside=_beside),
+    learns=Learning(learner=_learner, beside=_beside, check=_check),
 )
 def group_statistics(
     values: Sequence[Value], parameters: GroupStatistics, artifact: Artifact, _: Mapping[str, Value]

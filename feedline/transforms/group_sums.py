@@ -16,13 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feedline.errors import DataError
+from feedline.errors import SpecError
+from feedline.expression_types import BOOLEAN, NUMBERS
 from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded, rounded_groups, units_of_each
+from feedline.transforms.kinds import Value
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
+_IN_ONE_WORD = 2.0**62
 _CARRIED = 2**48  # units above are carried into the next bin: 2**15 such states add up in int64
 
 
@@ -134,6 +137,13 @@ class Numbered:
         """The sum of each group's values, of some of the state's rows, as float64, and what is missing to it."""
         of_row, units = self._chosen(_SQUARES if squares else _SUM, chosen)
         _, bins = self._chosen(_BIN, chosen)
+        if (
+            not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        ):  # integers, mostly: no need to carry
+            found = np.zeros(self.groups.height, np.int64)
+            np.add.at(found, of_row, units)
+            high = found.astype(np.float64)
+            return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
 
     def extremes(self) -> tuple[Floats, Floats]:
@@ -166,17 +176,21 @@ class Numbered:
         return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
 
 
-def finite(series: pl.Series, what: str, column: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
-
-    Integers and booleans as integers, others as floats. Raises DataError for what is no number.
-    """
-    dtype = series.dtype
-    if not (dtype.is_numeric() or dtype == pl.Boolean):
-        raise DataError(
-            f"{what} must be a column of numbers or booleans: got {column!r} of type {dtype}, expected integers, "
+def check_numbers(value: Value, what: str, column: str) -> None:
+    """Raises SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
+    if value.kind.listed or value.kind.element not in NUMBERS | {BOOLEAN}:
+        raise SpecError(
+            f"{what} must be a column of numbers or booleans: got {column!r} of {value.kind}s, expected integers, "
             "floats, decimals or booleans. Name another column"
         )
+
+
+def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
+
+    Integers and booleans as integers, others as floats.
+    """
+    dtype = series.dtype
     if not dtype.is_integer() and dtype != pl.Float32:
         series = series.cast(pl.Int64 if dtype == pl.Boolean else pl.Float64)
     known = series.is_not_null() if series.null_count() else None

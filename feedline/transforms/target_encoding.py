@@ -16,13 +16,13 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field, model_validator
 
-from feedline.errors import DataError
+from feedline.errors import DataError, SpecError
 from feedline.key_hashing import hashable, key_hash
 from feedline.transforms.exact_sums import Bins, normal
 from feedline.transforms.exact_sums import total as exact
 from feedline.transforms.fitting import Artifact, Learning, Parts
 from feedline.transforms.group_keys import KEY, GroupKeys
-from feedline.transforms.group_sums import GroupSums, Numbered, finite, total
+from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite, total
 from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
 from feedline.transforms.ragged import over_columns
@@ -87,10 +87,10 @@ class TargetMeans:
         return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """A state: count and units of the target's sum by key, fold and bin. Raises DataError for a wrong type."""
+        """A state: count and units of the target's sum by key, fold and bin."""
         width = len(self.groups.types)
         rows = self.groups.rows(columns[:width])
-        target, known = finite(columns[width], "target", self.parameters.target)
+        target, known = finite(columns[width])
         frame = rows.frame(self.groups.names).with_columns(
             pl.Series(_FOLD, rows.each(folds(columns[width + 1 :], self.parameters, len(target)))),
             pl.Series("value", rows.each(target)),
@@ -181,18 +181,23 @@ def _joined(sums: Sequence[Bins]) -> Bins:
 
 
 def folds(columns: Sequence[pl.Series], parameters: TargetEncoding, rows: int) -> Bytes:
-    """The fold of each row, from the columns of `fold_by`: uint8 [N]. Raises DataError for a type without a hash."""
+    """The fold of each row, from the columns of `fold_by`: uint8 [N]."""
     if not columns:
         return np.zeros(rows, np.uint8)
-    for name, series in zip(parameters.fold_columns.values(), columns, strict=False):
-        if not hashable(series.slice(0, 0).to_arrow().type):
-            raise DataError(
-                f"fold_by has a column without a hash: got {name!r} of type {series.dtype}, expected integers, floats, "
-                "booleans, texts, bytes, dates or timestamps. Name another column"
-            )
     hashes = key_hash(columns, parameters.seed)
     found: Bytes = (hashes % np.uint64(parameters.folds)).astype(np.uint8)
     return found
+
+
+def _check(parameters: TargetEncoding, beside: Mapping[str, Value]) -> None:
+    if "target" in beside:
+        check_numbers(beside["target"], "target", parameters.target)
+    for role, name in parameters.fold_columns.items():
+        if not hashable(pl.Series(dtype=beside[role].dtype).to_arrow().type):
+            raise SpecError(
+                f"fold_by has a column without a hash: got {name!r} of {beside[role].kind}s, expected integers, "
+                "floats, booleans, strings, binary values, dates or timestamps. Name another column"
+            )
 
 
 def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans:
@@ -216,6 +221,7 @@ def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans
         learner=_learner,
         beside=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
         rows=lambda parameters: tuple(parameters.fold_columns),
+        check=_check,
     ),
 )
 def target_encoding(
