@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import queue
 import re
@@ -19,6 +21,9 @@ from typing import Any
 import psutil
 from distributed import Client
 from pipelines import PATIENCE_S, eventually
+
+from feedline.cli import app
+from feedline.exits import status_of
 
 TESTS = Path(__file__).parent
 
@@ -117,6 +122,14 @@ def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[st
 def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command line run to its end."""
     return finished(sys.executable, "-m", "feedline", *arguments, **options)
+
+
+def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line run to its end in this process: for commands that start nothing."""
+    words = [str(word) for word in arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = status_of(lambda: app(words))
+    return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
 
 def all_gone(processes: Sequence[psutil.Process]) -> bool:

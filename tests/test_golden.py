@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import ended
+from processes import ended, ended_here
 from test_serving import FEATURES, SCHEMA, TABLE
 from test_transforming import REFUSE
 
@@ -248,9 +248,13 @@ CHANGES: list[tuple[str, Any, int | None]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Any:
+    return recorded(written(tmp_path_factory.mktemp("m"), table))[2]
+
+
 @pytest.mark.parametrize(("name", "change", "apart"), CHANGES)
-def test_whatever_differs_is_found(path: Path, folder: str, name: str, change: Any, apart: int | None):
-    _, _, made = recorded(path)
+def test_whatever_differs_is_found(made: Any, name: str, change: Any, apart: int | None):
     row = 4  # the first of the four rows again
     other = nudged(made.expected, name, row, change)
     for allowed in (0, 4, 10):
@@ -344,7 +348,7 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     home = tmp_path / "home"
     home.mkdir()
     path = written(home, table, **features)
-    fitted = ended("fit", path)
+    fitted = ended_here("fit", path)
     assert fitted.returncode == 0, fitted.stderr
     assert f"golden vectors: {3 * ROWS_OF_SPLIT} rows of the table and " in fitted.stdout
     away = tmp_path / "away"
@@ -371,34 +375,34 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     facts = json.loads(record.read_text())
     facts["sha256"]["out"] = hashlib.sha256(file.read_bytes()).hexdigest()
     record.write_text(json.dumps(facts))
-    failed = ended("transform", away / "p.yaml", "--check", "--json")
+    failed = ended_here("transform", away / "p.yaml", "--check", "--json")
     assert failed.returncode == 1
     [difference] = json.loads(failed.stdout)["differences"]
     assert (difference["feature"], difference["row"], difference["allowed"]) == ("item", 3, False)
-    said = ended("transform", away / "p.yaml", "--check").stdout
+    said = ended_here("transform", away / "p.yaml", "--check").stdout
     assert f"differs: feature 'item' at row 3: got {difference['got']}, expected {difference['expected']}" in said
 
 
 def test_fit_of_a_pipeline_that_learns_nothing(path: Path):
-    missing = ended("transform", path, "--check")
+    missing = ended_here("transform", path, "--check")
     assert (missing.returncode, "no golden vectors of these features are in" in missing.stderr) == (2, True)
-    fitted = ended("fit", path, "--set", "fit.golden=synthetic")
+    fitted = ended_here("fit", path, "--set", "fit.golden=synthetic")
     assert "nothing to fit" in fitted.stdout
     assert "golden vectors: 0 rows of the table and 64 made up" in fitted.stdout
-    assert ended("transform", path, "--check").returncode == 0
-    assert "golden vectors: none" in ended("fit", path, "--set", "fit.golden=none").stdout
+    assert ended_here("transform", path, "--check").returncode == 0
+    assert "golden vectors: none" in ended_here("fit", path, "--set", "fit.golden=none").stdout
     for arguments in (
         ("--check", "rows.parquet"),
         (),
         ("rows.parquet",),
         ("rows.parquet", "out.parquet", "--ulps", "3"),
     ):
-        assert ended("transform", path, *arguments).returncode == 2
+        assert ended_here("transform", path, *arguments).returncode == 2
 
 
 def test_what_is_not_fitted_says_which_command_helps(tmp_path: Path, table: Path):
     path = written(tmp_path, table, categorical={"item": [{"vocabulary": {"min_count": 1}}]})
-    done = ended("transform", path, table, tmp_path / "out.parquet")
+    done = ended_here("transform", path, table, tmp_path / "out.parquet")
     assert done.returncode == 2
     assert "not fitted: item: vocabulary" in done.stderr
     assert f"feedline fit {path}" in done.stderr

@@ -26,7 +26,7 @@ from feedline.transforms.fitting import NOTHING, Artifact, Fits, Reading
 from feedline.transforms.in_memory import fit_frames
 from feedline.transforms.registry import Example
 
-ROWS = 150
+ROWS = 120
 EXAMPLES = [pytest.param(example, id=f"{op.name}-{place}") for place, (op, example) in enumerate(examples())]
 LEARNT = [pytest.param(example, id=f"{op.name}-{place}") for place, (op, example) in enumerate(examples()) if op.learns]
 seeds = st.integers(0, 2**32 - 1)
@@ -83,7 +83,7 @@ def chunked(frame: pl.DataFrame, places: list[int]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(seed=seeds, places=cuts)
 def test_parts_give_what_the_whole_gives(folder: Path, example: Example, seed: int, places: list[int]):
     frame = frame_of(example, ROWS, seed)
@@ -114,7 +114,7 @@ def test_each_row_alone_gives_what_it_gives_among_others(folder: Path, example: 
 
 
 @pytest.mark.parametrize("example", LEARNT)
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=seeds, places=cuts, shuffled=st.randoms(use_true_random=False))
 def test_what_is_learnt_does_not_see_the_cut_or_the_order(
     example: Example, seed: int, places: list[int], shuffled: Any

@@ -17,7 +17,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from pipelines import eventually
-from processes import ended, finished
+from processes import ended, ended_here
 from test_serving import FEATURES, SCHEMA, TABLE
 
 from feedline import Pipeline
@@ -213,20 +213,20 @@ def test_what_goes_to_a_store_is_refused(path: Path, rows: Path):
 
 def test_the_command(path: Path, rows: Path, tmp_path: Path):
     out = tmp_path / "out.parquet"
-    done = ended("transform", path, rows, out, "--json", "--set", "features.dense.price=[]", "--groups", "dense")
+    done = ended_here("transform", path, rows, out, "--json", "--set", "features.dense.price=[]", "--groups", "dense")
     assert (done.returncode, done.stdout) == (1, ""), "nothing fills the null price"
     assert "error: feature 'price' holds a null" in done.stderr
-    done = ended("transform", path, rows, out, "--json")
+    done = ended_here("transform", path, rows, out, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["rows"], facts["columns"], facts["output"]) == (100, [*TYPES], str(out))
     assert read(out).to_pydict() == expected(path, ROWS)
-    again = ended("transform", path, rows, out)
+    again = ended_here("transform", path, rows, out)
     assert (again.returncode, "--overwrite" in again.stderr) == (2, True)
-    shown = ended("transform", path, rows, out, "--overwrite", "--groups", "dense,categorical")
+    shown = ended_here("transform", path, rows, out, "--overwrite", "--groups", "dense,categorical")
     assert "100 rows in " in shown.stdout
     assert read(out).schema.names == ["price", "vector", "size", "item", "word"]
-    assert ended("transform", path, rows, out, "--groups", "dense,nothing").returncode == 2
+    assert ended_here("transform", path, rows, out, "--groups", "dense,nothing").returncode == 2
 
 
 def test_streams(path: Path):
@@ -267,7 +267,7 @@ def test_a_host_without_dask_and_torch(path: Path, rows: Path, tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": python_path}
     done = ended("transform", path, rows, tmp_path / "out.parquet", env=environment)
     assert done.returncode == 0, done.stderr
-    assert "not here: " in ended("plan", path, env=environment).stderr, "the hook does refuse"
+    assert "not here: " in ended("schema", env=environment).stderr, "the hook does refuse"
 
 
 def test_a_command_that_is_told_to_end_leaves_nothing(path: Path, tmp_path: Path):
@@ -290,5 +290,5 @@ def test_a_command_that_is_told_to_end_leaves_nothing(path: Path, tmp_path: Path
 
 
 def test_help_lists_it():
-    assert "transform" in finished(sys.executable, "-m", "feedline", "--help").stdout
-    assert "--overwrite" in finished(sys.executable, "-m", "feedline", "transform", "--help").stdout
+    assert "transform" in ended_here("--help").stdout
+    assert "--overwrite" in ended_here("transform", "--help").stdout
