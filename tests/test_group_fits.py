@@ -97,6 +97,19 @@ def test_training_is_out_of_fold_and_serving_is_whole(pipeline: Path):
     np.testing.assert_array_equal(np.concatenate([batch.dense for batch in evaluation.batches()]), dense(whole))
 
 
+def test_keys_that_were_not_met_are_counted(pipeline: Path):
+    """In lists, too; what is null was met, or was not, like other keys."""
+    features = Pipeline.from_yaml(pipeline).spec.features
+    known = fit_frames(features, FRAME.to_arrow().schema, [FRAME])
+    rows = FRAME[:3].with_columns(shop=pl.Series([1, None, 77]), seen=pl.Series([[1, 99], [], [98]]))
+    for out_of_fold in (False, True):
+        compiled = compile_features(
+            features, FRAME.to_arrow().schema, Fits(artifacts=known.artifacts, out_of_fold=out_of_fold)
+        )
+        _, counts = compiled.apply_counting(rows)
+        assert counts == {"rate": (3, 1), "prices": (3, 1), "rows": (3, 0), "rates": (3, 2)}
+
+
 def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
     groups, rows = 100_000, 150_000
     frame = pl.DataFrame(

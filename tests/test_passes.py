@@ -197,7 +197,7 @@ def test_no_rows_and_no_values_are_errors(tmp_path: Path, clicks: Path, rows: pa
 def test_nothing_to_fit(tmp_path: Path, clicks: Path):
     report = Pipeline.from_yaml(written(tmp_path, clicks, features={"dense": {"dense_0": []}})).fit()
     assert (report.fits, report.made, report.manifest) == ((), 0, None)
-    assert not (tmp_path / "work" / "artifacts").exists()
+    assert not (tmp_path / "work" / "artifacts" / "artifacts.json").exists()
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])

@@ -144,6 +144,8 @@ def written(folder: Path, table: Path, **changes: Any) -> Path:
         "cluster": {"threads": 1},
         **changes,
     }
+    if document.get("fit") != "auto":  # vectors are another test's matter, and read more than is learnt from
+        document["fit"] = {"golden": "none", **document.get("fit", {})}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "p.yaml"
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))

@@ -150,10 +150,10 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Told) ->
         np.subtract(wide, least, out=wide)
         if span:
             np.divide(wide, span, out=wide)
-            np.multiply(wide, end - begin, out=wide)
-        else:
-            np.multiply(wide, 0.0, out=wide)
-        np.add(wide, begin, out=wide)
+        if not span or end - begin != 1:
+            np.multiply(wide, end - begin if span else 0.0, out=wide)
+        if begin or not span:  # no negative zeros of a constant column
+            np.add(wide, begin, out=wide)
         np.copyto(out, wide, casting="same_kind")
 
     return x.through(kernel, x.dtype)

@@ -9,7 +9,7 @@ empty) there, and its bit is set in the column `MISSING`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,14 +22,16 @@ from feedline.errors import SpecError
 from feedline.expression_types import BINARY, BOOLEAN, INTEGER, STRING
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.key_index import KeyIndex, key_index
-from feedline.transforms.kinds import Value, element_type
-from feedline.transforms.ragged import Mask, Offsets, lists_of
+from feedline.transforms.kinds import Lookup, Value, element_type
+from feedline.transforms.misses import watched
+from feedline.transforms.ragged import Mask, Offsets, lists_of, over_columns, over_flat
 from feedline.transforms.registry import Input
 
 N = TypeVar("N", bound=np.generic)
 
 KEY = Input(name="key", takes=frozenset({INTEGER, STRING, BINARY, BOOLEAN}), lists="elements")
 MISSING = "missing"
+_UNKNOWN = range(1)
 _MOST_KEYS = 31  # bits of MISSING
 _FILLS = {pl.Int64(): 0, pl.UInt64(): 0, pl.String(): "", pl.Binary(): b""}
 
@@ -41,6 +43,15 @@ class Rows:
     keys: tuple[pl.Series, ...]
     offsets: Offsets | None = None
     absent: Mask | None = None
+
+    @classmethod
+    def of(cls, columns: Sequence[pl.Series]) -> Rows:
+        """The rows of some columns, or of one of lists."""
+        if not isinstance(columns[0].dtype, pl.List):
+            return cls(keys=tuple(columns))
+        [lists] = columns
+        flat, offsets, absent = _elements(lists)
+        return cls(keys=(flat,), offsets=offsets, absent=absent)
 
     def frame(self, names: Sequence[str]) -> pl.DataFrame:
         """The columns that name each key's group, as `GroupKeys.names` names them."""
@@ -96,17 +107,22 @@ class GroupKeys:
 
     def rows(self, columns: Sequence[pl.Series]) -> Rows:
         """The keys of some rows, whose columns may still be of narrower types."""
-        offsets: Offsets | None = None
-        absent: Mask | None = None
+        rows = Rows.of(columns)
+        return replace(rows, keys=self._typed(rows.keys))
+
+    def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
+        """Where the groups of rows stand in `index`, from 1: int64, or lists of it; 0 for unknown ones, which count."""
+
+        def find(*columns: pl.Series) -> pl.Series:
+            return pl.Series(self.index(artifact).find(self._typed(columns)))
+
         if self.listed:
-            [lists] = columns
-            flat, offsets, absent = _elements(lists)
-            columns = [flat]
-        keys = tuple(
-            column if column.dtype == dtype else column.cast(dtype)
-            for column, dtype in zip(columns, self.types, strict=True)
-        )
-        return Rows(keys=keys, offsets=offsets, absent=absent)
+            return watched(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
+        return watched(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
+
+    def _typed(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
+        pairs = zip(columns, self.types, strict=True)
+        return tuple(column if column.dtype == dtype else column.cast(dtype) for column, dtype in pairs)
 
     def schema(self) -> dict[str, pl.DataType]:
         """The columns that name a group, with their types."""

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
 from feedline.transforms.fitting import Artifact, Learning, Parts
-from feedline.transforms.group_keys import KEY, GroupKeys
+from feedline.transforms.group_keys import KEY, GroupKeys, Rows
 from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite
 from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
@@ -209,10 +209,10 @@ def group_statistics(
     - `var`, `std`: their variance and standard deviation, n - 1 in the denominator
 
     Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like others. A key without
-    values, and one that was not met in fitting, has count and sum 0 and null for the rest; of a single value, `var` and
-    `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with its row's value, and `stats`
-    is one word; a null list stays null. Sums are exact, so that the order of rows and the cut of the table do not
-    matter to the last bit.
+    values, and one that was not met in fitting (it counts in `oov_rate`), has count and sum 0 and null for the rest; of
+    a single value, `var` and `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with
+    its row's value, and `stats` is one word; a null list stays null. Sums are exact, so that the order of rows and the
+    cut of the table do not matter to the last bit.
 
     A row's own value is in what it is told. Of a label ask target_encoding, which leaves it out. `JoinGroupby` in
     NVTabular, whose count is always of rows.
@@ -227,11 +227,12 @@ def group_statistics(
     keys.check(artifact)
     dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
 
-    def run(*columns: pl.Series) -> pl.Series:
-        rows = keys.rows(columns)
-        index = keys.index(artifact)
+    places, lookup = keys.places(values, artifact)
+
+    def run(found_at: pl.Series) -> pl.Series:
+        rows, index = Rows.of([found_at]), keys.index(artifact)
         held = artifact.made(f"statistics {keys.types}", lambda: _statistics(artifact, index, parameters.names))
-        numbers = held[index.find(rows.keys)]
+        numbers = held[rows.keys[0].to_numpy()]
         holes = np.isnan(numbers)
         if vectors:
             return vectors_of(numbers, holes=holes if holes.any() else None)
@@ -242,7 +243,7 @@ def group_statistics(
         result: pl.DataType = pl.Array(dtype, len(parameters.names))
     else:
         result = pl.List(dtype) if keys.listed else dtype
-    return Value(expr=over_columns([value.expr for value in values], run, result), dtype=result)
+    return Value(expr=over_columns([places], run, result), dtype=result, lookup=lookup)
 
 
 def _statistics(artifact: Artifact, index: KeyIndex, names: Sequence[Statistic]) -> Floats:

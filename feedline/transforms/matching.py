@@ -2,7 +2,7 @@
 
 Runs on the workers, inside the pass over a chunk. Many rows at once: a value's row, the value, its side and its place
 in its list are packed into one 64-bit key, keys are sorted, and equal values of one row lie side by side, each with the
-way back to where it stood. (numpy sorts words in SIMD: 32,768 keys take 92 us, their stable order as indices 379.)
+way back to where it stood. (Words are sorted in SIMD: 32,768 keys take 92 us, their stable order as indices 379.)
 Where the ids lie too far apart for that, they are numbered first. Rows are taken in blocks that fit the caches. Results
 depend on a row's own lists alone, whatever its neighbours.
 """
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from feedline.transforms.arrays import BLOCK_VALUES, Values
 from feedline.transforms.ragged import Mask, Ragged
+from feedline.transforms.word_sort import sorted_words
 
 Keys = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -77,7 +78,7 @@ class Matched:
 def matched(*lists: Ragged) -> Matched:
     """Lists of as many rows and of one type, without holes."""
     keys, value_bits, place_bits = _packed(lists)
-    keys.sort()
+    keys = sorted_words(keys)
     sides_bits = (len(lists) - 1).bit_length()
     values = keys >> np.uint64(place_bits + sides_bits)
     changes = np.ones(len(keys), dtype=np.bool_)
@@ -155,7 +156,7 @@ def shared_counts(left: Ragged, right: Ragged) -> tuple[Places, Places, Places]:
         both = np.flatnonzero((ours > 0) & (theirs > 0))
         return runs.rows[both], ours[both], theirs[both]
     keys = np.concatenate([_row_key(held, low, bits, side) for side, held in enumerate((left, right))])
-    keys.sort()
+    keys = sorted_words(keys)
     return _counts_of_runs(keys, bits)
 
 

@@ -21,7 +21,7 @@ from feedline.key_hashing import hashable, key_hash
 from feedline.transforms.exact_sums import Bins, normal
 from feedline.transforms.exact_sums import total as exact
 from feedline.transforms.fitting import Artifact, Learning, Parts
-from feedline.transforms.group_keys import KEY, GroupKeys
+from feedline.transforms.group_keys import KEY, GroupKeys, Rows
 from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite, total
 from feedline.transforms.key_index import KeyIndex
 from feedline.transforms.kinds import Value
@@ -231,8 +231,8 @@ def target_encoding(
 
     A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
     smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that was not met in
-    fitting becomes the mean. Null is a key like others. Of a list the elements are keys, each with its row's target; a
-    null list stays null.
+    fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each
+    with its row's target; a null list stays null.
 
     **Out of fold.** In training (`run`, `batches`, `to_dask`) a row is told nothing of its own fold: count, sum and
     mean are those of the other folds, so that its own target is in none of them. The fold is the hash of the columns of
@@ -251,20 +251,21 @@ def target_encoding(
     keys.check(artifact)
     fold_exprs = [beside[role].expr for role in parameters.fold_columns if role in beside]
 
-    def run(*columns: pl.Series) -> pl.Series:
-        rows = keys.rows(columns[: len(values)])
-        index = keys.index(artifact)
-        found = index.find(rows.keys)
-        if not fold_exprs:
+    places, lookup = keys.places(values, artifact)
+
+    def run(found_at: pl.Series, *fold_columns: pl.Series) -> pl.Series:
+        rows, index = Rows.of([found_at]), keys.index(artifact)
+        found = rows.keys[0].to_numpy()
+        if not fold_columns:
             encoded = artifact.made(f"encoded {keys.types}", lambda: _encodings(artifact, index, 1))
             return rows.series(encoded[0][found])
         means = parameters.folds + 1
         encoded = artifact.made(f"encoded by fold {keys.types}", lambda: _encodings(artifact, index, means))
-        without = folds(columns[len(values) :], parameters, len(columns[0]))
+        without = folds(fold_columns, parameters, len(found_at))
         return rows.series(encoded[rows.each(without + np.uint8(1)), found])
 
     dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
-    return Value(expr=over_columns([*(value.expr for value in values), *fold_exprs], run, dtype), dtype=dtype)
+    return Value(expr=over_columns([places, *fold_exprs], run, dtype), dtype=dtype, lookup=lookup)
 
 
 def _encodings(artifact: Artifact, index: KeyIndex, means: int) -> Floats:
