@@ -170,7 +170,7 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
     for one in facts:
         console.print(f"{one.op}: {', '.join(one.features)}", highlight=False, markup=False, style="bold")
         lines = {
-            "parameters": one.parameters,
+            "parameters": ", ".join(f"{name} {_text(value)}" for name, value in one.parameters.items()) or "none",
             "ops": one.chain,
             "columns": ", ".join(f"{name} {kind}" for name, kind in one.types.items()),
             **{name: _text(value) for name, value in one.shown.items()},

@@ -14,6 +14,7 @@ workers (`service.reduction`).
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import time
@@ -75,7 +76,7 @@ class FitFacts:
     """
 
     op: str
-    parameters: str
+    parameters: Mapping[str, Any]
     features: tuple[str, ...]
     chain: str
     types: Mapping[str, str]
@@ -424,7 +425,7 @@ def _facts(fit: Fit, when: str) -> FitFacts:
     origin = fit.fitted_on
     return FitFacts(
         op=fit.op,
-        parameters=fit.parameters,
+        parameters=json.loads(fit.parameters),
         features=fit.features,
         chain=fit.chain,
         types=fit.types,
