@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.errors import CorruptFileError, SpecError
+from feedline.errors import CorruptFileError, FeedlineError, SpecError
 from feedline.external import read_outside
 from feedline.transforms.fitting import Artifact, Reading, Wanted
 from feedline.warehouse import store
@@ -330,24 +330,35 @@ def _manifest_name(digest: str) -> str:
 
 
 def _pointer(folder: str) -> dict[str, Any] | None:
-    place = locate(absolute(folder))
+    content = _content(folder, POINTER)
+    if content is None:
+        return None
+    return _checked(bytes(content), join(folder, POINTER), {"manifest": str, "fitted": dict})
+
+
+def _content(folder: str, name: str) -> bytes | pa.Buffer | None:
+    """A file below the folder; None where there is none. Raises SpecError where nothing can be read there."""
     try:
-        content = bytes(store.get(place, POINTER))
+        return store.get(locate(absolute(folder)), name)
     except FileNotFoundError:
         return None
-    return _checked(content, join(folder, POINTER), {"manifest": str, "fitted": dict})
+    except FeedlineError:
+        raise
+    except OSError as error:
+        raise SpecError(
+            f"artifacts cannot be read: {shown(join(folder, name))}: {error}. Name a folder that can be for `artifacts`"
+        ) from error
 
 
 @lru_cache(maxsize=32)
 def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
-    try:
-        content = bytes(store.get(locate(folder), name))
-    except FileNotFoundError:
-        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {_REMEDY}") from None
-    if hashlib.sha256(content).hexdigest() != digest:
+    content = _content(folder, name)
+    if content is None:
+        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {_REMEDY}")
+    if hashlib.sha256(memoryview(content)).hexdigest() != digest:
         raise _altered(join(folder, name))
-    body = _checked(content, join(folder, name), {"fits": list})
+    body = _checked(bytes(content), join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
@@ -364,10 +375,9 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:
-    try:
-        content = store.get(locate(folder), file.name)
-    except FileNotFoundError:
-        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {_REMEDY}") from None
+    content = _content(folder, file.name)
+    if content is None:
+        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {_REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
         raise _altered(join(folder, file.name))
     return pq.read_table(pa.BufferReader(content))

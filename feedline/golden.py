@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.binding import artifacts_dir, bound_sample, bound_where, planned_schema
-from feedline.errors import SpecError
+from feedline.errors import CorruptFileError, SpecError
 from feedline.golden_files import Golden, Made, forget_golden, load_golden, save_columns, save_golden
 from feedline.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
 from feedline.loader.encoded_table import arrow_table
@@ -102,7 +102,7 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
         table=shown(snapshot.uri),
         snapshot=snapshot.id,
     )
-    before = load_golden(folder, serving.features)
+    before = _before(folder, serving)
     if before is not None and before.made == made and (before.real > 0) == (spec.fit.golden == "rows"):
         return before
     rows, real = _rows(spec, snapshot, schema, serving)
@@ -112,6 +112,14 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
     golden = Golden(rows=rows, expected=arrow_table(*serving.encode(rows)), real=real, made=made)
     save_golden(folder, serving.features, golden)
     return golden
+
+
+def _before(folder: str, serving: Serving) -> Golden | None:
+    """The vectors that are there already; what is damaged or of another format will be replaced."""
+    try:
+        return load_golden(folder, serving.features)
+    except (CorruptFileError, SpecError):
+        return None
 
 
 def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> tuple[pa.Table, int]:

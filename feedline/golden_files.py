@@ -77,7 +77,10 @@ def _op(call: OpCall | None) -> Any:
 
 def save_columns(folder: str, schema: pa.Schema) -> None:
     """Keep the types of a table's columns, beside those of other columns that are kept already."""
-    known = load_columns(folder) or pa.schema([])
+    try:
+        known = load_columns(folder) or pa.schema([])
+    except CorruptFileError:  # of no use to anybody: what is written now takes its place
+        known = pa.schema([])
     others = [field for field in known if field.name not in schema.names]
     whole = pa.schema([*schema.remove_metadata(), *others])
     store.put(locate(absolute(folder)), _COLUMNS, [_parquet(whole.empty_table())])

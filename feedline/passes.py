@@ -172,19 +172,25 @@ def fit_pipeline(
 ) -> FitReport:
     """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
 
-    Raises SpecError for whatever does not fit the table or the rows, PlanError where there is no row to learn from, and
-    what reading raises. What counted before still counts then.
+    Raises SpecError for whatever does not fit the table or the rows and where nothing can be written, PlanError where
+    there is no row to learn from, and what reading raises. What counted before still counts then.
     """
     began = time.perf_counter()
     run = _Run(spec, snapshot, workers, keep, say)
     report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
     try:
-        if run.everything:
-            run.work()
-            report = run.report(began)
-    finally:
-        workers.at_the_end(lambda: discard(run.scratch))
-    golden = record(spec, snapshot)
+        try:
+            if run.everything:
+                run.work()
+                report = run.report(began)
+        finally:
+            workers.at_the_end(lambda: discard(run.scratch))
+        golden = record(spec, snapshot)
+    except FeedlineError:
+        raise
+    except OSError as error:
+        message = f"what is learnt cannot be written: {error}. Name folders that can be for `artifacts` and `work_dir`"
+        raise spec.error(("artifacts",), message) from error
     return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
 
 
@@ -221,6 +227,7 @@ class _Run:
             self._learn(ready, self._observed(ready, tasks, selection, passes))
             missing.difference_update(self._known.made)
             wanted = self._compiled(self._known).wanted if missing else ()
+            missing.update(want.key for want in wanted)  # of what was kept until what it is made of came out different
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""

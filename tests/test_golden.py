@@ -204,6 +204,9 @@ def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
     altered(folder, suffix, lambda content: content[:-20])
     with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Make it anew with `feedline fit`"):
         load_columns(folder) if suffix == "columns.parquet" else check(spec)
+    recorded(path)  # as the message says
+    assert load_columns(folder) is not None
+    assert check(spec).passed
 
 
 def test_another_format_is_refused(path: Path, folder: str):
@@ -211,6 +214,8 @@ def test_another_format_is_refused(path: Path, folder: str):
     altered(folder, ".json", lambda content: content.replace(b'"format": 1', b'"format": 7'))
     with pytest.raises(SpecError, match="are of another format: got 7, expected 1"):
         check(spec)
+    recorded(path)
+    assert check(spec).passed
 
 
 def test_vectors_of_other_artifacts_are_refused(path: Path, folder: str):

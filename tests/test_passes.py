@@ -259,3 +259,37 @@ def test_every_feature_of_a_fit_is_named(tmp_path: Path, clicks: Path):
     report = Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
     assert [one.features for one in report.fits] == [("id_0", "id_1", "again")]
     assert FEATURES["dense"]
+
+
+def test_what_features_share_waits_for_the_chains_of_all(tmp_path: Path, clicks: Path):
+    shared = {"occurrences": {"name": "ids"}}
+    features = {
+        "dense": {"two": {"column": "id_1", "ops": [shared, "minus_mean"]}},
+        "categorical": {"mean": {"column": "id_0", "ops": ["minus_mean", shared]}},
+    }
+    report = Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
+    assert report.passes == 3
+    found = {name: artifact.facts for name, artifact in artifacts(report).items()}
+    ids = Table(str(clicks)).read(columns=["id_0", "id_1"]).to_pandas()
+    mean = found["mean.minus_mean"]["sum"] // found["mean.minus_mean"]["count"]
+    counts = pl.Series([*ids["id_1"], *(ids["id_0"] - mean)]).value_counts()
+    occurrences = dict(counts.iter_rows())
+    assert found["two.minus_mean"] == {"count": 20_000, "sum": sum(occurrences[id] for id in ids["id_1"])}
+
+
+@pytest.mark.parametrize("names", [["x", "x"], ["x", "y"]])
+def test_what_would_learn_from_itself_is_refused(tmp_path: Path, clicks: Path, names: list[str]):
+    one, other = ({"occurrences": {"name": name}} for name in names)
+    features = {"categorical": {"id_0": [one, other], "id_1": [other, one]}}
+    with pytest.raises(SpecError, match=r"occurrences cannot learn from what it makes itself: got the name 'x' again"):
+        Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, artifacts="taken")
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(SpecError, match=r"artifacts cannot be read: .*taken/artifacts.json.*Name a folder"):
+        next(Pipeline.from_yaml(path).batches())
+    with pytest.raises(SpecError, match=r"cannot be .*taken.*Name"):
+        Pipeline.from_yaml(path).fit()
+    assert not list((tmp_path / "work").glob("fitting*"))

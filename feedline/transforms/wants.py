@@ -62,7 +62,20 @@ class Wants:
     @property
     def wanted(self) -> tuple[Wanted, ...]:
         """What is missing, in the order of features."""
-        return tuple(replace(want, streams=tuple(self._streams[key].values())) for key, want in self._wanted.items())
+        return tuple(
+            replace(want, streams=tuple(self._streams[key].values()), depends=self._behind(want.depends))
+            for key, want in self._wanted.items()
+        )
+
+    def _behind(self, keys: frozenset[str]) -> frozenset[str]:
+        """These fits and all that they wait for: what features share waits for what each of them has before it."""
+        found: set[str] = set()
+        left = list(keys)
+        while left:
+            if (key := left.pop()) not in found:
+                found.add(key)
+                left.extend(self._wanted[key].depends)
+        return frozenset(found)
 
     def artifact(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Artifact | None, Origin]:
         """The op's artifact, a blank one where it is still to be learnt; and what the op's result is made of.
@@ -102,6 +115,12 @@ class Wants:
             streams=(named,),
             depends=place.origin.depends,
         )
+        if key in self._behind(want.depends):
+            raise OpError(
+                bound.path,
+                f"{bound.op.name} cannot learn from what it makes itself: got the name {shared!r} again behind it in a "
+                f"chain, expected another one. Give one of them another name",
+            )
         found = None if place.origin.depends else self._knowledge.fitted(want)
         if found is not None:
             self.known[key] = found.digest
