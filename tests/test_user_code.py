@@ -237,7 +237,9 @@ def test_what_a_function_returns_is_checked_at_every_call(
     compiled = compile_features([made(python(folder, function, **declared), column)], TABLE.schema)
     with pytest.raises(DataError) as caught:
         compiled.apply(FRAME)
-    assert str(caught.value).startswith(f"feature 'made' cannot be computed (python my_features:{function}): ")
+    assert str(caught.value).startswith(
+        f"feature 'made' of column '{column}' cannot be computed (python my_features:{function}): "
+    )
     assert words in str(caught.value)
 
 
