@@ -1,6 +1,6 @@
 """`python -m feedline` and the program `feedline`: which commands are loaded?
 
-`transform` runs where nothing but a model is served: it is loaded alone, without Dask and in a third of the time.
+`transform` runs where nothing but a model is served: it is loaded alone, without Dask and in half the time.
 """
 
 import gc

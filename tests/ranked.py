@@ -33,7 +33,7 @@ def told(scene: str, act: Callable[[], Any]) -> Any:
 def main() -> None:
     rank, meeting, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=200)
     )
     with FeedlineDataset(folder / "p.yaml") as dataset:
 

@@ -173,7 +173,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
             for rank in range(2)
         ]
         for rank in ranks:
-            assert rank.wait() == 0, rank.text
+            assert rank.wait(240) == 0, rank.text  # sixteen feeders start one after the other
     said = [_said(rank.text) for rank in ranks]
     epochs = [scenes["an epoch"] for scenes in said]
     assert {epoch["source"] for epoch in epochs} == {"torch.distributed"}

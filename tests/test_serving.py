@@ -303,6 +303,18 @@ def test_slices_of_vectors_with_nulls(tmp_path: Path, start: int):
             assert np.array_equal(Pipeline.from_yaml(path).transform(part).dense, expected[start:stop])
 
 
+def test_what_is_not_finite_becomes_what_it_becomes_in_training(path: Path):
+    rows = TABLE.set_column(0, SCHEMA.field(0), pa.array([0.0, np.inf, np.nan, 1.0], pa.float32()))
+    price = "features.dense.price"
+    made = {
+        policy: {price: {"column": "price", "ops": ["log1p"], "on_nonfinite": policy}} for policy in ("zero", "error")
+    }
+    served = Pipeline.from_yaml(path, made["zero"]).transform(rows)
+    assert served.dense[:, 0].tolist() == [0, 0, 0, np.log1p(np.float32(1))]
+    with pytest.raises(DataError, match=r"feature 'price' .*\(row 1\)"):
+        Pipeline.from_yaml(path, made["error"]).transform(rows)
+
+
 def test_a_schema_is_compiled_once(path: Path, monkeypatch: pytest.MonkeyPatch):
     compiled: list[pa.Schema] = []
     original = Serving._compiled
