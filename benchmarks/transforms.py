@@ -40,7 +40,7 @@ from feedline.transforms import OPS, compile_features
 from feedline.transforms.fitting import Artifact, Reading, Wanted
 
 FEATURES = 8  # that one pass computes; in a run there are more
-TARGETS = {  # million values per second, of the issue that asked for them
+TARGETS = {  # million values per second that are aimed at
     "hash_bucket": 150,
     "hash_bucket of strings": 30,
     "ngram": 200,

@@ -21,6 +21,7 @@ from feedline.loader.told import Told
 from feedline.service.watching import Observed
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import compile_features
+from feedline.transforms.in_memory import fit_frames
 from feedline.transforms.registry import OpError
 
 SCHEMA = BatchSchema(
@@ -106,6 +107,16 @@ def test_an_oov_rate_needs_an_op_that_looks_values_up():
     ) as caught:
         compile_features(features, pl.DataFrame({"x": [1.0]}).to_arrow().schema)
     assert caught.value.path == ("features", "dense", "x", "expect", "oov_rate")
+
+
+def test_what_is_learnt_from_is_no_finished_value():
+    """The values behind `modulo` are observed; an expectation is of what `vocabulary` makes of them."""
+    feature = {"x": {"column": "x", "ops": [{"modulo": 10}, "vocabulary"], "expect": {"oov_rate": "<= 0.1"}}}
+    text = MINIMAL.replace("{dense: {price: []}}", json.dumps({"categorical": feature}))
+    frame = pl.DataFrame({"x": [11, 21, 2]})
+    features, schema = parse(text).features, frame.to_arrow().schema
+    compiled = compile_features(features, schema, fit_frames(features, schema, [frame]))
+    assert compiled.apply(frame)["x"].to_list() == [3, 3, 4]
 
 
 @given(st.sampled_from(["<=", "<", ">=", ">"]), st.floats(-9, 9), st.floats(-9, 9))

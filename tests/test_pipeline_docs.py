@@ -1,19 +1,30 @@
-"""docs/pipeline.md shows nothing that the reader refuses, and describes every key with its default."""
+"""No page shows a pipeline.yaml that reader or JSON Schema refuse; docs/pipeline.md has every key with its default."""
 
 import re
 from pathlib import Path
 
 import pytest
+from test_schema import Validator
 from test_spec import MINIMAL
 from test_spec_errors import ALTERNATIVES
 
+from feedline import Pipeline
 from feedline.errors import SpecError
 from feedline.features import GROUPS
 from feedline.sections import keys_of, section_at
 from feedline.spec import PipelineSpec, parse_overrides, parse_spec
+from feedline.yaml_document import read_document
 
-TEXT = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).parent.parent / "docs"
+FENCE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+TEXT = (DOCS / "pipeline.md").read_text(encoding="utf-8")
+BLOCKS = FENCE.findall(TEXT)
+SHOWN = [
+    pytest.param(block, id=f"{page.stem}-{place}")
+    for page in sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
+    for place, block in enumerate(FENCE.findall(page.read_text(encoding="utf-8")))
+    if page.stem != "expressions"  # shows where an expression stands, and no table
+]
 ROWS = {
     part.splitlines()[0].strip(): dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, re.MULTILINE))
     for part in re.split(r"^##+ ", TEXT, flags=re.MULTILINE)
@@ -22,13 +33,15 @@ ROWS = {
 
 def completed(fragment):
     """The fragment with what a whole pipeline needs besides."""
-    keys = {line.split(":")[0] for line in fragment.splitlines() if line[0].isalpha()}
+    keys = {line.split(":")[0] for line in fragment.splitlines() if line[:1].isalpha()}
     return fragment + "".join(f"{line}\n" for line in MINIMAL.splitlines() if line.split(":")[0] not in keys)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", SHOWN)
 def test_examples_are_accepted(block):
-    assert PipelineSpec.from_canonical(parse_spec(completed(block)).canonical())
+    text = completed(block)
+    assert PipelineSpec.from_canonical(parse_spec(text).canonical())
+    assert Validator(Pipeline.json_schema()).valid(read_document(text, "p.yaml").value)
 
 
 def test_the_error_that_is_shown_is_the_one_that_is_told():

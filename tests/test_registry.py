@@ -13,6 +13,7 @@ import pytest
 from example_rows import write_outside
 from ruamel.yaml import YAML
 
+from feedline.expression_types import FLOAT
 from feedline.external import read_outside
 from feedline.features import OpCall
 from feedline.spec import json_schema
@@ -55,6 +56,8 @@ def test_the_catalogue_is_complete():
 def test_declarations_are_complete(op: Op):
     assert op.text.partition("\n\n")[0].endswith((".", ":"))
     assert "ull" in op.text, "what becomes of nulls?"
+    if FLOAT in op.takes | frozenset().union(*(given.takes for given in op.inputs)) and op.takes != ANYTHING:
+        assert "NaN" in op.text or "not finite" in op.text, "what becomes of NaN?"
     assert op.examples
     assert op.takes <= ANYTHING
     assert op.version >= 1

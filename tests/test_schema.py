@@ -93,7 +93,7 @@ class Validator:
         if not isinstance(value, dict):
             return True
         others = [item for key, item in value.items() if key not in parent.get("properties", {})]
-        return not others if schema is False else all(self.valid(item, schema) for item in others)
+        return all(schema if isinstance(schema, bool) else self.valid(item, schema) for item in others)
 
     def _anyOf(self, schemas, value, _):  # noqa: N802
         return any(self.valid(value, schema) for schema in schemas)

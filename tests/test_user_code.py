@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from own_modules import own_modules
+from test_schema import Validator
 
 import feedline
 from feedline import Pipeline
@@ -27,7 +28,7 @@ from feedline.errors import ClusterError, DataError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.service.cluster import Cluster
 from feedline.spec import load_spec, parse_spec
-from feedline.transforms import OpError, compile_features, user_functions
+from feedline.transforms import OpError, compile_features, op_schema, user_functions
 from feedline.transforms.chains import chains
 from feedline.transforms.user_code import functions_of
 from feedline.transforms.user_functions import Needed, check_functions, load
@@ -237,7 +238,9 @@ def test_what_a_function_returns_is_checked_at_every_call(
     compiled = compile_features([made(python(folder, function, **declared), column)], TABLE.schema)
     with pytest.raises(DataError) as caught:
         compiled.apply(FRAME)
-    assert str(caught.value).startswith(f"feature 'made' cannot be computed (python my_features:{function}): ")
+    assert str(caught.value).startswith(
+        f"feature 'made' of column '{column}' cannot be computed (python my_features:{function}): "
+    )
     assert words in str(caught.value)
 
 
@@ -355,6 +358,13 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
         with pytest.raises(ClusterError, match="has no package that offers my_features:scaled as 'scaled'"):
             check_functions([need])
         user_functions._entry_points.cache_clear()
+
+
+@pytest.mark.usefixtures("offered")
+def test_an_entry_point_is_in_the_json_schema() -> None:
+    schema = Validator(op_schema())
+    assert all(map(schema.valid, ["scaled", {"scaled": {"by": 2.0}}, "log1p"]))
+    assert not any(map(schema.valid, ["scalde", {"scaled": 2.0}, {"log1p": {"by": 2.0}}]))
 
 
 def test_an_unknown_op_is_still_told_what_ops_there_are(folder: str) -> None:

@@ -93,7 +93,7 @@ def _numbers(series: pl.Series, name: str) -> NDArray[Any]:
         row = int(series.is_null().arg_max() or 0)
         raise DataError(
             f"feature {name!r} holds a null: got {series.null_count():,} nulls in {len(series):,} rows, expected none. "
-            f"Add fill_null to its ops, or `{name} is not None` to source.where"
+            f"Add fill_null to its ops, or `COLUMN is not None` to source.where"
         ).at(row)
     return series.to_numpy()
 

@@ -13,7 +13,7 @@ from typing import Any
 from feedline.expression_types import describe
 from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
 from feedline.transforms.user_code import python_schema
-from feedline.transforms.user_functions import PYTHON
+from feedline.transforms.user_functions import PYTHON, offered
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
@@ -59,6 +59,10 @@ def op_schema() -> dict[str, Any]:
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
     properties[PYTHON] = python_schema()
     words = [found.name for found in OPS.values() if found.is_word]
+    for name in offered():
+        if name not in OPS:
+            words.append(name)
+            properties[name] = {"description": "An op of an installed package, with allow_code.", "type": "object"}
     calls = {
         "type": "object",
         "properties": properties,

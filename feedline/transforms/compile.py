@@ -140,8 +140,8 @@ class CompiledFeatures:
         for index, feature in enumerate(self.features):
             alone = slice(index, index + 1)
             if (own := self._failure(frame, alone)) is not None:
-                cause = str(own).partition("\n")[0]
-                blamed = DataError(f"feature {feature.name!r} cannot be computed ({chain_text(feature)}): {cause}")
+                cause = str(own).partition("\n")[0].replace(" in column ''", "")  # elements have no name
+                blamed = DataError(f"feature {_called(feature)} cannot be computed ({chain_text(feature)}): {cause}")
                 row = self._first_row(frame, alone)
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
@@ -213,6 +213,12 @@ def compile_features(
         ),
         _pass=FusedPass([feature.name for feature in features], [finished for finished, *_ in values], parts),
     )
+
+
+def _called(feature: FeatureSpec) -> str:
+    """The feature by its name, and by its column where that is another."""
+    own = feature.column in (None, feature.name)
+    return repr(feature.name) if own else f"{feature.name!r} of column {feature.column!r}"
 
 
 def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -> str:

@@ -96,7 +96,8 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     """Replaces nulls by a value of the column's type.
 
     In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. An integer
-    column takes integers within its type's range, a float column any number, decimals become float64.
+    column takes integers within its type's range, a float column any number, decimals become float64. As
+    `FillMissing` in NVTabular.
     """
     fill: Any = parameters.value
     kind = x.kind.element
@@ -218,8 +219,8 @@ def log1p(x: Value, _: Parameters) -> Value:
     """The natural logarithm of 1 + x, exact for small x.
 
     Defined for x > -1. As in IEEE 754, -1 becomes -inf and anything below becomes NaN: put `{clip: {min: 0}}` before
-    it where a column may hold such values. Nulls stay null. The last bit of a float32 may differ between processors
-    of different instruction sets.
+    it where a column may hold such values. Nulls stay null, NaN stays NaN, +inf stays +inf. The last bit of a float32
+    may differ between processors of different instruction sets. `LogOp` in NVTabular.
     """
     x = widened(x, floats=True)
 
@@ -240,8 +241,8 @@ def log1p(x: Value, _: Parameters) -> Value:
 def log(x: Value, _: Parameters) -> Value:
     """The natural logarithm.
 
-    Defined for x > 0. As in IEEE 754, 0 becomes -inf and anything below becomes NaN. Nulls stay null. The last bit of a
-    float32 may differ between processors of different instruction sets.
+    Defined for x > 0. As in IEEE 754, 0 becomes -inf and anything below becomes NaN. Nulls stay null, NaN stays NaN,
+    +inf stays +inf. The last bit of a float32 may differ between processors of different instruction sets.
     """
     x = widened(x, floats=True)
 

@@ -105,7 +105,8 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     The table is any Parquet, with a path relative to pipeline.yaml or a URI; every process reads the columns that are
     named, once. A key that it has not, and a null, is a miss: it becomes `missing`, or a null. Nulls of the table stay
     null. Lists are looked up element by element. A key of several columns is written `{op: {join_external: {…}},
-    inputs: [a, b]}`. Keys are integers of any width or strings; rows with a null key are left out.
+    inputs: [a, b]}`. Keys are integers of any width or strings; rows with a null key are left out. As
+    `JoinExternal` in NVTabular, but for rows that are never dropped.
     """
     if len(keys) != len(parameters.keys):
         raise SpecError(f"on must name a column for each input: got {parameters.keys} for {len(keys)} of them")

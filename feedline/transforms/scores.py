@@ -224,8 +224,9 @@ def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
 def get_score_sum(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """The sum of the matching list's scores of the ids that stand in the first list, too.
 
-    How often an id stands in the first list does not matter, nor do its scores there. 0 where there is none. Elements
-    whose id or score is null count for nothing; a null list gives a null. As in TorchArrow.
+    How often an id stands in the first list does not matter, nor do its scores there. 0 where there is none. A NaN
+    among them gives NaN. Elements whose id or score is null count for nothing; a null list gives a null. As in
+    TorchArrow.
     """
 
     def total(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:

@@ -55,6 +55,11 @@ def entry_point(name: str) -> str | None:
     return _entry_points().get(name)
 
 
+def offered() -> tuple[str, ...]:
+    """The names of all ops that installed packages offer."""
+    return tuple(sorted(_entry_points()))
+
+
 @functools.cache
 def _entry_points() -> dict[str, str]:
     return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}

@@ -84,6 +84,7 @@ def vector(x: Value, parameters: Vector) -> Value:
 
     A list of another length is an error that names feature, row, file and row group; `pad` makes lists equally long.
     A column of fixed-size lists is a vector without this op. Nulls stay null, also as elements; dense takes none.
+    NaN stays NaN.
     """
     width = parameters.width
 
@@ -129,7 +130,8 @@ class Pad(Parameters):
 def pad(x: Value, parameters: Pad) -> Value:
     """Makes lists equally long, as a vector: what is short is filled up behind, what is long is cut.
 
-    A null list counts as an empty one. Null elements stay null. `[{list_slice: -5}, {pad: 5}]` keeps the last ones.
+    A null list counts as an empty one. Null elements stay null, NaN stays NaN. `[{list_slice: -5},
+    {pad: 5}]` keeps the last ones.
     """
     x = widened_list(x)
     inner, length = element_type(x.dtype), parameters.length

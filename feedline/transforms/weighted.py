@@ -58,7 +58,8 @@ def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
     Ops over elements then change the ids, and the weights stay beside them; ops that leave elements out (first_x,
     list_slice, id_list_transform, positive_intersect) leave their weights out, too. A column of `list<struct<id,
     weight>>` is weighted without this op. Lists that differ in length are an error that names feature, row, file and
-    row group; a null list beside an empty one is none. Null weights are an error in the batch unless filled.
+    row group; a null list beside an empty one is none. Null weights are an error in the batch unless filled;
+    weights that are NaN stay.
     """
     x, beside = inputs
     assert x is not None
