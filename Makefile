@@ -1,7 +1,7 @@
 # Feedline needs Python >= 3.11 and make; everything else goes into .venv.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
-#   make test     run every test
+#   make test     run every test, two files at a time (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
@@ -44,7 +44,7 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/flights/train.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: lint-style lint-format lint-types
 
