@@ -26,6 +26,7 @@ import feedline
 from feedline import Pipeline
 from feedline.errors import ClusterError, DataError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
+from feedline.golden import check
 from feedline.service.cluster import Cluster
 from feedline.spec import load_spec, parse_spec
 from feedline.transforms import OpError, compile_features, op_schema, user_functions
@@ -413,6 +414,19 @@ def test_a_pipeline_with_functions(pipeline: Path) -> None:
     assert [batch.dense.tolist() for batch in batches] == [[[0.0, 0.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]]
     encoded = Pipeline.from_yaml(pipeline).transform(pa.table({"price": pa.array([1.5], pa.float32())}))
     assert encoded.dense.tolist() == [[1.5, 1.5]]
+
+
+def test_what_functions_make_can_be_learnt_from(pipeline: Path) -> None:
+    ops = [{"python": "my_features:scaled"}, "standardize"]
+    given = Pipeline.from_yaml(pipeline, {"features.dense": {"scaled": {"column": "price", "ops": ops}}})
+    given.fit()
+    [first, second] = given.batches()
+    whole = np.array([0.0, 1.0, 2.0, 2.0])
+    found = [*first.dense[:, 0].tolist(), *second.dense[:, 0].tolist()]
+    np.testing.assert_allclose(found, (whole - whole.mean()) / whole.std(), rtol=1e-6)
+    proved = check(given.spec)
+    assert proved.rows > 0
+    assert proved.passed
 
 
 def test_without_allow_code_the_error_has_its_place(pipeline: Path) -> None:
