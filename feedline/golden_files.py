@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms.registry import resolve
+from feedline.transforms.user_code import bind
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
@@ -72,7 +72,7 @@ def _source(given: FeatureSpec | FeatureInput) -> list[Any]:
 
 
 def _op(call: OpCall | None) -> Any:
-    return None if call is None else resolve(call).identity
+    return None if call is None else bind(call).identity
 
 
 def save_columns(folder: str, schema: pa.Schema) -> None:

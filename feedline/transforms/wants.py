@@ -103,7 +103,8 @@ class Wants:
         stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
         named = tuple(
-            replace(feature, name=f"{prefix}:{index}", group="observed") for index, feature in enumerate(stream)
+            replace(feature, name=f"{prefix}:{index}", group="observed", expect=())
+            for index, feature in enumerate(stream)
         )
         want = Wanted(
             key=key,
