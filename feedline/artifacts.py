@@ -196,6 +196,9 @@ class Stored:
         expected = _call(*wanted.op)
         if same[0].call != expected:
             return f"got an artifact of {same[0].call}, expected {expected}"
+        if same[0].chain == wanted.chain:
+            got = f"got an artifact of {same[0].call} behind ops of other parameters, versions or functions"
+            return f"{got}, expected those of the pipeline: {wanted.chain}"
         return f"got an artifact of {same[0].call} behind another chain, {same[0].chain}, expected {wanted.chain}"
 
     def read(self, reading: Reading) -> Artifact:

@@ -228,12 +228,14 @@ class Pipeline:
         then what counted before still counts.
         """
         snapshot = snapshot or self.snapshot(map=map)
-        self._serving = Serving(self.spec)
-        if workers is not None:
-            return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
-        threads = self.spec.cluster.threads
-        with threads_here(available_cores() if threads == "auto" else threads) as here:
-            return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+        try:
+            if workers is not None:
+                return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
+            threads = self.spec.cluster.threads
+            with threads_here(available_cores() if threads == "auto" else threads) as here:
+                return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
+        finally:  # not before: rows that are transformed meanwhile would keep the set that is being replaced
+            self._serving = Serving(self.spec)
 
     # -- using ----------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,16 @@ def test_other_ops_before_are_refused_with_both(path: Path):
     assert "behind another chain, minus_mean, expected modulo → minus_mean" in message
 
 
+def test_other_parameters_before_are_refused(path: Path):
+    message = refusal(
+        path, features__dense__two={"column": "id_1", "ops": [{"occurrences": {"name": "n"}}, "minus_mean"]}
+    )
+    assert "two: occurrences: got an artifact of" in message
+    assert (
+        "behind ops of other parameters, versions or functions, expected those of the pipeline: occurrences" in message
+    )
+
+
 def test_another_version_of_an_op_is_refused_with_both(path: Path, monkeypatch):
     monkeypatch.setitem(OPS, "occurrences", replace(OPS["occurrences"], version=2))
     message = refusal(path)

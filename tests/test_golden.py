@@ -161,6 +161,16 @@ def test_vectors_of_more_features_prove_fewer(tmp_path: Path, path: Path, table:
     assert (checked.passed, checked.features) == (True, 5)
 
 
+def test_a_function_of_the_users_is_part_of_what_names_features(tmp_path: Path, table: Path):
+    module = tmp_path / "priced.py"
+    module.write_text("def doubled(x):\n    return x * 2\n")
+    doubled = {"python": {"function": "priced:doubled", "gives": "float32"}}
+    path = written(tmp_path, table, dense={"price": [{"fill_null": 0}, doubled]})
+    spec, _, made = recorded(path, allow_code=True)
+    assert made.real
+    assert check(spec).passed
+
+
 def test_rows_that_are_not_wanted_any_more_are_deleted(path: Path, folder: str):
     recorded(path)
     assert len([*Path(folder, "serving").iterdir()]) == 4

@@ -293,3 +293,14 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, clicks: Path):
     with pytest.raises(SpecError, match=r"cannot be .*taken.*Name"):
         Pipeline.from_yaml(path).fit()
     assert not list((tmp_path / "work").glob("fitting*"))
+
+
+def test_what_a_feature_is_expected_to_be_is_no_matter_of_what_is_learnt_from(tmp_path: Path, clicks: Path):
+    features = {
+        "categorical": {
+            "id_0": {"column": "id_0", "ops": ["vocabulary"], "expect": {"oov_rate": "<= 0.5"}},
+            "word": {"column": "str_0", "ops": ["vocabulary"], "expect": {"min": ">= 1"}},
+        }
+    }
+    report = Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
+    assert (report.made, report.passes) == (2, 1)

@@ -6,6 +6,7 @@ lost with what it had is made up for by Dask.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,7 @@ class DaskWorkers:
             return
         if self._cluster.kind == "processes":
             self._working = True
+            self._cluster.client.run(_say_no_more, wait=False, on_error="ignore")
             return
         deadline = time.monotonic() + _END_S
         while any(self._cluster.client.run(_working_on, f"feedline-fit-{self._name}").values()):
@@ -103,6 +105,11 @@ class DaskWorkers:
 def _working_on(prefix: str, dask_worker: Any) -> bool:
     """Runs on a worker: whether one of its threads is still busy with such a task."""
     return any(str(key).startswith(prefix) for key in dask_worker.active_keys)
+
+
+async def _say_no_more() -> None:
+    """Runs on a worker that will end while it is busy: that its scheduler is gone then is no news."""
+    logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
 def _raise_failure(handle: Any) -> None:
