@@ -341,7 +341,8 @@ class _Run:
     def _complaint(self, want: Wanted, error: FeedlineError) -> FeedlineError:
         """What a learner says, with its place."""
         feature = next(feature for feature in self._spec.features if feature.name in self._features[want.key])
-        message = f"{want.feature}: {want.chain}: {want.op[0]}: {error}"
+        said = str(error) if str(error).startswith(f"{want.op[0]} ") else f"{want.op[0]}: {error}"
+        message = f"{want.feature}: {want.chain}: {said}"
         return self._spec.error(feature.path, message) if isinstance(error, SpecError) else DataError(message)
 
     def _nothing(self) -> FeedlineError:

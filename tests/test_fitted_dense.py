@@ -295,5 +295,5 @@ def test_fitted_from_a_table_and_fed_in_batches(tmp_path: Path, clicks: Path):
 
 def test_a_column_that_holds_nothing_to_learn_from(tmp_path: Path, clicks: Path):
     features = {"dense": {"empty": {"expr": "dense_0 * 0 - 1", "ops": ["log", "standardize"]}}}
-    with pytest.raises(DataError, match=r"standardize learns from finite numbers: got .* NaN or infinities"):
+    with pytest.raises(DataError, match="empty: log → standardize: standardize learns from finite numbers: got "):
         Pipeline.from_yaml(written(tmp_path / "a", clicks, features=features)).fit()
