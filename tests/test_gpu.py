@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +23,8 @@ pytestmark = [
 @pytest.fixture
 def pipeline(clicks, tmp_path):
     path = tmp_path / "pipeline.yaml"
-    path.write_text(clicks_pipeline(str(clicks), batch_size=512, tail="partial"))
+    columns = {"dense": 4, "ids": 4, "strings": 1, "histories": 2}
+    path.write_text(clicks_pipeline(str(clicks), **columns, batch_size=512, tail="partial"))
     return path
 
 
@@ -94,3 +99,11 @@ def test_the_users_own_copies_and_streams_are_waited_for(pipeline):
         torch.cuda.synchronize()
         for host, device in zip(kept, moved, strict=True):
             assert torch.equal(device.cpu(), host)
+
+
+def test_the_benchmark_measures():
+    program = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu.py"
+    line = [sys.executable, str(program), "--rows", "20000", "--rounds", "1", "--batch-size", "512"]
+    measured = json.loads(subprocess.run(line, capture_output=True, text=True, timeout=200, check=True).stdout)
+    assert measured["pinned"]
+    assert measured["batch_bytes"] > 0

@@ -1,0 +1,104 @@
+"""What does it take to bring batches into a GPU, out of the pinned ring and out of ordinary memory?
+
+    python benchmarks/gpu.py                  3 M generated rows, 4 rounds
+    python benchmarks/gpu.py --rows 20000     a test, not a measurement
+
+One process, the pipeline of the floor benchmark, default shuffle. Whole epochs are timed with batches that stay on the
+host and, in turns, with batches that are copied (`Batch.to`, one copy each). Then one batch is copied again and again:
+out of its slot, and tensor by tensor out of clones in pageable memory. Medians; one JSON object. Needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from feedline import FeedlineDataset
+from feedline.warehouse.synthetic import clicks_pipeline, generate_clicks
+
+COPIES = 50
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=3_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=8192)
+    return parser.parse_args(arguments)
+
+
+def rows_per_s(dataset: FeedlineDataset, *, copied: bool) -> float:
+    """Of one epoch, its last copy done."""
+    rows, began = 0, time.perf_counter()
+    for batch in dataset:
+        there = batch.to("cuda", non_blocking=True) if copied else batch
+        rows += there.rows
+    torch.cuda.synchronize()
+    return rows / (time.perf_counter() - began)
+
+
+def seconds(copy: Callable[[], object]) -> float:
+    """The median of some copies, each waited for."""
+    times = []
+    for _ in range(COPIES):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        there = copy()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+        del there
+    return statistics.median(times)
+
+
+def measure(pipeline: Path, rounds: int) -> dict[str, object]:
+    """Everything, by name."""
+    speeds: dict[str, list[float]] = {"host": [], "cuda": []}
+    with FeedlineDataset(pipeline) as dataset:
+        rows_per_s(dataset, copied=False)  # the first epoch starts a feeder
+        for _ in range(rounds):
+            for name, rates in speeds.items():
+                rates.append(rows_per_s(dataset, copied=name == "cuda"))
+        batch = next(iter(dataset))
+        tensors = [batch.dense, batch.categorical, batch.labels]
+        tensors += [part for one in batch.sparse.values() for part in (one.values, one.lengths, one.offsets)]
+        clones = [tensor.clone() for tensor in tensors]
+        size = sum(tensor.nbytes for tensor in tensors)
+        slot = seconds(lambda: batch.to("cuda", non_blocking=True))
+        pageable = seconds(lambda: [clone.to("cuda") for clone in clones])
+        pinned = batch.is_pinned()
+    return {
+        "card": torch.cuda.get_device_name(),
+        "rows_per_s": {name: statistics.median(rates) for name, rates in speeds.items()},
+        "pinned": pinned,
+        "batch_bytes": size,
+        "copy_ms": {"slot": 1e3 * slot, "pageable": 1e3 * pageable},
+        "gb_per_s": {"slot": size / slot / 1e9, "pageable": size / pageable / 1e9},
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The program; returns the exit status."""
+    options = parse(arguments)
+    if not torch.cuda.is_available():
+        print("no CUDA device: there is nothing to measure", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "clicks"
+        generate_clicks(str(table), rows=options.rows, days=4)
+        pipeline = Path(folder) / "pipeline.yaml"
+        pipeline.write_text(clicks_pipeline(str(table), batch_size=options.batch_size))
+        print(json.dumps(measure(pipeline, options.rounds), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
