@@ -47,7 +47,7 @@ def test_fit_says_what_it_does_and_shows_what_it_did(tmp_path: Path, clicks: Pat
     assert "nothing was missing" in out
     assert not said
     out, _ = printed("fit", path, "--show")
-    for text in ("vocabulary: hist_0", '"max_size":100', "hist_0 list<element: int64>", f"rows of {clicks}", "w00000"):
+    for text in ("vocabulary: hist_0", "max_size 100", "hist_0 list<element: int64>", f"rows of {clicks}", "w00000"):
         assert text in out
     assert ' where ds != "2026-01-03"' in out
 

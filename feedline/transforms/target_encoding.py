@@ -167,7 +167,7 @@ def _encoded_names(means: int) -> tuple[str, ...]:
 
 
 def _smoothed(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing: float) -> Floats:
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         found = (sums + mean * smoothing) / (counts + smoothing)
     return np.where(counts == 0, mean, found)
 
