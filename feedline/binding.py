@@ -40,8 +40,11 @@ def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bo
     )
 
 
-def require_fitted(spec: PipelineSpec, features: CompiledFeatures) -> None:
-    """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+def require_fitted(spec: PipelineSpec, features: CompiledFeatures, *, served: bool = False) -> None:
+    """Raise SpecError, with the command that helps, where something has not been learnt yet.
+
+    served: there is no table to learn from, whatever pipeline.yaml says.
+    """
     if not features.wanted:
         return
     missing = [f"{want.feature}: {want.op[0]}: {_instead(features.knowledge, want)}" for want in features.wanted]
@@ -49,9 +52,8 @@ def require_fitted(spec: PipelineSpec, features: CompiledFeatures) -> None:
     place = next(
         (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
     )
-    raise spec.error(
-        place, f"not fitted: {'; '.join(missing[:_SHOWN])}{more}. Run `feedline fit {spec.file}`, or write `fit: auto`"
-    )
+    remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
+    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{more}. {remedy}")
 
 
 _SHOWN = 5  # of the fits that are missing

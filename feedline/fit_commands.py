@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from feedline.errors import SpecError
+from feedline.fit_report import FitFacts, FitReport, fitted_facts
 from feedline.loader.launch import feeder_threads, make_scratch
 from feedline.overrides import parse_overrides
-from feedline.passes import FitFacts, FitReport, Progress, fitted_facts
+from feedline.passes import Progress
 from feedline.pipeline import Pipeline
 from feedline.plan import code_of
 from feedline.service.cluster import Cluster

@@ -14,14 +14,12 @@ workers (`service.reduction`).
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +34,7 @@ from feedline.binding import (
     require_columns,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
+from feedline.fit_report import FitReport, facts_of
 from feedline.golden import record
 from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
@@ -66,51 +65,6 @@ _LEAST_TASK_ROWS, _MOST_TASK_ROWS, _TASKS_PER_THREAD = 131_072, 1_048_576, 8
 _TASK_FILES = 64
 # What a fit may use of memory where pipeline.yaml says nothing: this, or half of what is free.
 _MEMORY_BYTES = 4 * 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitFacts:
-    """One fit for people: by which op, for which features, `shown` what was learnt, from what, and when (ISO time).
-
-    types: the columns that it was learnt from. rows: how many rows were; of which table, where, in which sample.
-    """
-
-    op: str
-    parameters: Mapping[str, Any]
-    features: tuple[str, ...]
-    chain: str
-    types: Mapping[str, str]
-    shown: Mapping[str, Any]
-    rows: int
-    table: str
-    snapshot: str
-    where: str | None
-    sample: Mapping[str, Any] | None
-    when: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitReport:
-    """What fitting did. `fits`: those that count now, old ones too; `made` of them were made by it.
-
-    rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: where the
-    artifacts are, and which set of them counts; None where there was nothing to fit. vectors: rows of the golden
-    vectors that were kept; `real_vectors` of them are the table's.
-    """
-
-    fits: tuple[FitFacts, ...] = ()
-    made: int = 0
-    passes: int = 0
-    rows: int = 0
-    nbytes_read: int = 0
-    seconds: float = 0.0
-    table: str = ""
-    snapshot: str = ""
-    folder: str = ""
-    manifest: str | None = None
-    vectors: int = 0
-    real_vectors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +194,7 @@ class _Run:
         nothing_new = self._known.keep and not self._known.made
         digest = self._known.stored.ref.manifest if nothing_new else save(folder, [*learnt, *others], when).digest
         return FitReport(
-            fits=tuple(_facts(one.fit, when[one.fit.key]) for one in learnt),
+            fits=tuple(facts_of(one.fit, when[one.fit.key]) for one in learnt),
             made=len(self._known.made),
             passes=self._step,
             rows=self._rows,
@@ -416,36 +370,6 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
         fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proven)
         tasks.setdefault((int(part[run[0]]), number // _TASK_FILES), []).append(fragment)
     return [tuple(fragments) for fragments in tasks.values()]
-
-
-def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
-    """What was fitted for a pipeline and counts. Raises as `artifacts.load_manifest`."""
-    folder = artifacts_dir(spec)
-    digest = current(folder)
-    if digest is None:
-        return ()
-    when = fitted_when(folder)
-    fits = load_manifest(folder, digest).fits.values()
-    return tuple(_facts(fit, when[fit.key]) for fit in sorted(fits, key=lambda fit: (fit.features, fit.chain)))
-
-
-def _facts(fit: Fit, when: str) -> FitFacts:
-    origin = fit.fitted_on
-    return FitFacts(
-        op=fit.op,
-        parameters=json.loads(fit.parameters),
-        features=fit.features,
-        chain=fit.chain,
-        types=fit.types,
-        shown=fit.shown,
-        rows=origin.rows,
-        table=origin.table,
-        snapshot=origin.snapshot,
-        where=origin.where,
-        sample=origin.sample,
-        when=when,
-        digest=fit.digest,
-    )
 
 
 def _depth(wanted: Sequence[Wanted]) -> int:

@@ -20,6 +20,7 @@ from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, StateError
+from feedline.fit_report import FitReport
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
@@ -27,7 +28,7 @@ from feedline.loader.quality import measures, merge
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
-from feedline.passes import FitReport, Say, fit_pipeline
+from feedline.passes import Say, fit_pipeline
 from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
 from feedline.resources import available_cores
@@ -225,7 +226,7 @@ class Pipeline:
 
         missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
         task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
-        then what counted before still counts.
+        then what counted before still counts, unless only the golden vectors could not be written.
         """
         snapshot = snapshot or self.snapshot(map=map)
         try:

@@ -159,7 +159,7 @@ class Serving:
                 raise
             lacking = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
             raise SpecError(f"{error}; {lacking}") from error
-        require_fitted(self._spec, features)
+        require_fitted(self._spec, features, served=True)
         casts = []
         for name in features.columns:
             field = given.field(name)

@@ -17,7 +17,8 @@ from toy_ops import FEATURES, toy_ops, written
 from feedline import Pipeline
 from feedline.artifacts import load_artifact, load_manifest
 from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
-from feedline.passes import FitReport, Progress
+from feedline.fit_report import FitReport
+from feedline.passes import Progress
 from feedline.service.spilling import Scratch, discard
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.in_memory import fit_frames

@@ -176,8 +176,8 @@ def compile_features(
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
 
     Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
-    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take, what
-    was learnt otherwise than it is asked for. What was not learnt yet is no error: see `wanted`.
+    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
+    What was not learnt yet, or otherwise than it is asked for, is no error: see `wanted`.
     """
     compiler = Compiler(schema, knowledge, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]

@@ -79,7 +79,8 @@ def _pieces(table: pa.Table) -> Iterator[memoryview]:
 class Learner(Protocol):
     """One statistic. Whatever it adds up it adds up exactly: integers, or floats by `exact_sums`.
 
-    keys: the columns of its states whose tuples are unique after a merge; none for a state of a few rows.
+    keys: columns of its states by which a large one may be cut: rows of equal keys are merged together, all others
+    apart; none for a state of a few rows.
     """
 
     @property
@@ -172,7 +173,7 @@ class Knowledge(Protocol):
     def out_of_fold(self) -> bool: ...
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
-        """What was learnt; None where nothing was. Raises SpecError where it was learnt otherwise, with both values."""
+        """What was learnt; None where nothing was, or otherwise than it is asked for."""
         ...
 
     def read(self, reading: Reading) -> Artifact:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from feedline.errors import SpecError
 from feedline.expression_types import BINARY, BOOLEAN, INTEGER, STRING
@@ -24,7 +23,7 @@ from feedline.transforms.fitting import Artifact
 from feedline.transforms.key_index import KeyIndex, key_index
 from feedline.transforms.kinds import Lookup, Value, element_type
 from feedline.transforms.misses import watched
-from feedline.transforms.ragged import Mask, Offsets, lists_of, over_columns, over_flat
+from feedline.transforms.ragged import Mask, Offsets, lists_of, over_columns, over_flat, taken_apart
 from feedline.transforms.registry import Input
 
 N = TypeVar("N", bound=np.generic)
@@ -50,7 +49,8 @@ class Rows:
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
         [lists] = columns
-        flat, offsets, absent = _elements(lists)
+        values, offsets, absent = taken_apart(lists)
+        flat = pl.Series(values)
         return cls(keys=(flat,), offsets=offsets, absent=absent)
 
     def frame(self, names: Sequence[str]) -> pl.DataFrame:
@@ -153,16 +153,3 @@ def _key_type(dtype: pl.DataType) -> pl.DataType:
     if dtype.is_integer() or dtype == pl.Boolean:
         return pl.UInt64() if dtype == pl.UInt64 else pl.Int64()
     return pl.Binary() if dtype == pl.Binary else pl.String()
-
-
-def _elements(series: pl.Series) -> tuple[pl.Series, Offsets, Mask | None]:
-    """The elements of lists one after the other, the borders of the lists from 0, and which lists are null."""
-    array = series.rechunk().to_arrow()
-    absent = None
-    if array.null_count:
-        absent = array.is_null().to_numpy(zero_copy_only=False)
-        if np.any(np.diff(array.offsets.to_numpy())[absent]):
-            array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
-    offsets = array.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    return pl.Series(array.values.slice(first, last - first)), offsets - first, absent

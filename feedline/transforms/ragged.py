@@ -62,8 +62,11 @@ class Ragged:
         return self if self.holes is None else self.where(~self.holes)
 
 
-def ragged(series: pl.Series) -> Ragged:
-    """A series of lists of numbers of one of `NUMPY_TYPES`, without a copy where nothing stands under a null list."""
+def taken_apart(series: pl.Series) -> tuple[pa.Array, Offsets, Mask | None]:
+    """The elements of lists one after the other, the borders of the lists from 0, and which lists are null, if any.
+
+    Without a copy where nothing stands under a null list.
+    """
     array = series.rechunk().to_arrow()
     absent = None
     if array.null_count:
@@ -72,7 +75,12 @@ def ragged(series: pl.Series) -> Ragged:
             array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
     offsets = array.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
-    values = array.values.slice(first, last - first)
+    return array.values.slice(first, last - first), offsets - first if first else offsets, absent
+
+
+def ragged(series: pl.Series) -> Ragged:
+    """A series of lists of numbers of one of `NUMPY_TYPES`, see `taken_apart`."""
+    values, offsets, absent = taken_apart(series)
     dtype = values.type.to_pandas_dtype()
     data = values.buffers()[1]
     flat = (
@@ -80,7 +88,7 @@ def ragged(series: pl.Series) -> Ragged:
     )
     return Ragged(
         values=np.asarray(flat, dtype),
-        offsets=offsets - first if first else offsets,
+        offsets=offsets,
         holes=values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None,
         absent=absent,
     )
