@@ -29,7 +29,8 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
-from feedline.transforms.compile import CompiledFeatures, chain_text, compile_features
+from feedline.transforms.building import chain_text
+from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
 from feedline.version import VERSION
 from feedline.warehouse.places import located

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from feedline.expression_types import describe
 from feedline.features import AnyGroup, FeatureSpec, OpCall
-from feedline.transforms.compile import Compiler, input_feature
+from feedline.transforms.building import Compiler, input_feature
 from feedline.transforms.fitting import NOTHING, Knowledge
 from feedline.transforms.kinds import Value
 from feedline.transforms.user_code import code_of
