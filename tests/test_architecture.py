@@ -60,7 +60,7 @@ PARTS = {
     "quality_table": "commands",
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
-    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
