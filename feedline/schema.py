@@ -20,6 +20,7 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
 _NAME: Schema = {"type": "string", "pattern": r"\S"}
+_RANGE = r"\{\d+\.\.\d+\}"
 _VARIABLE: Schema = {
     "description": "Taken from the environment and read as an unquoted YAML scalar.",
     "type": "string",
@@ -115,9 +116,30 @@ def _feature_definitions() -> Schema:
             },
         ],
     }
-    return {"variable": _VARIABLE, "ops": ops, "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]}} | {
-        "extra_feature": extra
+    listed = _several(["columns", "ops", "on_nonfinite", "expect"], ops, settled)
+    extras = _several(["columns", "expect"], ops, settled)
+    empty: Schema = {"type": "array", "maxItems": 0}
+    listing: Schema = {"required": ["columns"]}
+    return {
+        "variable": _VARIABLE,
+        "ops": ops,
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form, listed | listing]},
+        "features_of_a_range": {"anyOf": [{"$ref": "#/$defs/ops"}, listed]},
+        "extra_feature": {"anyOf": [*extra["anyOf"], extras | listing]},
+        "extra_features_of_a_range": {"anyOf": [empty, extras]},
     }
+
+
+def _several(keys: list[str], ops: Schema, settled: Schema) -> Schema:
+    """An entry that stands for several features, of those keys."""
+    columns = {
+        "description": "Columns of features that are alike; C{1..26} stands for C1 … C26.",
+        "type": "array",
+        "items": _NAME,
+        "minItems": 1,
+    }
+    known = {"columns": columns, "ops": ops, "on_nonfinite": settled, "expect": _expect()}
+    return {"type": "object", "additionalProperties": False, "properties": {key: known[key] for key in keys}}
 
 
 def _expect() -> Schema:
@@ -139,6 +161,7 @@ def _features() -> Schema:
             "description": text,
             "type": "object",
             "propertyNames": _NAME,
+            "patternProperties": {_RANGE: {"$ref": "#/$defs/features_of_a_range"}},
             "additionalProperties": {"$ref": "#/$defs/feature"},
         }
         for group, text in _GROUP_DESCRIPTIONS.items()
@@ -150,6 +173,7 @@ def _features() -> Schema:
             {
                 "type": "object",
                 "propertyNames": _NAME,
+                "patternProperties": {_RANGE: {"$ref": "#/$defs/extra_features_of_a_range"}},
                 "additionalProperties": {"$ref": "#/$defs/extra_feature"},
             },
         ],

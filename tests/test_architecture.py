@@ -28,7 +28,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 FOUNDATION = {
     *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
+    *("spec", "sections", "source_section", "column_types", "column_ranges", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema", "expectations"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
