@@ -50,6 +50,7 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     schema = _allow_variables(_without_titles(model.model_json_schema()))
     op = dict(op_schema or _ANY_OP)
     definitions = {**schema.pop("$defs", {}), **op.pop("$defs", {}), **_feature_definitions(), "op": op}
+    _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
     properties["shuffle"] = {
@@ -116,21 +117,27 @@ def _feature_definitions() -> Schema:
             },
         ],
     }
-    listed = _several(["columns", "ops", "on_nonfinite", "expect"], ops, settled)
-    extras = _several(["columns", "expect"], ops, settled)
-    empty: Schema = {"type": "array", "maxItems": 0}
-    listing: Schema = {"required": ["columns"]}
     return {
         "variable": _VARIABLE,
         "ops": ops,
-        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form, listed | listing]},
-        "features_of_a_range": {"anyOf": [{"$ref": "#/$defs/ops"}, listed]},
-        "extra_feature": {"anyOf": [*extra["anyOf"], extras | listing]},
-        "extra_features_of_a_range": {"anyOf": [empty, extras]},
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
+        "extra_feature": extra,
     }
 
 
-def _several(keys: list[str], ops: Schema, settled: Schema) -> Schema:
+def _add_templates(definitions: Schema) -> None:
+    """Entries for several features, beside those for one."""
+    feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
+    known = feature[1]["properties"]
+    listed = _several(known, ["ops", "on_nonfinite", "expect"])
+    extras = _several(known, ["expect"])
+    definitions["features_of_a_range"] = {"anyOf": [feature[0], listed]}
+    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extras]}
+    feature.append(listed | {"required": ["columns"]})
+    extra.append(extras | {"required": ["columns"]})
+
+
+def _several(known: Schema, keys: list[str]) -> Schema:
     """An entry that stands for several features, of those keys."""
     columns = {
         "description": "Columns of features that are alike; C{1..26} stands for C1 … C26.",
@@ -138,8 +145,8 @@ def _several(keys: list[str], ops: Schema, settled: Schema) -> Schema:
         "items": _NAME,
         "minItems": 1,
     }
-    known = {"columns": columns, "ops": ops, "on_nonfinite": settled, "expect": _expect()}
-    return {"type": "object", "additionalProperties": False, "properties": {key: known[key] for key in keys}}
+    properties = {"columns": columns, **{key: known[key] for key in keys}}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _expect() -> Schema:
