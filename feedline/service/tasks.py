@@ -28,6 +28,7 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
+from feedline.projection import not_null
 from feedline.service.environment import Environment, check_environment
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures, compile_features
@@ -111,6 +112,7 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
 
 
 @functools.lru_cache(maxsize=8)
@@ -122,7 +124,8 @@ def compile_job(job: Job) -> Compiled:
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+    filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample, filters)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -292,7 +295,7 @@ class _Encoder:
         for name, (asked, missed) in lookups.items():
             self.observer.looked_up(name, asked, missed)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema, self.observer)
+        encoded = encode(finished, self._compiled.layout.schema, self.observer, self._compiled.filters)
         self._clock.lap("encode")
         return encoded
 
