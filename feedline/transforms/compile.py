@@ -56,20 +56,20 @@ class CompiledFeatures:
     """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
 
     columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
-    only parts are used: what a frame has to hold. outputs: one per feature, in the features' order. fingerprint: what a
-    row becomes (features, op versions, artifacts, input types), as hex. wanted: what has still to be learnt from data,
-    before which `apply` computes nothing true.
+    only parts are used: what a frame has to hold, in `types`. outputs: one per feature, in the features' order.
+    fingerprint: what a row becomes (features, op versions, artifacts, input types), as hex. wanted: what has still to
+    be learnt from data, before which `apply` computes nothing true.
     """
 
     features: tuple[FeatureSpec, ...]
     schema: pa.Schema
     columns: tuple[str, ...]
     parts: tuple[str, ...]
+    types: tuple[pl.DataType, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
     wanted: tuple[Wanted, ...]
     knowledge: Knowledge
-    _types: tuple[pl.DataType, ...]
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
@@ -94,7 +94,7 @@ class CompiledFeatures:
         if not set(self.parts).issubset(frame.columns):
             frame = project(frame, self.parts)
         schema = frame.schema
-        for name, dtype in zip(self.parts, self._types, strict=True):
+        for name, dtype in zip(self.parts, self.types, strict=True):
             if (met := schema.get(name)) != dtype:
                 got = "none" if met is None else str(met)
                 raise DataError(
@@ -195,13 +195,13 @@ def compile_features(
         schema=schema,
         columns=columns,
         parts=tuple(parts),
+        types=tuple(compiler.types[name] for name in parts),
         outputs=outputs,
         fingerprint=_fingerprint(
             features, {name: str(compiler.fields[name].type) for name in parts}, compiler.wants.known, compiler.left_out
         ),
         wanted=compiler.wants.wanted,
         knowledge=knowledge,
-        _types=tuple(compiler.types[name] for name in parts),
         _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
