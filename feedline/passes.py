@@ -23,18 +23,21 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from feedline.artifacts import Fit, Learnt, Origin, Stored, current, fitted_when, load_artifact, load_manifest, save
+from feedline.artifacts import Fit, Learnt, Origin, Stored, load_artifact, load_manifest, save
 from feedline.binding import (
     artifacts_dir,
     bound_sample,
     bound_where,
     compile_spec,
+    fit_request,
     knowledge_ref,
     planned_schema,
     require_columns,
+    require_fitted,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
 from feedline.fit_report import FitReport, facts_of
+from feedline.fit_sets import FitSet, load_set, save_set, set_file
 from feedline.golden import record
 from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
@@ -52,8 +55,9 @@ from feedline.service.spilling import PARTS, Scratch, Spilled, discard, parts_of
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.warehouse import store
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
-from feedline.warehouse.locations import absolute, below, shown
+from feedline.warehouse.locations import absolute, below, locate, shown
 from feedline.warehouse.reading import Fragment, fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT
 from feedline.warehouse.selection import Selection, screen_rows
@@ -125,11 +129,13 @@ def fit_pipeline(
 ) -> FitReport:
     """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
 
+    A pipeline that uses another's fits (`artifacts: {from: NAME}`) learns nothing: they have to be there.
+
     Raises SpecError for whatever does not fit the table or the rows and where nothing can be written, PlanError where
     there is no row to learn from, and what reading raises. What counted before still counts then.
     """
     began = time.perf_counter()
-    run = _Run(spec, snapshot, workers, keep, say)
+    run = _Run(spec, snapshot, workers, keep or spec.artifacts.shared is not None, say)
     report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
     try:
         try:
@@ -156,7 +162,8 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        stored = Stored(knowledge_ref(spec, current(artifacts_dir(spec)) if keep else None))
+        self._request = fit_request(spec)
+        stored = Stored(knowledge_ref(spec, root=shown(snapshot.uri)), newest=keep)
         self._known = _Known(stored, keep)
         blank = _Known(stored, False)
         self.everything = {want.key: want for want in self._compiled(blank).wanted}
@@ -172,6 +179,8 @@ class _Run:
         wanted = self._compiled(self._known).wanted if self._known.keep else tuple(self.everything.values())
         if not wanted:
             return
+        if self._request.shared is not None:
+            require_fitted(self._spec, self._compiled(self._known), self._known.stored)
         missing, passes = {want.key for want in wanted}, _depth(wanted)
         selection = screen_rows(self._snapshot, self._where, sample=self._sample)
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
@@ -184,14 +193,8 @@ class _Run:
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""
-        learnt = [self._known.learnt(key) for key in self.everything]
-        folder = artifacts_dir(self._spec)
-        before, others = self._others(folder)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        when = {one.fit.key: before.get(one.fit.key, now) for one in [*learnt, *others]}
-        when |= dict.fromkeys(self._known.made, now)
-        nothing_new = self._known.keep and not self._known.made
-        digest = self._known.stored.ref.manifest if nothing_new else save(folder, [*learnt, *others], when).digest
+        learnt = [self._named(self._known.learnt(key)) for key in self.everything]
+        manifest, when = self._kept() or self._saved(learnt)
         return FitReport(
             fits=tuple(facts_of(one.fit, when[one.fit.key]) for one in learnt),
             made=len(self._known.made),
@@ -201,20 +204,57 @@ class _Run:
             seconds=time.perf_counter() - began,
             table=self._snapshot.uri,
             snapshot=self._snapshot.id,
-            folder=folder,
-            manifest=digest,
+            folder=artifacts_dir(self._spec),
+            manifest=manifest,
         )
+
+    def _named(self, one: Learnt) -> Learnt:
+        """A fit, with this pipeline's name where an earlier version wrote none."""
+        origin = one.fit.fitted_on
+        if origin.pipeline is not None:
+            return one
+        named = replace(origin, pipeline=self._request.pipeline, fit_where=self._request.source.where)
+        return replace(one, fit=replace(one.fit, fitted_on=named))
+
+    def _kept(self) -> tuple[str, Mapping[str, str]] | None:
+        """The set that stays as it is; None where something was learnt, or it is to be kept under this name."""
+        one = self._known.stored.chosen if self._known.keep and not self._known.made else None
+        if one is None or (one.source is None and self._request.shared is None):
+            return None
+        return one.manifest, one.fitted
+
+    def _saved(self, learnt: Sequence[Learnt]) -> tuple[str, Mapping[str, str]]:
+        """Writes the set, with the fits of features that this pipeline has not, and makes it the one that counts."""
+        folder, request = artifacts_dir(self._spec), self._request
+        now = datetime.now(UTC)
+        with store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+            before, others = self._others(folder)
+            chosen = self._known.stored.chosen
+            before = {**({} if chosen is None else chosen.fitted), **before}
+            kept = [*learnt, *others]
+            when = {one.fit.key: before.get(one.fit.key, now.isoformat(timespec="seconds")) for one in kept}
+            when |= dict.fromkeys(self._known.made, now.isoformat(timespec="seconds"))
+            manifest = save(folder, kept).digest
+            one = FitSet(
+                pipeline=request.pipeline,
+                source=request.source,
+                manifest=manifest,
+                fitted=when,
+                saved=now.isoformat(timespec="microseconds"),
+            )
+            save_set(folder, one)
+        return manifest, when
 
     def _others(self, folder: str) -> tuple[Mapping[str, str], list[Learnt]]:
         """When fits were made that count now, and those of features that this pipeline has not: they stay."""
         try:
-            digest = current(folder)
-            fits = load_manifest(folder, digest).fits.values() if digest is not None else ()
-            mine = {feature.name for feature in self._spec.features}
-            others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
-            return fitted_when(folder), [Learnt(fit=fit, artifact=None) for fit in others]
+            one = load_set(folder, self._request.pipeline, self._request.source)
+            fits = load_manifest(folder, one.manifest).fits.values() if one is not None else ()
         except (CorruptFileError, SpecError):  # of no use to anybody: what is written now takes its place
             return {}, []
+        mine = {feature.name for feature in self._spec.features}
+        others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
+        return ({} if one is None else one.fitted), [Learnt(fit=fit, artifact=None) for fit in others]
 
     def _compiled(self, known: _Known) -> CompiledFeatures:
         return compile_spec(self._spec, self._schema, knowledge=known)
@@ -284,6 +324,8 @@ class _Run:
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
                 rows=self._rows,
+                pipeline=self._spec.name,
+                fit_where=self._spec.fit.where,
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),

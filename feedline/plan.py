@@ -47,6 +47,7 @@ from feedline.transforms.user_code import functions_of
 from feedline.transforms.user_functions import Needed
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.locations import shown
 from feedline.warehouse.parts import column_bytes
 from feedline.warehouse.reading import fragment_at
 from feedline.warehouse.rebases import Rebase
@@ -289,7 +290,7 @@ def make_plan(
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    stored = Stored(knowledge_ref(spec), newest=True) if knowledge is None else Stored(knowledge)
+    stored = Stored(knowledge or knowledge_ref(spec, root=shown(snapshot.uri)), newest=knowledge is None)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
