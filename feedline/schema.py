@@ -63,7 +63,7 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     }
     properties["artifacts"] = {
         "description": definitions["ArtifactsSpec"]["description"],
-        "anyOf": [{"type": ["string", "null"], "minLength": 1}, {"$ref": "#/$defs/ArtifactsSpec"}],
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
     }
     schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
     return {"$schema": DIALECT, **schema, "$defs": definitions}

@@ -113,11 +113,7 @@ from feedline.spec import PipelineSpec
         ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
         (
             "lanes: 4",
-            (
-                "lanes: 4",
-                "artifacts: 5",
-                "p.yaml:32:12: artifacts: must be a path or URI, or a mapping with the keys folder, from: got 5. Quote it",
-            ),
+            "artifacts: 5",
             "p.yaml:32:12: artifacts: must be a path or URI, or a mapping with the keys folder, from: got 5. Quote it",
         ),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
