@@ -22,6 +22,7 @@ from feedline.transforms.registry import OpError
 from feedline.warehouse.locations import below, join, shown
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.seen_rows import TableRows, names_of
 from feedline.warehouse.snapshot import Snapshot
 
 
@@ -37,6 +38,16 @@ def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bo
         manifest=manifest,
         out_of_fold=spec.fit.out_of_fold and not served,
         base_dir=spec.base_dir,
+    )
+
+
+def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
+    """The rows that a run of the spec reads, by what decides on them."""
+    return TableRows(
+        root=shown(snapshot.uri),
+        named=names_of(spec.source.table, spec.source.format),
+        where=spec.source.where,
+        sample=Sample.of(spec.source.sample),
     )
 
 

@@ -57,6 +57,7 @@ from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.locations import absolute, below, shown
 from feedline.warehouse.reading import Fragment, fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT
+from feedline.warehouse.seen_rows import names_of
 from feedline.warehouse.selection import Selection, screen_rows
 from feedline.warehouse.snapshot import Snapshot
 
@@ -90,9 +91,8 @@ class _Known:
     keep: bool
     made: dict[str, Learnt] = field(default_factory=dict)
 
-    @property
-    def out_of_fold(self) -> bool:
-        return self.stored.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        return self.stored.seen(key)
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         if wanted.key in self.made:
@@ -285,6 +285,7 @@ class _Run:
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
                 rows=self._rows,
+                named=names_of(self._spec.source.table, self._spec.source.format),
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),

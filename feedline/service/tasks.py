@@ -37,6 +37,7 @@ from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -112,6 +113,7 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
 
 
 @functools.lru_cache(maxsize=8)
@@ -123,7 +125,8 @@ def compile_job(job: Job) -> Compiled:
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+    marks = bind_marks(features.marks, schema)
+    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample, marks)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -254,6 +257,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         compiled.where,
         compiled.schema,
         sample=compiled.sample,
+        marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
     )
     for chunk in chunks:
