@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from feedline.binding import bound_marks
 from feedline.expressions import BoundExpression
 from feedline.projection import has_column
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.seen_rows import Mark, bind_marks
+from feedline.warehouse.seen_rows import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +41,7 @@ class Needs:
         sample: BoundSample | None,
     ) -> Needs:
         """The needs of a spec that is bound to its table. Raises SpecError where it cannot be known what was seen."""
-        try:
-            marks = bind_marks(features.marks, features.schema)
-        except ValueError as error:
-            cause = str(error).partition("\n")[0]
-            raise spec.error(
-                ("fit",),
-                f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
-                "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
-            ) from error
+        marks = bound_marks(spec, features)
         by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
         named = (*by, *(spec.source.row_key or ()))
         return cls(features=features, where=where, sample=sample, named=named, marks=marks)

@@ -37,8 +37,10 @@ from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
 from feedline.needs import Needs
+from feedline.nulls import Gaps, find_gaps
 from feedline.projection import has_column
-from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
+from feedline.service.environment import environment_text, local_environment
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import OpError
@@ -95,6 +97,17 @@ class Plan:
     def require_fitted(self) -> None:
         """Raise SpecError, with the command that helps, where something has not been learnt yet."""
         require_fitted(self.spec, self.features)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
+        return find_gaps(self._needs, self.snapshot, self.selection.rows, self.where)
+
+    def without_gaps(self) -> Plan:
+        """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
+        if self.gaps.nulls and self.rebase is None:
+            self.gaps.refuse(self._schedule(0, self.split_rows, None).rows_dropped)
+        return self
 
     def rest(self, epoch: int) -> Rebase | None:
         """What an epoch is the rest of; None for a whole epoch."""
@@ -209,6 +222,7 @@ class Plan:
             "snapshot": self.snapshot_name,
             "plan": self.fingerprint,
             "features": self.features.fingerprint[:32],
+            "environment": environment_text(self.job.environment),
             "seed": self.seed,
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
@@ -216,6 +230,8 @@ class Plan:
             "rows": schedule.rows,
             "rows_dropped": schedule.rows_dropped,
             "bad_files": self.bad_files(),
+            "nulls": self.gaps.warnings(),
+            "absent": self.gaps.notes(),
             "schema": self.layout.schema.to_json(),
             "rest": self._rest_facts(),
         }

@@ -142,7 +142,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
                 for rank, message in supervisor.poll(_POLL_S):
                     _say_event(console, rank, message)
                     if message["type"] == "plan" and rank is supervisor.ranks[0]:
-                        _say_bad_files(console, message["bad_files"])
+                        _say_findings(console, message)
                 progress.show([_served_view(rank) for rank in supervisor.ranks])
     finally:
         supervisor.close()
@@ -193,12 +193,15 @@ def _say_start(console: Console, facts: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    _say_bad_files(console, facts["bad_files"])
+    _say_findings(console, facts)
 
 
-def _say_bad_files(console: Console, bad_files: Sequence[dict[str, Any]]) -> None:
-    if bad_files:
-        console.print(warning_of(bad_files), highlight=False, soft_wrap=True, markup=False)
+def _say_findings(console: Console, facts: dict[str, Any]) -> None:
+    """What a plan's facts say of the table: bad files, nulls that features cannot hold, columns that files lack."""
+    bad_files = [warning_of(facts["bad_files"])] if facts["bad_files"] else []
+    nulls = [f"warning: {text}" for text in facts["nulls"]]
+    for text in (*bad_files, *nulls, *facts["absent"]):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_warnings(console: Console, view: Drained) -> None:

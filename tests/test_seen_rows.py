@@ -22,6 +22,7 @@ from feedline import Pipeline
 from feedline.errors import FeedlineError
 from feedline.op_report import describe_ops
 from feedline.plan import Plan
+from feedline.preview import preview
 from feedline.service.tasks import run_block
 from feedline.transforms.compile import compile_features
 from feedline.transforms.fitting import Fits
@@ -246,6 +247,8 @@ def test_blocks_elsewhere_dask_frames_and_reports_know_the_rows_too(folder: Path
     same(found, expected)
     frame = Pipeline.from_yaml(path, overrides).to_dask().compute(scheduler="synchronous")
     same(dict(zip(frame["request"].tolist(), frame["rate"].tolist(), strict=True)), expected)
+    first = preview(plan.spec, 40)["features"]
+    same(dict(zip(first[1]["value"], first[0]["value"], strict=True)), dict(list(expected.items())[:40]))
     [feature, _] = describe_ops(plan)["features"]
     assert feature["reads"] == ["request", "shop"]
     assert feature["ms_per_million_values"] is not None

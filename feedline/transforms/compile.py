@@ -32,6 +32,7 @@ from feedline.transforms.user_code import bind
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
+_MARK = pl.Boolean()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +57,22 @@ class CompiledFeatures:
     """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
 
     columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
-    only parts are used: what a frame has to hold. marks: Boolean columns that it has to hold besides, which say of each
-    row whether a fit has seen it. outputs: one per feature, in the features' order. fingerprint: what a row becomes
-    (features, op versions, artifacts and the rows that they have seen, input types), as hex. wanted: what has still to
-    be learnt from data, before which `apply` computes nothing true.
+    only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that it has to hold besides, which
+    say of each row whether a fit has seen it. outputs: one per feature, in the features' order. fingerprint: what a row
+    becomes (features, op versions, artifacts and the rows that they have seen, input types), as hex. wanted: what has
+    still to be learnt from data, before which `apply` computes nothing true.
     """
 
     features: tuple[FeatureSpec, ...]
     schema: pa.Schema
     columns: tuple[str, ...]
     parts: tuple[str, ...]
+    types: tuple[pl.DataType, ...]
     marks: tuple[str, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
     wanted: tuple[Wanted, ...]
     knowledge: Knowledge
-    _types: tuple[pl.DataType, ...]
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
@@ -97,7 +98,7 @@ class CompiledFeatures:
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
             frame = project(frame, self.parts).with_columns(marks)
         schema = frame.schema
-        for name, dtype in zip((*self.parts, *self.marks), self._types, strict=True):
+        for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
             if (met := schema.get(name)) != dtype:
                 got = "none" if met is None else str(met)
                 raise DataError(
@@ -199,6 +200,7 @@ def compile_features(
         schema=schema,
         columns=columns,
         parts=tuple(parts),
+        types=tuple(compiler.types[name] for name in parts),
         marks=marks,
         outputs=outputs,
         fingerprint=_fingerprint(
@@ -206,7 +208,6 @@ def compile_features(
         ),
         wanted=compiler.wants.wanted,
         knowledge=knowledge,
-        _types=(*(compiler.types[name] for name in parts), *(pl.Boolean() for _ in marks)),
         _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)

@@ -94,6 +94,13 @@ class Snapshot:
         place: npt.NDArray[np.int32] = _array(self.row_groups, "row_group").to_numpy()
         return place
 
+    def row_groups_of(self, file: int) -> npt.NDArray[np.int64]:
+        """int64: a file's row groups, as indices of the table's. Bisected, so that a loop over files stays linear."""
+        files = self.file_of_row_group
+        # needles of another type would have numpy convert, and so copy, the whole array
+        first, stop = np.searchsorted(files, np.array([file, file + 1], files.dtype))
+        return np.arange(first, stop)
+
     @property
     def file_columns(self) -> tuple[str, ...]:
         """The columns that are stored in files."""
