@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,7 @@ def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello:
     plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
     if hello.get("snapshot") is None and hello.get("rebase") is None:  # a run that goes on may have had those rows
         plan.without_gaps()
+    plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
     if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
         spec = pipeline.spec

@@ -49,7 +49,6 @@ from feedline.service.observing import (
 )
 from feedline.service.reduction import FAN_IN, Workers, mapped, reduced
 from feedline.service.spilling import PARTS, Scratch, Spilled, discard, parts_of
-from feedline.service.tasks import local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.fitting import Artifact, Reading, Wanted
@@ -349,7 +348,7 @@ class _Run:
             keys=tuple(want.key for want in ready),
             knowledge=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
-            environment=local_environment(),
+            environment=self._workers.environment,
             code=code_of(self._spec),
         )
 

@@ -38,7 +38,8 @@ from feedline.loader.state import rebased_state
 from feedline.needs import Needs
 from feedline.nulls import Gaps, find_gaps
 from feedline.projection import has_column
-from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
+from feedline.service.environment import environment_text, local_environment
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import OpError
@@ -219,6 +220,7 @@ class Plan:
             "snapshot": self.snapshot_name,
             "plan": self.fingerprint,
             "features": self.features.fingerprint[:32],
+            "environment": environment_text(self.job.environment),
             "seed": self.seed,
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,

@@ -26,7 +26,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
+    *("errors", "version", "resources", "processor", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
     *("spec", "sections", "source_section", "column_types", "column_ranges", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema", "expectations"),

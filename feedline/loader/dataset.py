@@ -34,6 +34,7 @@ from feedline.loader.rendezvous import job_fingerprint, socket_path
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
+    environment_warning,
     first_step_of,
     rebased_state,
     state_of,
@@ -197,6 +198,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         resume, policy = checked_state(state), checked_rewritten(rewritten)
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
         self._open(resume, accept_features=features == "changed", rebase=rebase)
+        if (text := environment_warning(resume, self._facts)) is not None:
+            warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
             _say_rebased(self._ranks, self._facts, resume)
             resume = rebased_state(self._facts, resume)

@@ -13,7 +13,6 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -30,10 +29,10 @@ from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.projection import not_null
+from feedline.service.environment import Environment, check_environment
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
-from feedline.version import VERSION
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
@@ -55,7 +54,7 @@ class Job:
     schema: bytes
     where: str | None
     by: str | None
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
@@ -135,22 +134,6 @@ def kept_columns(job: Job) -> tuple[str, ...]:
     return (*by, *(job.record.identity.key if job.record is not None else ()))
 
 
-def local_environment() -> tuple[tuple[str, str], ...]:
-    """What a block's bytes may depend on besides its request: versions, and the CPU features numpy chooses code by."""
-    versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
-    return (*versions.items(), ("machine", platform.machine()), ("avx512f", _avx512()))
-
-
-def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
-    """Raise ClusterError where this worker would compute something else than the feeder expects."""
-    for (name, wanted), (_, found) in zip(expected, local_environment(), strict=True):
-        if wanted != found:
-            raise ClusterError(
-                f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
-                f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
-            )
-
-
 def check_job(job: Job) -> None:
     """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
     there."""
@@ -159,14 +142,6 @@ def check_job(job: Job) -> None:
         prove(job.knowledge)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
-
-
-@functools.cache
-def _avx512() -> str:
-    try:
-        return str(" avx512f" in Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return "unknown"
 
 
 def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
