@@ -47,6 +47,8 @@ from feedline.transforms.fitting import Artifact, Reading, Wanted
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
+from feedline.warehouse.sampling import Sample
+from feedline.warehouse.seen_rows import TableRows, seen_among
 
 _NAME_DIGITS = 32  # of a SHA-256, in hex
 _LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
@@ -79,6 +81,7 @@ class Origin:
 
     where, sample: those that were in use. pipeline: the name of the one that fitted; None in manifests of earlier
     versions. fit_where: `fit.where` as that declared it.
+    named: the files, folders and globs that made the table; none for all below it.
     """
 
     table: str
@@ -88,6 +91,13 @@ class Origin:
     rows: int
     pipeline: str | None = None
     fit_where: str | None = None
+    named: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> TableRows:
+        """The rows that the fit has seen, whatever the snapshot."""
+        sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
+        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +157,9 @@ class KnowledgeRef:
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
     the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
-    made: names and digests. request: which fits to look for where the manifest is not named; no part of what workers
-    are told.
+    made: names and digests. out_of_fold: whether rows that a fit has seen are left out of what they are told. rows:
+    those that the job transforms; None for rows that the fits have seen, all of them. request: which fits to look for
+    where the manifest is not named; no part of what workers are told.
     """
 
     folder: str
@@ -156,6 +167,7 @@ class KnowledgeRef:
     out_of_fold: bool
     base_dir: str
     readings: tuple[tuple[str, str], ...] = ()
+    rows: TableRows | None = None
     request: FitRequest | None = None
 
 
@@ -171,7 +183,7 @@ class Stored:
         self._read: dict[str, Artifact] = {}
         self._chosen: FitSet | None = None
         self._known: Manifest | None = None
-        self._refused: tuple[Fit, ...] = ()  # of a set of an earlier version: learnt from something else
+        self.refused: tuple[Fit, ...] = ()  # of a set of an earlier version: learnt from something else
 
     @property
     def pinned(self) -> KnowledgeRef:
@@ -179,10 +191,13 @@ class Stored:
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
-    @property
-    def out_of_fold(self) -> bool:
-        """Whether rows are transformed that were learnt from."""
-        return self.ref.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        """Which of the job's rows a fit has seen, see `seen_among`; what is not fitted yet will have seen all."""
+        if not self.ref.out_of_fold or self.ref.rows is None:
+            return self.ref.out_of_fold
+        manifest = self.manifest
+        fit = None if manifest is None else manifest.fits.get(key)
+        return True if fit is None else seen_among(fit.fitted_on.seen, self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -203,6 +218,8 @@ class Stored:
         """Look the set up: the request's own, else what an earlier version left, as far as it is what is asked for."""
         folder, request = self.ref.folder, self.ref.request
         assert request is not None
+        if self.ref.rows is not None:
+            request = replace(request, root=self.ref.rows.root)
         one = find_set(folder, request)
         if one is None and request.shared in (None, request.pipeline):
             one = load_old_set(folder)
@@ -211,7 +228,7 @@ class Stored:
         known = load_manifest(folder, one.manifest)
         if one.source is None:
             taken = {key: fit for key, fit in known.fits.items() if _takes_old(request, fit.fitted_on)}
-            self._refused = tuple(fit for key, fit in known.fits.items() if key not in taken)
+            self.refused = tuple(fit for key, fit in known.fits.items() if key not in taken)
             if not taken:
                 return
             known = replace(known, fits=taken)
@@ -224,9 +241,9 @@ class Stored:
             return None
         folder = self.ref.folder
         found = refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
-        if (found is not None and found.final) or not self._refused:
+        if (found is not None and found.final) or not self.refused:
             return found
-        origin = self._refused[0].fitted_on
+        origin = self.refused[0].fitted_on
         got, expected = _rows(origin.table, origin.where), _rows(request.source.tables, request.source.where)
         return Refusal(
             text=f"got fits without a pipeline's name, learnt from {got}, expected {expected}",
@@ -251,7 +268,7 @@ class Stored:
         if manifest is None:
             return "got no artifact"
         fit = manifest.fits.get(wanted.key)
-        refused = next((fit for fit in self._refused if fit.key == wanted.key), None)
+        refused = next((fit for fit in self.refused if fit.key == wanted.key), None)
         if fit is None and refused is not None:
             got = _rows(refused.fitted_on.table, refused.fitted_on.where)
             return f"got an artifact without a pipeline's name, learnt from {got}"
@@ -410,7 +427,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
             **{
                 **entry,
                 "features": tuple(entry["features"]),
-                "fitted_on": Origin(**entry["fitted_on"]),
+                "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }

@@ -24,6 +24,7 @@ from feedline.transforms.registry import OpError
 from feedline.warehouse.locations import below, join, shown
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.snapshot import Snapshot
 
 
@@ -32,29 +33,35 @@ def artifacts_dir(spec: PipelineSpec) -> str:
     return spec.artifacts.folder or below(spec.work_dir, "artifacts")
 
 
-def fit_request(spec: PipelineSpec, *, served: bool = False, root: str | None = None) -> FitRequest:
-    """Which fits this pipeline asks for; `root` of its table's snapshot, where that is known."""
+def fit_request(spec: PipelineSpec, *, served: bool = False) -> FitRequest:
+    """Which fits this pipeline asks for."""
     sample = Sample.of(spec.source.sample)
     return FitRequest(
         pipeline=spec.name,
         source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
         shared=spec.artifacts.shared,
         served=served,
-        root=root,
     )
 
 
-def knowledge_ref(
-    spec: PipelineSpec, manifest: str | None = None, *, served: bool = False, root: str | None = None
-) -> KnowledgeRef:
-    """What a job of this pipeline knows: a set of fits, or which to look for; rows that are `served` were not learnt
-    from."""
+def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> KnowledgeRef:
+    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
     return KnowledgeRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
         out_of_fold=spec.fit.out_of_fold and not served,
         base_dir=spec.base_dir,
-        request=fit_request(spec, served=served, root=root),
+        request=fit_request(spec, served=served),
+    )
+
+
+def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
+    """The rows that a run of the spec reads, by what decides on them."""
+    return TableRows(
+        root=shown(snapshot.uri),
+        named=names_of(spec.source.table, spec.source.format),
+        where=spec.source.where,
+        sample=Sample.of(spec.source.sample),
     )
 
 
@@ -166,6 +173,19 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
     except ValueError as error:
         part = "where" if isinstance(error, ExpressionError) else "key"
         raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
+    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    try:
+        return bind_marks(features.marks, features.schema)
+    except ValueError as error:
+        cause = str(error).partition("\n")[0]
+        raise spec.error(
+            ("fit",),
+            f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
+            "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
+        ) from error
 
 
 def require_columns(

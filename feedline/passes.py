@@ -60,6 +60,7 @@ from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.locations import absolute, below, locate, shown
 from feedline.warehouse.reading import Fragment, fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT
+from feedline.warehouse.seen_rows import names_of
 from feedline.warehouse.selection import Selection, screen_rows
 from feedline.warehouse.snapshot import Snapshot
 
@@ -93,9 +94,8 @@ class _Known:
     keep: bool
     made: dict[str, Learnt] = field(default_factory=dict)
 
-    @property
-    def out_of_fold(self) -> bool:
-        return self.stored.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        return self.stored.seen(key)
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         if wanted.key in self.made:
@@ -162,8 +162,8 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        self._request = fit_request(spec)
-        stored = Stored(knowledge_ref(spec, root=shown(snapshot.uri)), newest=keep)
+        self._request = replace(fit_request(spec), root=shown(snapshot.uri))
+        stored = Stored(replace(knowledge_ref(spec), request=self._request), newest=keep)
         self._known = _Known(stored, keep)
         blank = _Known(stored, False)
         self.everything = {want.key: want for want in self._compiled(blank).wanted}
@@ -193,7 +193,7 @@ class _Run:
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""
-        learnt = [self._named(self._known.learnt(key)) for key in self.everything]
+        learnt = [self._known.learnt(key) for key in self.everything]
         manifest, when = self._kept() or self._saved(learnt)
         return FitReport(
             fits=tuple(facts_of(one.fit, when[one.fit.key]) for one in learnt),
@@ -208,42 +208,36 @@ class _Run:
             manifest=manifest,
         )
 
-    def _named(self, one: Learnt) -> Learnt:
-        """A fit, with this pipeline's name where an earlier version wrote none."""
-        origin = one.fit.fitted_on
-        if origin.pipeline is not None:
-            return one
-        named = replace(origin, pipeline=self._request.pipeline, fit_where=self._request.source.where)
-        return replace(one, fit=replace(one.fit, fitted_on=named))
-
     def _kept(self) -> tuple[str, Mapping[str, str]] | None:
-        """The set that stays as it is; None where something was learnt, or it is to be kept under this name."""
-        one = self._known.stored.chosen if self._known.keep and not self._known.made else None
-        if one is None or (one.source is None and self._request.shared is None):
+        """The set that stays as it is; None where something was learnt, or some of it was not learnt for this."""
+        stored = self._known.stored
+        one = stored.chosen if self._known.keep and not self._known.made else None
+        if one is None or stored.refused:
             return None
+        if one.source is None and self._request.shared is None:  # an earlier version's: it has a name from now on
+            self._name(one.manifest, one.fitted)
         return one.manifest, one.fitted
 
     def _saved(self, learnt: Sequence[Learnt]) -> tuple[str, Mapping[str, str]]:
         """Writes the set, with the fits of features that this pipeline has not, and makes it the one that counts."""
         folder, request = artifacts_dir(self._spec), self._request
-        now = datetime.now(UTC)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         with store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
             before, others = self._others(folder)
             chosen = self._known.stored.chosen
             before = {**({} if chosen is None else chosen.fitted), **before}
             kept = [*learnt, *others]
-            when = {one.fit.key: before.get(one.fit.key, now.isoformat(timespec="seconds")) for one in kept}
-            when |= dict.fromkeys(self._known.made, now.isoformat(timespec="seconds"))
+            when = {one.fit.key: before.get(one.fit.key, now) for one in kept}
+            when |= dict.fromkeys(self._known.made, now)
             manifest = save(folder, kept).digest
-            one = FitSet(
-                pipeline=request.pipeline,
-                source=request.source,
-                manifest=manifest,
-                fitted=when,
-                saved=now.isoformat(timespec="microseconds"),
-            )
-            save_set(folder, one)
+            self._name(manifest, when)
         return manifest, when
+
+    def _name(self, manifest: str, when: Mapping[str, str]) -> None:
+        """Make a manifest the one that counts for this pipeline and source."""
+        request, now = self._request, datetime.now(UTC).isoformat(timespec="microseconds")
+        one = FitSet(pipeline=request.pipeline, source=request.source, manifest=manifest, fitted=dict(when), saved=now)
+        save_set(artifacts_dir(self._spec), one)
 
     def _others(self, folder: str) -> tuple[Mapping[str, str], list[Learnt]]:
         """When fits were made that count now, and those of features that this pipeline has not: they stay."""
@@ -326,6 +320,7 @@ class _Run:
                 rows=self._rows,
                 pipeline=self._spec.name,
                 fit_where=self._spec.fit.where,
+                named=names_of(self._spec.source.table, self._spec.source.format),
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),
@@ -374,7 +369,7 @@ class _Run:
     def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
         """What its tasks need; artifacts of passes before lie in the scratch folder."""
         known = {key for want in ready for key in self.everything[want.key].depends}
-        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings)
+        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings, request=None)
         if known:
             folder = below(self.scratch.folder, "artifacts")
             ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)
