@@ -32,6 +32,8 @@ from feedline.transforms.fitting import Artifact, Reading, Wanted
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
+from feedline.warehouse.sampling import Sample
+from feedline.warehouse.seen_rows import TableRows, seen_among
 
 FORMAT = 1
 POINTER = "artifacts.json"
@@ -62,13 +64,23 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were."""
+    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were.
+
+    named: the files, folders and globs that made the table; none for all below it.
+    """
 
     table: str
     snapshot: str
     where: str | None
     sample: Mapping[str, Any] | None
     rows: int
+    named: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> TableRows:
+        """The rows that the fit has seen, whatever the snapshot."""
+        sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
+        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +140,8 @@ class KnowledgeRef:
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
     the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
-    made: names and digests.
+    made: names and digests. out_of_fold: whether rows that a fit has seen are left out of what they are told. rows:
+    those that the job transforms; None for rows that the fits have seen, all of them.
     """
 
     folder: str
@@ -136,6 +149,7 @@ class KnowledgeRef:
     out_of_fold: bool
     base_dir: str
     readings: tuple[tuple[str, str], ...] = ()
+    rows: TableRows | None = None
 
 
 class Stored:
@@ -155,10 +169,13 @@ class Stored:
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings)
 
-    @property
-    def out_of_fold(self) -> bool:
-        """Whether rows are transformed that were learnt from."""
-        return self.ref.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        """Which of the job's rows a fit has seen, see `seen_among`; what is not fitted yet will have seen all."""
+        if not self.ref.out_of_fold or self.ref.rows is None:
+            return self.ref.out_of_fold
+        manifest = self.manifest
+        fit = None if manifest is None else manifest.fits.get(key)
+        return True if fit is None else seen_among(fit.fitted_on.seen, self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:
@@ -367,7 +384,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
             **{
                 **entry,
                 "features": tuple(entry["features"]),
-                "fitted_on": Origin(**entry["fitted_on"]),
+                "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }

@@ -22,6 +22,7 @@ from feedline.transforms.registry import OpError
 from feedline.warehouse.locations import below, join, shown
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.snapshot import Snapshot
 
 
@@ -37,6 +38,16 @@ def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bo
         manifest=manifest,
         out_of_fold=spec.fit.out_of_fold and not served,
         base_dir=spec.base_dir,
+    )
+
+
+def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
+    """The rows that a run of the spec reads, by what decides on them."""
+    return TableRows(
+        root=shown(snapshot.uri),
+        named=names_of(spec.source.table, spec.source.format),
+        where=spec.source.where,
+        sample=Sample.of(spec.source.sample),
     )
 
 
@@ -127,6 +138,19 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
     except ValueError as error:
         part = "where" if isinstance(error, ExpressionError) else "key"
         raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
+    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    try:
+        return bind_marks(features.marks, features.schema)
+    except ValueError as error:
+        cause = str(error).partition("\n")[0]
+        raise spec.error(
+            ("fit",),
+            f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
+            "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
+        ) from error
 
 
 def require_columns(

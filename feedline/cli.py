@@ -26,6 +26,7 @@ from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
+from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
@@ -111,6 +112,21 @@ def plan(
         print(json.dumps(facts))
     else:
         Console().print((ops_table if ops else plan_table)(facts))
+
+
+@app.command()
+def head(
+    pipeline: PipelinePath,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many rows.")] = 5,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first rows of the table beside the features that they become; ids of vocabularies with their values."""
+    facts = preview(load_spec(pipeline, parse_overrides(overrides or [])), rows)
+    if as_json:
+        print(json.dumps(json_facts(facts)))
+    else:
+        Console().print(preview_table(facts))
 
 
 @app.command()

@@ -49,7 +49,6 @@ from feedline.service.observing import (
 )
 from feedline.service.reduction import FAN_IN, Workers, mapped, reduced
 from feedline.service.spilling import PARTS, Scratch, Spilled, discard, parts_of
-from feedline.service.tasks import local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.fitting import Artifact, Reading, Wanted
@@ -57,6 +56,7 @@ from feedline.warehouse.accounting import deciding_parts, needed_bytes
 from feedline.warehouse.locations import absolute, below, shown
 from feedline.warehouse.reading import Fragment, fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT
+from feedline.warehouse.seen_rows import names_of
 from feedline.warehouse.selection import Selection, screen_rows
 from feedline.warehouse.snapshot import Snapshot
 
@@ -90,9 +90,8 @@ class _Known:
     keep: bool
     made: dict[str, Learnt] = field(default_factory=dict)
 
-    @property
-    def out_of_fold(self) -> bool:
-        return self.stored.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        return self.stored.seen(key)
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         if wanted.key in self.made:
@@ -285,6 +284,7 @@ class _Run:
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
                 rows=self._rows,
+                named=names_of(self._spec.source.table, self._spec.source.format),
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),
@@ -349,7 +349,7 @@ class _Run:
             keys=tuple(want.key for want in ready),
             knowledge=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
-            environment=local_environment(),
+            environment=self._workers.environment,
             code=code_of(self._spec),
         )
 

@@ -220,6 +220,9 @@ class ClusterSpec(Section):
         default=60.0, description="Seconds to wait for a worker before that is an error."
     )
     window: Count | None = Field(default=None, description="Blocks in flight; without, sized by workers and memory.")
+    cpu: Literal["native", "x86-64-v3"] | None = Field(
+        default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:

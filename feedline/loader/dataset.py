@@ -34,6 +34,7 @@ from feedline.loader.rendezvous import job_fingerprint, socket_path
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
+    environment_warning,
     first_step_of,
     rebased_state,
     state_of,
@@ -197,6 +198,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         resume, policy = checked_state(state), checked_rewritten(rewritten)
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
         self._open(resume, accept_features=features == "changed", rebase=rebase)
+        if (text := environment_warning(resume, self._facts)) is not None:
+            warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
             _say_rebased(self._ranks, self._facts, resume)
             resume = rebased_state(self._facts, resume)
@@ -278,11 +281,13 @@ class FeedlineDataset(IterableDataset[Batch]):
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
-        before = self._facts.get("bad_files")
+        before = self._facts
         self._facts = _agree(self._feed, self._ranks, hello)
         bad_files = self._facts.get("bad_files")
-        if bad_files and bad_files != before:
+        if bad_files and bad_files != before.get("bad_files"):
             warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
+        for text in self._facts.get("nulls", ()) if self._facts.get("nulls") != before.get("nulls") else ():
+            warnings.warn(text, UserWarning, stacklevel=3)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 
 

@@ -19,8 +19,8 @@ from feedline.artifacts import KnowledgeRef, Stored
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
+from feedline.service.environment import Environment, check_environment
 from feedline.service.spilling import Scratch, Spilled, State, merge_part, merged, spill
-from feedline.service.tasks import check_environment
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.fitting import Learner
 from feedline.transforms.user_functions import Needed, check_functions
@@ -51,7 +51,7 @@ class FitJob:
     keys: tuple[str, ...]
     knowledge: KnowledgeRef
     scratch: Scratch
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     code: tuple[Needed, ...]
 
 

@@ -13,7 +13,6 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -29,14 +28,16 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
+from feedline.projection import not_null
+from feedline.service.environment import Environment, check_environment
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
-from feedline.version import VERSION
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -54,7 +55,7 @@ class Job:
     schema: bytes
     where: str | None
     by: str | None
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
@@ -112,6 +113,8 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
+    filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
 
 
 @functools.lru_cache(maxsize=8)
@@ -123,29 +126,16 @@ def compile_job(job: Job) -> Compiled:
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+    marks = bind_marks(features.marks, schema)
+    filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
+    layout = SlotLayout(batch_schema(features))
+    return Compiled(features, schema, where, tuple(columns), layout, sample, marks, filters)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
     """What blocks read besides their features: the column that keeps runs together, and the row key."""
     by = (job.by,) if job.by is not None else ()
     return (*by, *(job.record.identity.key if job.record is not None else ()))
-
-
-def local_environment() -> tuple[tuple[str, str], ...]:
-    """What a block's bytes may depend on besides its request: versions, and the CPU features numpy chooses code by."""
-    versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
-    return (*versions.items(), ("machine", platform.machine()), ("avx512f", _avx512()))
-
-
-def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
-    """Raise ClusterError where this worker would compute something else than the feeder expects."""
-    for (name, wanted), (_, found) in zip(expected, local_environment(), strict=True):
-        if wanted != found:
-            raise ClusterError(
-                f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
-                f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
-            )
 
 
 def check_job(job: Job) -> None:
@@ -156,14 +146,6 @@ def check_job(job: Job) -> None:
         prove(job.knowledge)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
-
-
-@functools.cache
-def _avx512() -> str:
-    try:
-        return str(" avx512f" in Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return "unknown"
 
 
 def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
@@ -254,6 +236,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         compiled.where,
         compiled.schema,
         sample=compiled.sample,
+        marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
     )
     for chunk in chunks:
@@ -317,7 +300,7 @@ class _Encoder:
         for name, (asked, missed) in lookups.items():
             self.observer.looked_up(name, asked, missed)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema, self.observer)
+        encoded = encode(finished, self._compiled.layout.schema, self.observer, self._compiled.filters)
         self._clock.lap("encode")
         return encoded
 

@@ -37,6 +37,11 @@ def is_partition(segment: str) -> bool:
     return segment.find("=") > 0
 
 
+def is_hidden(segment: str) -> bool:
+    """Whether files and folders of that name are a writer's own, and no part of a table."""
+    return segment.startswith((".", "_")) and not is_partition(segment)
+
+
 def keys_of(path: str) -> dict[str, str | None]:
     """The keys and texts that the folders of a file's path (relative to the table's root) give it, in path order."""
     keys: dict[str, str | None] = {}
