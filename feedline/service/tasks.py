@@ -37,6 +37,7 @@ from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -112,6 +113,7 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
     filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
 
 
@@ -124,8 +126,10 @@ def compile_job(job: Job) -> Compiled:
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    marks = bind_marks(features.marks, schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample, filters)
+    layout = SlotLayout(batch_schema(features))
+    return Compiled(features, schema, where, tuple(columns), layout, sample, marks, filters)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -232,6 +236,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         compiled.where,
         compiled.schema,
         sample=compiled.sample,
+        marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
     )
     for chunk in chunks:
