@@ -21,6 +21,9 @@ def column(*values: str) -> pa.Array:
     return typed_columns([f"k={value}/f.parquet" for value in values])["k"]
 
 
+UTC = pa.timestamp("ms", "UTC")
+
+
 @pytest.mark.parametrize(
     ("values", "kind", "expected"),
     [
@@ -62,6 +65,7 @@ def test_keys_stand_in_path_order_and_missing_ones_are_null() -> None:
     [
         ("int", ["01", NULL_VALUE, "-3"], pa.array([1, None, -3])),
         ("string", ["01", "2026-01-31", NULL_VALUE], pa.array(["01", "2026-01-31", None])),
+        ("date", ["20260131", NULL_VALUE], pa.array([datetime.date(2026, 1, 31), None])),
         ("date", ["2026-01-31", NULL_VALUE], pa.array([datetime.date(2026, 1, 31), None])),
         (
             "timestamp",
