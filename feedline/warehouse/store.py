@@ -11,12 +11,15 @@ is proved, so a truncated or altered file is refused, never half believed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -208,6 +211,22 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
             return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
 
     return retried(read, filesystem, join(shown(location.uri), name))
+
+
+@contextlib.contextmanager
+def exclusive(location: Location, name: str) -> Iterator[None]:
+    """One process at a time with a file below a place, where the file system has locks; elsewhere the last one wins."""
+    if not is_local(location.filesystem):
+        yield
+        return
+    path = Path(location.path, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _write_aside(filesystem: pafs.FileSystem, target: str, parts: Iterable[bytes | pa.Buffer]) -> None:
