@@ -302,8 +302,8 @@ def _mapping(error: float) -> CubicallyInterpolatedMapping:
 
 @lru_cache
 def _multiplier(error: float) -> float:
-    """Buckets per doubling: 1 / log(gamma), with gamma = (1 + error) / (1 - error), by the slope that `A`, `B` and `C` of
-    the mapping give to its logarithm."""
+    """Buckets per unit of the mapping's logarithm: 1 / log(gamma), with gamma = (1 + error) / (1 - error), by `C`, the
+    slope that the logarithm has at powers of two."""
     return 1 / math.log1p(2 * error / (1 - error)) / CubicallyInterpolatedMapping.C
 
 
