@@ -163,13 +163,13 @@ def test_a_message_lost_to_an_interrupt_is_noticed(path: Path, epochs: list[list
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(20)]
         queue = dataset._feed._queue
-        assert eventually(lambda: dataset._feed._drain() is None and len(queue) > 1)
+        assert eventually(lambda: dataset._feed._drain() and len(queue) > 1)
         queue.popleft()
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[0]
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(STEPS - 2)]
-        assert eventually(lambda: dataset._feed._drain() is None and len(queue) == 3)
+        assert eventually(lambda: dataset._feed._drain() and len(queue) == 3)
         del queue[1]  # the last batch; its end is announced
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[1]
@@ -340,7 +340,7 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
         feed = dataset._feed
-        assert eventually(lambda: feed._drain() is None and len(feed._reader._mapped) > 2), "none is read so far"
+        assert eventually(lambda: feed._drain() and len(feed._reader._mapped) > 2), "none is read so far"
         assert [image(batch) for batch in iterator] == expected
         assert eventually(lambda: feed._reader.settle() is None and len(feed._reader._mapped) == 1), "the others went"
         dataset.set_epoch(0)

@@ -5,6 +5,11 @@ Runs in: the trainer, and `feedline run --sink null`. A `Feed` is a conversation
 it finds or starts another and goes on from the step after the last one it handed out. No torch here.
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
+
+An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the feed waits it changes nothing.
+Elsewhere it comes in a step that was begun and not ended, which nothing can be known of: the conversation counts as
+torn, and the next call goes on with another feeder. What the trainer agreed to is said again to a feeder that was
+asked for something else meanwhile.
 """
 
 from __future__ import annotations
@@ -18,19 +23,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
-from feedline.errors import FeederError, RingError, from_wire
-from feedline.loader.channel import END, Channel, ChannelClosedError
+from feedline.errors import FeederError, FeedlineError, from_wire
+from feedline.loader.channel import END, Channel, ChannelClosedError, Descriptor
 from feedline.loader.launch import FeederCommand, FeederProcess
 from feedline.loader.rendezvous import await_successor, connect
 from feedline.loader.ring import Lease, Ready, RingReader
+from feedline.loader.room import Room
 from feedline.loader.state import steps_of
 from feedline.loader.told import Told
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 # A feeder that dies this often without one batch in between will not get better by itself.
 _FUTILE_DEATHS = 3
 _QUIET_S = 30.0
@@ -55,64 +62,27 @@ class FeedStats:
             self.wait_s += time.perf_counter() - began
 
 
-class _Room:
-    """What to do when the trainer holds every slot: collect its cycles, ask the feeder for more slots, or give up."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """A plan's facts, as a feeder answered a hello, and the hello that asks any feeder for that plan again."""
+
+    hello: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class _Step:
+    """A change that is made whole (`with step:`) or, where an interrupt ends it, marks the conversation as torn."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._refused: dict[str, Any] | None = None
-        self._warned = False
-        self._warned_cycles = False
+        self.torn = False
 
-    def forget(self) -> None:
-        """Another stream begins: what was asked for the last one does not count."""
-        self._asked, self._refused = False, None
+    def __enter__(self) -> None:
+        self.torn = True
 
-    def granted(self) -> None:
-        """The feeder added slots."""
-        self._asked = False
-
-    def refused(self, message: dict[str, Any]) -> None:
-        """The feeder has no memory for more slots."""
-        self._asked, self._refused = False, message
-
-    def is_wanted(self, reader: RingReader) -> bool:
-        """Whether only the trainer can go on, by letting a batch go or by asking for slots.
-
-        Raises RingError where the feeder could not add any.
-        """
-        full, self._refused = self._refused, None
-        if not reader.slots or reader.held < reader.slots:
-            return False
-        if full is not None:
-            why = f" ({full['why']})" if "why" in full else ""
-            raise RingError(
-                f"the ring has no room for another batch: got {reader.held} batches held by the trainer in "
-                f"{full['nbytes']:,} bytes, expected at most {full['limit']:,} bytes{why}. Let batches go, keep "
-                f"batch.clone(), or raise memory in pipeline.yaml"
-            )
-        return not self._asked
-
-    def make(self, reader: RingReader, say: Callable[[dict[str, Any]], None]) -> None:
-        """Free slots that cycles hold; where there are none, ask for more slots."""
-        gc.collect()
-        if reader.held < reader.slots:
-            if not self._warned_cycles:
-                self._warned_cycles = True
-                logger.warning(
-                    "batches were held by reference cycles until a garbage collection, which costs tenths of a second: "
-                    "see what refers to a batch and to itself in the training loop"
-                )
-            return
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "the trainer holds all %s batches of the ring: adding slots. Keep batch.clone() where a batch shall "
-                "outlive a few steps",
-                reader.slots,
-            )
-        self._asked = True
-        say({"type": "grow"})
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.torn = kind is not None and not issubclass(kind, (FeedlineError, ChannelClosedError))
 
 
 class _Deaths:
@@ -159,13 +129,18 @@ class Feed:
         self._queue: deque[Ready | tuple[int, int]] = deque()
         self._pid = os.getpid()
         self._closed = False
-        self._hello: dict[str, Any] = {}
-        self._answer: dict[str, Any] = {}
+        self._step = _Step()
+        self._asked = 0  # the number of the last hello
+        self._heard: dict[str, Any] | None = None  # the facts that answered it
+        self._stands: Answer | None = None  # the plan that the feeder works on, where we know
+        self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
+        self._begun = False  # the feeder was told of the stream
+        self._goes_on = False  # the stream was begun before, and is counted on
+        self._last = False
         self._place: tuple[int, int] | None = None
-        self._room = _Room()
+        self._room = Room()
         self._deaths = _Deaths()
-        self.facts: dict[str, Any] = {}
         self.told = Told()
         self.stats = FeedStats()
         self.attached = False
@@ -175,45 +150,57 @@ class Feed:
     def start(self) -> None:
         """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
         self._refuse_closed()
-        self._channel = connect(self._command.attach_path) if self._command.attach_path else None
-        self.attached = self._channel is not None
-        if self._channel is None:
-            self._process = FeederProcess(self._command)
-            self._channel = self._process.channel
-        self._reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
-        self._feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
-        self._poll, self._feeder_pidfd = _watched(self._channel, self._feeder_pid)
-        self.stats.feeders += 1
+        with self._step:
+            self._stands = None
+            self._channel = connect(self._command.attach_path) if self._command.attach_path else None
+            self.attached = self._channel is not None
+            if self._channel is None:
+                self._process = FeederProcess(self._command)
+                self._channel = self._process.channel
+            self._reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
+            self._feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
+            self._poll, self._feeder_pidfd = _watched(self._channel, self._feeder_pid)
+            self.stats.feeders += 1
         self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
-    def open(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Say who asks and for which plan; returns the plan's facts. Raises what the feeder could not do."""
-        asked = {"type": "hello", "protocol": PROTOCOL, **hello}
+    def open(self, hello: dict[str, Any]) -> Answer:
+        """Say who asks and for which plan. Raises what the feeder could not do; the stream's plan stays as it is."""
         while True:
             try:
-                if self._channel is None:
-                    self.start()
-                self.facts = self._exchange_hello(asked)
+                self._connect()
+                facts = self._exchange_hello(hello)
             except ChannelClosedError:
                 self._bury()
             else:
-                self._hello = {**asked, "rebase": None}  # the plan that was made is named by its facts
-                return self.facts
+                # The plan that was made is named by its facts.
+                named = {key: facts[key] for key in ("snapshot", "lanes", "plan", "features")}
+                self._stands = Answer(hello={**hello, "rebase": None, **named}, facts=facts)
+                return self._stands
 
-    def begin(self, epoch: int, step: int, *, last: bool = False, seen: dict[str, Any] | None = None) -> None:
+    def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False) -> None:
         """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
-        self._stream += 1
-        self._place = (epoch, step)
-        self._room.forget()
+        self._begun = self._goes_on = False
+        if self._answer is not None and self._answer.facts["schema"] != answer.facts["schema"]:
+            self.told = Told()  # of other features; there is nothing that both could be summed up to
+        self._answer, self._place, self._last = answer, (epoch, step), last
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
-            stream = {"stream": self._stream, "epoch": epoch, "step": step, "last": last, "seen": seen}
-            self._say({"type": "begin", **stream})
+            self._connect()
+            self._begin()
 
-    def next(self) -> tuple[Ready, Lease] | None:
-        """The next slot of the stream, or None at the end of its epoch."""
-        assert self._place is not None, "begin() comes before next()"
+    def next(self, at: tuple[int, int] | None = None) -> tuple[Ready, Lease] | None:
+        """The next slot of the stream, or None at the end of its epoch.
+
+        at: the (epoch, step) that the trainer has not had. An interrupt may have lost one that was given out.
+        """
+        assert self._answer is not None, "begin() comes before next()"
+        if at is not None and at != self._place:
+            self._begun = False
+            self._place = at
         while True:
             try:
+                self._refuse_torn()
+                if not self._begun:
+                    self._begin()
                 return self._next()
             except ChannelClosedError:
                 self._recover()
@@ -235,18 +222,20 @@ class Feed:
             raise FeederError("this feed is closed: expected an open one")
 
     def _leave(self) -> None:
-        channel, self._channel = self._channel, None
-        if self._reader is not None:
-            self._reader.close()
-        self._queue.clear()
-        if channel is not None:
-            channel.close()
-        if self._feeder_pidfd is not None:
-            os.close(self._feeder_pidfd)
-            self._feeder_pidfd = None
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
+        """Let go of the feeder. An interrupt may end this anywhere: then it is done again."""
+        try:
+            if self._reader is not None:
+                self._reader.close()
+            self._queue.clear()
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+            pidfd, self._feeder_pidfd = self._feeder_pidfd, None
+            if pidfd is not None:
+                os.close(pidfd)
+            if self._process is not None:
+                self._process.end()
+            self._channel = self._process = self._reader = None
 
     @property
     def ring_fill(self) -> float:
@@ -259,33 +248,52 @@ class Feed:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[Ready, Lease] | None:
-        reader = self._reader
-        if self._channel is None or reader is None:
-            raise ChannelClosedError("not connected")
-        reader.settle()
         while True:
-            self._drain()
-            if self._queue:
-                item = self._queue.popleft()
-                if isinstance(item, tuple):
-                    if item[0] == self._stream:
-                        self._refuse_gap(item[1], steps_of(self.facts, item[1]))
-                        return None
-                    continue
-                if item.stream != self._stream:
-                    reader.discard(item)
-                    continue
+            with self._step:
+                found = self._take()
+            if found == "end":
+                return None
+            if found is not None:
+                return found
+            reader = self._reader
+            assert reader is not None
+            if reader.fenced:
+                with self.stats.waiting():
+                    reader.wait()
+                continue
+            with self._step:
+                wanted = self._room.is_wanted(reader)
+            if not wanted:
+                self._wait()
+                continue
+            with self.stats.waiting():
+                gc.collect()
+                with self._step:
+                    self._room.make(reader, self._say)
+
+    def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
+        """What is there: a slot of the stream, its end, or nothing."""
+        reader = self._drain()
+        reader.settle()
+        while self._queue:
+            item = self._queue.popleft()
+            if isinstance(item, tuple):
+                if item[0] == self._stream:
+                    self._refuse_gap(item[1], steps_of(self._facts, item[1]))
+                    self._begun = False  # whoever asks once more is answered once more
+                    return "end"
+            elif item.stream != self._stream:
+                reader.discard(item)
+            else:
                 lease = reader.lease(item)
                 self._count(item)
                 return item, lease
-            if reader.fenced:
-                with self.stats.waiting():
-                    reader.settle(wait=True)
-            elif self._room.is_wanted(reader):
-                with self.stats.waiting():
-                    self._room.make(reader, self._say)
-            else:
-                self._wait()
+        return None
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        assert self._answer is not None
+        return self._answer.facts
 
     def _count(self, ready: Ready) -> None:
         self._refuse_gap(ready.epoch, ready.step)
@@ -293,21 +301,32 @@ class Feed:
         self._deaths.outlive()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
-        if ready.step + 1 == steps_of(self.facts, ready.epoch):
+        if ready.step + 1 == steps_of(self._facts, ready.epoch):
             with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
                 self._say({"type": "had", "epoch": ready.epoch})
 
     def _refuse_gap(self, epoch: int, step: int) -> None:
-        if (epoch, step) != self._place:  # Ctrl-C in a notebook may come between the socket and the queue
+        if (epoch, step) != self._place:
             raise ChannelClosedError("a message was lost")
+
+    def _refuse_torn(self) -> None:
+        if self._is_torn:
+            raise ChannelClosedError("interrupted")
+
+    @property
+    def _is_torn(self) -> bool:
+        return self._step.torn or (self._reader is not None and self._reader.torn)
 
     def _say(self, message: dict[str, Any]) -> None:
         """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
-        while self._channel is not None and not self._channel.send_json(message, wait=False):
+        if self._channel is None:
+            raise ChannelClosedError("not connected")
+        while not self._channel.send_json(message, wait=False):
             self._drain()
             self._channel.await_room_or_news()
 
-    def _drain(self) -> None:
+    def _drain(self) -> RingReader:
+        """Hear whatever was said; returns the ring that the feeder fills."""
         channel, reader = self._channel, self._reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
@@ -321,10 +340,13 @@ class Feed:
             elif kind == b"E":
                 _, stream, epoch = END.unpack(packet)
                 self._queue.append((stream, epoch))
+            elif kind == b"S":
+                self.told.hear(packet)
             else:
                 self._on_message(message, fd, reader)
+        return reader
 
-    def _on_message(self, message: dict[str, Any], fd: int | None, reader: RingReader) -> None:
+    def _on_message(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
         kind = message["type"]
         if kind == "map":
             assert fd is not None
@@ -336,11 +358,14 @@ class Feed:
             self._room.refused(message)
         elif kind == "error":
             self._leave()  # it ends, having said why: that is no death to recover from
+            if message.get("number") not in (None, 0, self._asked):
+                raise ChannelClosedError("it could not do what is not asked any more")
             raise from_wire(message["name"], message["message"])
         elif kind == "facts":
-            self._answer = message["facts"]
-        elif kind == "stats":
-            self.told.hear(message)
+            if message["number"] == self._asked:
+                self._heard = message["facts"]
+        elif kind == "warnings":
+            self.told.warn(message["texts"])
 
     def _wait(self) -> None:
         """Wait for the feeder to say something or to die; says every half minute that it does."""
@@ -356,33 +381,70 @@ class Feed:
 
     # -- starting and recovering ----------------------------------------------------------------------------------
 
+    def _connect(self) -> None:
+        self._refuse_torn()
+        if self._channel is None:
+            self.start()
+
     def _exchange_hello(self, hello: dict[str, Any]) -> dict[str, Any]:
-        self._answer = {}
-        self._say(hello)
-        while not self._answer:
+        """The facts that answer this hello: one that was interrupted may be answered first."""
+        with self._step:
+            self._stands = self._heard = None
+            self._asked += 1
+            self._say({"type": "hello", "protocol": PROTOCOL, "number": self._asked, **hello})
+        while True:
+            with self._step:
+                self._drain()
+            if self._heard is not None:
+                return self._heard
             self._wait()
-            self._drain()
-        return self._answer
+
+    def _begin(self) -> None:
+        """Tell the feeder of the stream, and before that of its plan where it works on another."""
+        assert self._answer is not None
+        assert self._place is not None
+        if self._stands is not self._answer:
+            self._exchange_hello(self._answer.hello)
+            self._stands = self._answer
+        with self._step:
+            number = self._stream + 1
+            seen = self.told.hand_over(self._stream, number) if self._goes_on else None
+            self._stream = number
+            self._room.forget()
+            stream = {"stream": number, "epoch": self._place[0], "step": self._place[1]}
+            self._say({"type": "begin", **stream, "last": self._last, "seen": seen})
+            self._begun = self._goes_on = True
 
     def _recover(self) -> None:
         """The feeder is gone: go on with another one from the step after the last that was handed out."""
-        self._bury()
-        assert self._place is not None
-        place = self._place
-        self.open({**self._hello, **{key: self.facts[key] for key in ("snapshot", "lanes", "plan", "features")}})
-        self.begin(*place, seen=self.told.hand_over(self._stream))
+        while True:
+            self._bury()
+            try:
+                self._connect()
+                self._begin()
+            except ChannelClosedError:
+                continue
+            return
 
     def _bury(self) -> None:
-        """Take leave of a dead feeder: count it, keep its last words, look for a successor to attach to."""
+        """Take leave of a feeder that is dead, or that an interrupt tore us from; look for one to attach to."""
         self._refuse_closed()
-        if self._channel is None:
+        torn = self._is_torn
+        if self._channel is None and not torn:
             return  # it was buried already
-        with contextlib.suppress(ChannelClosedError):
-            self._drain()  # it may have said why it ended
-        self._channel.shut_down()  # it may live: then it ends now
-        words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
-        self._leave()
-        self._deaths.count(words)
+        words = ""
+        with self._step:
+            if self._channel is not None and not torn:
+                with contextlib.suppress(ChannelClosedError):
+                    self._drain()  # it may have said why it ended
+                if self._channel is not None:
+                    self._channel.shut_down()  # it may live: then it ends now
+                words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
+            self._leave()
+        if torn:
+            logger.warning("an interrupt came while the feeder was spoken to: another one goes on in its place")
+        else:
+            self._deaths.count(words)
         if self.attached and self._command.attach_path is not None:
             await_successor(self._command.attach_path, unless=lambda: self._closed)
 
