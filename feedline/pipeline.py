@@ -265,7 +265,7 @@ class Pipeline:
         """
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
-        _warn_of_bad_files(plan)
+        _warn(plan)
         observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
         self._observed.append(observed)
         return iterate(plan, observed, epoch=epoch, rank=rank, world_size=world_size, step=step)
@@ -277,7 +277,7 @@ class Pipeline:
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
         """A plan to be used at once."""
-        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size))
+        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size)).without_gaps()
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -287,7 +287,7 @@ class Pipeline:
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self._fresh(world_size)
-        _warn_of_bad_files(plan)
+        _warn(plan)
         schedule = plan.schedule(epoch)
         requests = [
             plan.request(block, epoch)
@@ -333,7 +333,9 @@ def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
 
 
-def _warn_of_bad_files(plan: Plan) -> None:
+def _warn(plan: Plan) -> None:
+    for text in plan.gaps.warnings():
+        warnings.warn(text, UserWarning, stacklevel=3)
     if plan.skipped:
         warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 

@@ -26,7 +26,7 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
+    *("errors", "version", "resources", "processor", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
     *("spec", "sections", "source_section", "column_types", "column_ranges", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema", "expectations"),
@@ -60,8 +60,9 @@ PARTS = {
     **dict.fromkeys(("quality_table", "preview"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
-    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
+    "fit_sets": "artifacts",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }

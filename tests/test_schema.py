@@ -205,6 +205,7 @@ CHANGES = [
     ("insecure: false", ["insecure: no", "insecure: 0"]),
     ("wait_s: 5", ["wait_s: 0.5", "wait_s: 0", "wait_s: soon", "wait_s: -1"]),
     ("window: 7", ["window: null", "window: 0"]),
+    ("cpu: x86-64-v3", ["cpu: null", "cpu: native", "cpu: x86-64-v4", "cpu: 3"]),
     (
         "memory: 500 MB",
         ["memory: 5", "memory: 0", "memory: 4G", "memory: 1.5 tib", "memory: null", "memory: true", "memory: 4 B"],

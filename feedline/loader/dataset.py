@@ -34,6 +34,7 @@ from feedline.loader.rendezvous import job_fingerprint, socket_path
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
+    environment_warning,
     first_step_of,
     rebased_state,
     state_of,
@@ -212,6 +213,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         resume, policy = checked_state(state), checked_rewritten(rewritten)
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
         answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
+        if (text := environment_warning(resume, answer.facts)) is not None:
+            warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
             _say_rebased(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
@@ -299,11 +302,13 @@ class FeedlineDataset(IterableDataset[Batch]):
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
-        before = self._course.answer.facts.get("bad_files") if self._course.answer is not None else None
+        before = self._course.answer.facts if self._course.answer is not None else {}
         answer = _agree(self._feed, self._ranks, hello)
-        bad_files = answer.facts.get("bad_files")
-        if bad_files and bad_files != before:
+        bad_files, nulls = answer.facts.get("bad_files"), answer.facts.get("nulls", ())
+        if bad_files and bad_files != before.get("bad_files"):
             warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
+        for text in nulls if nulls != before.get("nulls") else ():
+            warnings.warn(text, UserWarning, stacklevel=3)
         return answer, SlotLayout(BatchSchema.from_json(answer.facts["schema"]))
 
 

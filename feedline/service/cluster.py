@@ -20,8 +20,10 @@ from distributed import Client, LocalCluster, Security
 
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
+from feedline.processor import chosen, variables
 from feedline.sections import ClusterSpec
-from feedline.service.tasks import Job, check_environment, check_job, local_environment
+from feedline.service.environment import Environment, check_environment, environment_at
+from feedline.service.tasks import Job, check_job
 from feedline.transforms.user_functions import Needed, check_functions
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,12 @@ class Cluster:
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
+        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
             config["temporary-directory"] = scratch
-        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads}.items():
+        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
@@ -68,6 +71,11 @@ class Cluster:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def environment(self) -> Environment:
+        """What every worker has to be, for blocks to have the same bytes wherever they are computed."""
+        return environment_at(self._cpu)
 
     @property
     def packed(self) -> bool:
@@ -140,8 +148,10 @@ class Cluster:
                 f"the Dask cluster has no worker: got none in {self._spec.wait_s:g} s at {self._address()}. Start one "
                 f"(dask worker {self._address()}), or raise cluster.wait_s"
             ) from None
-        if self.kind == "scheduler":
-            self.client.run(check_environment, local_environment())
+        if self.kind == "threads":
+            check_environment(self.environment)
+        else:
+            self.client.run(check_environment, self.environment)
         if self._code and self.kind != "threads":
             self.client.run(check_functions, self._code)
 

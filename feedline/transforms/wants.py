@@ -97,8 +97,7 @@ class Wants:
 
     def _fitted(self, bound: BoundOp, learner: Learner, place: Place) -> tuple[Artifact, Origin]:
         assert bound.op.learns is not None
-        shared = bound.op.learns.name(bound.parameters)
-        key = _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+        shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, place)
         beside = bound.op.learns.beside(bound.parameters)
         stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
@@ -142,6 +141,13 @@ class Wants:
             types = dict(sorted({**earlier.types, **want.types}.items()))
             self._wanted[want.key] = replace(earlier, depends=depends, types=types)
         self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
+
+
+def fit_key(bound: BoundOp, place: Place) -> str:
+    """What names the fit of an op that learns, in its place."""
+    assert bound.op.learns is not None
+    shared = bound.op.learns.name(bound.parameters)
+    return _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
 
 
 def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
