@@ -24,7 +24,7 @@ from pipelines import Place, furnished, image
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import FeedlineError, PlanError, StateError
-from feedline.loader import channel, dataset, feed, ring, room, told
+from feedline.loader import channel, connection, dataset, feed, ring, room, told
 from feedline.loader.channel import FREE, ChannelClosedError, adopt, pair
 from feedline.loader.ring import RingWriter
 
@@ -169,8 +169,8 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "images", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
-    monkeypatch.setattr(feed, "FeederProcess", NearFeeder)
-    monkeypatch.setattr(feed, "_watched", lambda _channel, _pid: (NearPoll(), None))
+    monkeypatch.setattr(connection, "FeederProcess", NearFeeder)
+    monkeypatch.setattr(connection, "_watched", lambda _channel, _pid: (NearPoll(), None))
     return path
 
 
@@ -249,7 +249,7 @@ def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
 
 # -- anywhere -----------------------------------------------------------------------------------------------------
 
-_MODULES = {each.__file__ for each in (channel, dataset, feed, ring, room, told)}
+_MODULES = {each.__file__ for each in (channel, connection, dataset, feed, ring, room, told)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
 _NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("received", "__init__", "close", "__del__"))}
 _CHECKED = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}  # after these CPython looks for signals

@@ -25,7 +25,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, PlanError, StateError, from_wire
 from feedline.loader.batch import Batch
-from feedline.loader.feed import Answer, Feed
+from feedline.loader.connection import Answer
+from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.pinning import register, unregister
@@ -258,7 +259,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
             ring_fill=self._feed.ring_fill,
             ring_bytes=self._feed.ring_bytes,
-            feeders=counts.feeders,
+            feeders=self._feed.feeders,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------

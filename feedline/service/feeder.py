@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from feedline.errors import FeedlineError, StateError
 from feedline.expectations import OnExpect
 from feedline.loader.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.connection import PROTOCOL
 from feedline.loader.cutting import segments_of
-from feedline.loader.feed import PROTOCOL
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.quality import Quality
 from feedline.loader.ring import RingWriter
