@@ -62,6 +62,7 @@ PARTS = {
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "row_forms", "transforming"), "plan"),
     **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
+    "fit_sets": "artifacts",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
