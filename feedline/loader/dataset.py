@@ -336,7 +336,7 @@ _NO_WORKERS = (
 
 
 def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
-    """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed can carry it."""
+    """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
     if ranks.world_size == 1 or _distributed() != (ranks.rank, ranks.world_size):
         return feed.open(hello)
     answers: list[Answer] = []
