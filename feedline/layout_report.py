@@ -24,6 +24,7 @@ def describe_report(report: Report) -> dict[str, Any]:
     """The report as plain numbers and texts."""
     facts = asdict(report)
     for side, table in (("before", report.before), ("after", report.after)):
+        del facts[side]["notes"]  # of the files' own, which no report is about
         facts[side]["ratio"] = table.ratio
         facts[side]["requests_per_row_group"] = table.requests_per_row_group
     return facts

@@ -7,8 +7,9 @@ request over the hole between them. The bytes fetched are those of the requests,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.warehouse.fetching import chunk_ranges, coalesced
@@ -18,6 +19,7 @@ from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.survey import footer_of, whole_file
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+Notes = Mapping[bytes, bytes]
 
 _TASK_FILES = 64
 
@@ -33,7 +35,10 @@ class Projected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """A table: files and their bytes, row groups, rows, bytes of column chunks before and after compression."""
+    """A table: files and their bytes, row groups, rows, bytes of column chunks before and after compression.
+
+    `column_bytes`: after compression, by column. `notes`: the key-value metadata that all files have in common.
+    """
 
     files: int
     bytes: int
@@ -42,6 +47,8 @@ class Footprint:
     uncompressed_bytes: int
     compressed_bytes: int
     projection: Projected
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict, repr=False)
 
     @property
     def ratio(self) -> float:
@@ -62,40 +69,70 @@ class FootprintTask:
     columns: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Measured:
+    """Sums over some files: the footprint's, and of the projection chunk bytes, requests, requested bytes."""
+
+    uncompressed: int = 0
+    projected: int = 0
+    requests: int = 0
+    requested: int = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    notes: dict[bytes, bytes] | None = None
+
+    def add(self, other: Measured) -> None:
+        """Of more files."""
+        self.uncompressed += other.uncompressed
+        self.projected += other.projected
+        self.requests += other.requests
+        self.requested += other.requested
+        self.columns.update(other.columns)
+        self.agree(other.notes)
+
+    def agree(self, notes: Mapping[bytes, bytes] | None) -> None:
+        """Keep what other files note, too."""
+        if notes is not None:
+            mine = notes if self.notes is None else self.notes
+            self.notes = {key: value for key, value in mine.items() if notes.get(key) == value}
+
+
 def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Footprint:
     """Measure a table; columns of the projection that are partition keys, or not there, cost nothing."""
     fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
-    uncompressed, compressed, chunk_bytes, requests, requested = (
-        sum(column) for column in zip(*map(measure_files, tasks), strict=True)
-    )
+    total = Measured()
+    for measured in map(measure_files, tasks):
+        total.add(measured)
     return Footprint(
         files=len(fragments),
         bytes=sum(fragment.bytes for fragment in fragments),
         row_groups=len(snapshot.row_groups),
         rows=snapshot.rows,
-        uncompressed_bytes=uncompressed,
-        compressed_bytes=compressed,
-        projection=Projected(bytes=chunk_bytes, requests=requests, requested_bytes=requested),
+        uncompressed_bytes=total.uncompressed,
+        compressed_bytes=total.columns.total(),
+        projection=Projected(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
+        column_bytes=dict(total.columns),
+        notes=total.notes or {},
     )
 
 
-def measure_files(task: FootprintTask) -> tuple[int, int, int, int, int]:
-    """Run one task: uncompressed and compressed bytes; of the projection chunk bytes, requests, requested bytes."""
-    totals = [0, 0, 0, 0, 0]
+def measure_files(task: FootprintTask) -> Measured:
+    """Run one task."""
+    total = Measured()
     for fragment in task.fragments:
         metadata, schema = footer_of(fragment)
+        total.agree(metadata.metadata or {})
         places = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
         leaves = [leaf for name in task.columns for leaf in places.get(name, ())]
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
             found = coalesced(chunk_ranges(metadata, index, leaves, fragment.bytes))
-            totals[0] += sum(chunk.total_uncompressed_size for chunk in chunks)
-            totals[1] += sum(chunk.total_compressed_size for chunk in chunks)
-            totals[2] += sum(chunks[leaf].total_compressed_size for leaf in leaves)
-            totals[3] += len(found)
-            totals[4] += sum(stop - start for start, stop in found)
-    first, second, third, fourth, fifth = totals
-    return first, second, third, fourth, fifth
+            total.uncompressed += sum(chunk.total_uncompressed_size for chunk in chunks)
+            total.projected += sum(chunks[leaf].total_compressed_size for leaf in leaves)
+            total.requests += len(found)
+            total.requested += sum(stop - start for start, stop in found)
+            for name, column in places.items():
+                total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
+    return total

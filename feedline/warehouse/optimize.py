@@ -93,7 +93,8 @@ def optimize(
     place = Target(target)
     landed = place.landed()
     place.clean()
-    recipe = recipe_for(snapshot, place.uri, settings, map=run)
+    before = footprint(snapshot, projection, map=run)
+    recipe = recipe_for(snapshot, place.uri, settings, map=run, notes=before.notes)
     partitions = partitions_of(snapshot)
     pending = [one for one in partitions if not _is_finished(one, landed, recipe)]
     choices: list[Choice] = []
@@ -121,7 +122,7 @@ def optimize(
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
         choices=tuple(choices),
         projection=tuple(projection),
-        before=footprint(snapshot, projection, map=run),
+        before=before,
         after=footprint(take_snapshot(place.uri), projection, map=run),
         measuring_s=measured - began,
         writing_s=written - measured,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,10 +22,13 @@ from feedline.warehouse.flattening import Key, keys_worth, refuse_maps
 from feedline.warehouse.rewriting import Recipe
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.survey import Survey, survey, without_nulls
-from feedline.warehouse.writing import Limits
+from feedline.warehouse.target_schema import field_ids, key_columns, with_field_ids
+from feedline.warehouse.writing import NOTE_KEY, Limits
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _VERSION = 1
+# What files note beside their columns and says how they are read: it would be wrong of columns that moved or are new.
+_ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +98,26 @@ def _known(name: str, names: Sequence[str], option: str) -> None:
         raise TableError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 
-def recipe_for(snapshot: Snapshot, target: str, settings: Settings, *, map: Map) -> Recipe:
-    """What is done to every partition; `map` runs the survey of what the snapshot does not know."""
+def recipe_for(
+    snapshot: Snapshot, target: str, settings: Settings, *, map: Map, notes: Mapping[bytes, bytes] | None = None
+) -> Recipe:
+    """What is done to every partition; `map` runs the survey of what the snapshot does not know.
+
+    `notes`: the key-value metadata that the source's files have in common.
+    """
+    keys_too = key_columns(snapshot)
     known = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
     keys = tuple(
         (name, keys_worth(known.keys[name], snapshot.rows, settings.flatten_coverage)) for name in settings.flatten
     )
-    source = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
+    columns = [snapshot.schema.field(name) for name in snapshot.file_columns]
+    source = pa.schema([*columns, *keys_too])
     schema = _target_schema(snapshot, source, known, dict(keys), settings)
+    schema = with_field_ids(schema, snapshot.file_schemas)
     return Recipe(
         uri=target,
         source=source,
-        target=schema,
+        target=schema.with_metadata({key: value for key, value in (notes or {}).items() if key not in _ABOUT_COLUMNS}),
         encodings=(),
         limits=Limits(
             row_group_rows=settings.row_group_rows,
@@ -134,7 +145,8 @@ def _target_schema(
                 )
             everywhere = known.keys[field.name][key] == snapshot.rows and not settings.keep_nullable
             fields[name] = pa.field(name, field.type.item_type, nullable=not everywhere)
-        fields[field.name] = without_nulls(field, known.nulls)
+        is_key = field.name in snapshot.partition_columns
+        fields[field.name] = field if is_key else without_nulls(field, known.nulls)
     for name in settings.order:
         if not settings.popular:
             _known(name, list(fields), "--order")
@@ -147,4 +159,5 @@ def _fingerprint(settings: Settings, target: pa.Schema) -> str:
     facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name != "order")]
     facts.append("popular" if settings.popular else settings.order)
     facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))
+    facts += [ids] if (ids := field_ids(target)) else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

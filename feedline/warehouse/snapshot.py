@@ -281,7 +281,7 @@ def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
     partition = partition_beside(listing, whole)
     schema = pa.schema(
         [
-            *_without_keys(whole, listing),
+            *_without_keys(whole, listing, _doubtful(whole, partition, parts)),
             *(pa.field(name, column.type) for name, column in partition.items()),
         ]
     )
@@ -315,8 +315,29 @@ def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]
     return partition
 
 
-def _without_keys(schema: pa.Schema, listing: Listing) -> pa.Schema:
-    both = [name for name in schema.names if name in listing.partition]
+def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembled) -> list[str]:
+    """The columns that are partition keys too and, for all that statistics say, may have other values than these."""
+    rows, file = _array(parts.row_groups, "rows"), _array(parts.row_groups, "file")
+    found = []
+    for name in schema.names:
+        if name not in partition:
+            continue
+        field, key = schema.field(name), partition[name].take(file)
+        facts = parts.facts.fetch(field)
+        told = {facts.type.field(place).name: facts.field(place) for place in range(facts.type.num_fields)}
+        if field.type != key.type or "min" not in told:
+            found.append(name)
+            continue
+        value = pc.and_(pc.equal(told["min"], key), pc.equal(told["max"], key))
+        value = pc.and_(value, pc.equal(told["nulls"], 0))
+        value = pc.and_(value, told["exact"]) if "exact" in told else value
+        null = pc.and_(key.is_null(), pc.equal(told["nulls"], rows))
+        if not pc.all(pc.or_(pc.fill_null(value, False), null), min_count=0).as_py():
+            found.append(name)
+    return found
+
+
+def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> pa.Schema:
     if both:
         warnings.warn(
             f"{shown(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from feedline.warehouse.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.landing import Target, partition_folder
+from feedline.warehouse.partitions import keys_of
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.rewriting import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
 from feedline.warehouse.snapshot import Snapshot
@@ -67,7 +68,7 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
     """The table's partitions, in the table's order."""
     places: dict[str, list[int]] = {}
     for file, path in enumerate(snapshot.files["path"].to_pylist()):
-        places.setdefault(partition_folder(path), []).append(file)
+        places.setdefault(_folder(snapshot, path), []).append(file)
     facts = {
         name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     }  # fmt: skip
@@ -85,6 +86,20 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
             )
         )
     return found
+
+
+def _folder(snapshot: Snapshot, path: str) -> str:
+    """The partition of a file, as the target's folders spell it.
+
+    Where a log types the keys, `key=value` folders of other columns (which Iceberg's files hold) are no keys: there the
+    target's folders are called otherwise.
+    """
+    folder = partition_folder(path)
+    if not snapshot.logged or not folder:
+        return folder
+    keys = snapshot.partition_columns
+    spelled = [(segment, next(iter(keys_of(f"{segment}/"))) in keys) for segment in folder.split("/")]
+    return "/".join(part if is_key else part.replace("=", "-").lstrip("_.") for part, is_key in spelled)
 
 
 def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tuple[pa.Table, float]:
@@ -107,7 +122,7 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
                 row_bytes = table.nbytes / table.num_rows
                 wanted = max(1, min(wanted, int(_SAMPLE_BYTES / max(row_bytes, 1))))
             kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, wanted / total)))
-    held = [pa.concat_tables(kept)]
+    held = [pa.concat_tables([recipe.target.empty_table(), *kept])]
     if recipe.cluster_by:
         order = row_order(held[0], recipe.cluster_by, recipe.sort_by)[:wanted]
         return Gatherer(held).take(order), row_bytes
@@ -118,6 +133,8 @@ def small_units(
     snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes, *, keep_files: bool
 ) -> list[Unit] | None:
     """The units of a partition that is one task; None for one that is too large for that."""
+    if not partition.rows:
+        return [Unit(number=0, units=1)]
     if recipe.cluster_by and sizes.decoded(partition.rows, partition.bytes) > sizes.unit_bytes:
         return None
     if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
