@@ -44,6 +44,7 @@ from feedline.fit_sets import (
     refusal,
 )
 from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.transforms.wants import shown_chain
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
@@ -106,7 +107,7 @@ class Fit:
 
     key: see `Wanted`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
     types. depends: the fits that its values went through, with the digests of their artifacts. shown: the artifact for
-    people. digest: the artifact's own.
+    people. digest: the artifact's own. behind: see `Wanted`; empty in manifests of earlier versions.
     """
 
     key: str
@@ -122,6 +123,7 @@ class Fit:
     shown: Mapping[str, Any]
     table: TableFile | None
     digest: str
+    behind: tuple[str, ...] = ()
 
     @property
     def call(self) -> str:
@@ -258,7 +260,9 @@ class Stored:
         """
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(wanted.key)
-        if fit is None or manifest is None or not manifest.valid(fit.key) or _other_types(fit, wanted):
+        if fit is None or manifest is None or not manifest.valid(fit.key):
+            return None
+        if _other_types(fit, wanted) or _other_chain(fit, wanted):
             return None
         return load_artifact(self.ref.folder, fit)
 
@@ -276,6 +280,10 @@ class Stored:
             for name in _other_types(fit, wanted):
                 got, expected = fit.types.get(name, "nothing"), wanted.types.get(name, "nothing")
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
+            if _other_chain(fit, wanted):
+                got, expected = (", ".join(map(shown_chain, one.behind)) for one in (fit, wanted))
+                got = got or f"{', '.join(fit.features)} ({fit.chain})"
+                return f"got an artifact that was learnt from {got}, expected one that was from {expected}"
             return "got an artifact whose own inputs were fitted again since"
         near = [fit for fit in manifest.fits.values() if wanted.feature.partition(" (input ")[0] in fit.features]
         same = [fit for fit in near if fit.op == wanted.op[0]] or near
@@ -392,6 +400,14 @@ _loading = threading.Lock()
 _loaded: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
 
+def _other_chain(fit: Fit, wanted: Wanted) -> bool:
+    """Whether what shares a fit by name was not learnt from, or behind other ops: the key says nothing of that."""
+    if fit.behind or not wanted.shared:
+        return bool(fit.behind) and not set(wanted.behind) <= set(fit.behind)
+    feature = wanted.feature.partition(" (input ")[0]
+    return feature not in fit.features or (feature == fit.features[0] and fit.chain != wanted.chain)
+
+
 def _takes_old(request: FitRequest, origin: Origin) -> bool:
     return request.takes_old(origin.table, origin.where)
 
@@ -427,6 +443,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
             **{
                 **entry,
                 "features": tuple(entry["features"]),
+                "behind": tuple(entry.get("behind", ())),
                 "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),

@@ -176,7 +176,7 @@ class _Run:
 
     def work(self) -> None:
         """All passes. Raises as `fit_pipeline`."""
-        wanted = self._compiled(self._known).wanted if self._known.keep else tuple(self.everything.values())
+        wanted = self._wanted() if self._known.keep else tuple(self.everything.values())
         if not wanted:
             return
         if self._request.shared is not None:
@@ -186,10 +186,15 @@ class _Run:
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
         while ready := [want for want in wanted if not want.depends]:
             self._step += 1
-            self._learn(ready, self._observed(ready, tasks, selection, passes))
+            self._learn(ready, self._observed(ready, tasks, selection, max(passes, self._step)))
             missing.difference_update(self._known.made)
-            wanted = self._compiled(self._known).wanted if missing else ()
+            wanted = self._wanted() if missing or self._known.keep else ()
             missing.update(want.key for want in wanted)  # of what was kept until what it is made of came out different
+
+    def _wanted(self) -> tuple[Wanted, ...]:
+        """What is missing, to be learnt from all features that share it, those too whose own fit would do."""
+        missing = self._compiled(self._known).wanted
+        return tuple(replace(self.everything[want.key], depends=want.depends) for want in missing)
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""
@@ -326,6 +331,7 @@ class _Run:
             shown=want.learner.show(artifact),
             table=None,
             digest=artifact.digest,
+            behind=want.behind,
         )
 
     def _complaint(self, want: Wanted, error: FeedlineError) -> FeedlineError:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from feedline.serving import Serving
 from feedline.spec import load_spec
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.registry import OPS
+from feedline.warehouse.table import Table
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +48,9 @@ def folder(path: Path) -> Path:
     return path.parent / "work" / "artifacts"
 
 
-def counting(path: Path) -> Manifest:
+def counting(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
     """The set of fits that counts for a pipeline."""
-    one = find_set(str(folder(path)), fit_request(load_spec(path)))
+    one = find_set(str(folder(path)), fit_request(load_spec(path, overrides or {})))
     assert one is not None
     return stored_artifacts.load_manifest(str(folder(path)), one.manifest)
 
@@ -312,3 +314,52 @@ def test_references_are_small_values():
     ref = KnowledgeRef(folder="a", manifest=None, out_of_fold=True, base_dir="b")
     function, arguments = Stored(ref).__reduce__()
     assert function(*arguments).ref == ref
+
+
+SHARED = {"occurrences": {"name": "ids"}}
+SHARING = {
+    "categorical": {
+        "one": {"column": "id_0", "ops": [{"modulo": 100}, SHARED]},
+        "other": {"column": "id_1", "ops": [{"modulo": 100}, SHARED]},
+        "again": {"column": "id_1", "ops": [SHARED, "minus_mean"]},
+    }
+}
+
+
+def test_what_is_shared_by_name_is_refused_behind_other_ops(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    edited = {"features.categorical.one": {"column": "id_0", "ops": [{"modulo": 1000}, SHARED]}}
+    message = refusal(path, **{key.replace(".", "__"): value for key, value in edited.items()})
+    assert 'one: occurrences: got an artifact that was learnt from id_0 → modulo {"divisor":100}, id_1' in message
+    assert 'expected one that was from id_0 → modulo {"divisor":1000}' in message
+    report = Pipeline.from_yaml(path, edited).fit(missing=True)
+    assert (report.made, report.passes) == (2, 2)  # and what was learnt behind it
+    ids = Table(str(clicks)).read(columns=["id_0", "id_1"]).to_pandas()
+    expected = pl.Series([*ids["id_0"] % 1000, *ids["id_1"] % 100, *ids["id_1"]]).value_counts()
+    [counts] = [fit for fit in counting(path, edited).fits.values() if fit.op == "occurrences"]
+    table = load_artifact(str(folder(path)), counts).table
+    assert table is not None
+    assert dict(zip(*table.to_pydict().values(), strict=True)) == dict(expected.iter_rows())
+    assert Pipeline.from_yaml(path, edited).fit(missing=True).made == 0
+
+
+def test_what_is_shared_by_name_serves_some_of_its_features_and_not_more(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    one = {"features.categorical": {"one": SHARING["categorical"]["one"]}}
+    assert next(Pipeline.from_yaml(path, one).batches()) is not None
+    more = {"features__categorical__hist": {"column": "id_0", "ops": [SHARED]}}
+    assert "expected one that was from id_0" in refusal(path, **more)
+
+
+def test_what_earlier_versions_shared_by_name_is_taken_for_the_features_they_name(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    replaced(path, [replace(fit, behind=()) for fit in counting(path).fits.values()])
+    assert next(Pipeline.from_yaml(path).batches()) is not None
+    renamed = {"features__categorical__new": {"column": "id_0", "ops": [{"modulo": 7}, SHARED]}}
+    assert "new: occurrences: got an artifact that was learnt from one, other, again" in refusal(path, **renamed)
+    assert "one: occurrences: got an artifact" in refusal(
+        path, features__categorical__one={"column": "id_0", "ops": [SHARED]}
+    )

@@ -152,7 +152,8 @@ class Wanted:
     key: hex, of everything but types that says what is learnt. op: name, version, parameters as JSON. chain: for
     people. types: the table's columns that the values are made of, with their Arrow types. streams: for each feature
     that shares the fit the columns to observe, as features of the group `observed`. depends: the keys of fits that have
-    to be there first.
+    to be there first. behind: for each stream what names the column and the ops that it comes through. shared: whether
+    a name joins them, so that the key says nothing of them.
     """
 
     key: str
@@ -163,6 +164,8 @@ class Wanted:
     types: Mapping[str, str]
     streams: tuple[tuple[FeatureSpec, ...], ...]
     depends: frozenset[str]
+    behind: tuple[str, ...] = ()
+    shared: bool = False
 
 
 class Knowledge(Protocol):
