@@ -29,6 +29,7 @@ from feedline.binding import (
     planned_schema,
     require_columns,
     require_fitted,
+    rows_of,
 )
 from feedline.errors import PlanError
 from feedline.expectations import OnExpect
@@ -147,7 +148,8 @@ class Plan:
 
         A struct counts whole, whichever of its fields are read.
         """
-        read = frozenset([*self.features.parts, *kept_columns(self.job)])
+        marking = [part for mark in self._needs.marks for part in mark.parts]
+        read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
@@ -292,7 +294,7 @@ def make_plan(
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    stored = Stored(knowledge_ref(spec), newest=True) if knowledge is None else Stored(knowledge)
+    stored = _stored(spec, snapshot, knowledge)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
@@ -350,6 +352,12 @@ def _literal(value: object) -> str:
     """A value about as a filter spells it, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
+
+
+def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | None) -> Stored:
+    """A set of fits, which tells the rows of this plan that a fit has seen from others."""
+    ref = replace(knowledge_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
+    return Stored(ref, newest=knowledge is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:

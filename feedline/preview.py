@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -17,7 +17,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedline.artifacts import Stored
-from feedline.binding import bound_sample, bound_where, compile_spec, knowledge_ref, planned_schema
+from feedline.binding import (
+    bound_marks,
+    bound_sample,
+    bound_where,
+    compile_spec,
+    knowledge_ref,
+    planned_schema,
+    rows_of,
+)
 from feedline.errors import DataError, PlanError
 from feedline.features import FeatureInput, FeatureSpec
 from feedline.pipeline import Pipeline
@@ -42,9 +50,8 @@ class _Recorded:
     stored: Stored
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
 
-    @property
-    def out_of_fold(self) -> bool:
-        return self.stored.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        return self.stored.seen(key)
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         found = self.stored.fitted(wanted)
@@ -64,12 +71,13 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    stored = Stored(knowledge_ref(spec), newest=True)
+    stored = Stored(replace(knowledge_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
     compiled = compile_spec(spec, schema, knowledge=stored)
     sources = {feature.name: _sources(feature) for feature in spec.features}
     read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], knowledge=stored)
     columns = list(dict.fromkeys([*compiled.parts, *read.parts]))
-    chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample)
+    marks = bound_marks(spec, compiled)
+    chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")
     frame = pl.concat([chunk.frame for chunk in chunks], rechunk=True)

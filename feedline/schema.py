@@ -61,6 +61,10 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
         "description": definitions["FitSpec"]["description"],
         "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
     }
+    properties["artifacts"] = {
+        "description": definitions["ArtifactsSpec"]["description"],
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
+    }
     schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
     return {"$schema": DIALECT, **schema, "$defs": definitions}
 

@@ -249,6 +249,32 @@ class ClusterSpec(Section):
         return self
 
 
+class ArtifactsSpec(Section):
+    """Where what ops learnt is kept, and whose it is."""
+
+    folder: PathText | None = Field(
+        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
+    )
+    shared: Text | None = Field(
+        default=None, alias="from", description="Name of the pipeline whose fits are used; without, this one's own."
+    )
+
+
+def _artifacts(value: object) -> object:
+    if value is None or isinstance(value, dict | ArtifactsSpec):
+        return value or {}
+    if not isinstance(value, str):
+        raise expected("a path or URI, or a mapping with the keys folder, from", _quoted(value))
+    return {"folder": value}
+
+
+def _quoted(value: object) -> str:
+    return "Quote it" if isinstance(value, bool | int | float) else ""
+
+
+Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]
+
+
 class FitSpec(Section):
     """What ops learn from data, and when."""
 

@@ -111,7 +111,11 @@ from feedline.spec import PipelineSpec
         ),
         ("lanes: 4", "fit: {golden: silver}", "fit.golden: must be one of rows, synthetic, none: got 'silver'"),
         ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
-        ("lanes: 4", "artifacts: 5", "p.yaml:32:12: artifacts: must be a string: got 5. Quote it"),
+        (
+            "lanes: 4",
+            "artifacts: 5",
+            "p.yaml:32:12: artifacts: must be a path or URI, or a mapping with the keys folder, from: got 5. Quote it",
+        ),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
         ("lanes: 4", "tail: pad", "It is a key of batch"),
     ],
@@ -211,6 +215,7 @@ ALTERNATIVES = {
     ("shuffle",): "seed window_rows rows by",
     ("cluster",): "threads workers scheduler tls insecure wait_s window cpu",
     ("cluster", "tls"): "ca cert key",
+    ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }
 

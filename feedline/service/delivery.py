@@ -22,9 +22,10 @@ from feedline.loader.layout import SlotLayout
 from feedline.loader.quality import Quality
 from feedline.loader.schedule import Block
 from feedline.service.cluster import Cluster
-from feedline.service.tasks import BlockRequest, BlockResult, Job, run_block, unpack
+from feedline.service.tasks import BlockRequest, BlockResult, Job, UnknownJobError, hold_job, run_block, unpack
 
 _ATTEMPTS = 4
+_REPEATABLE = (UnknownJobError, KilledWorker, OSError, TimeoutError)
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Delivery:
     ) -> None:
         self._cluster = cluster
         self._job = job
-        self._job_digest = hashlib.blake2b(repr(job).encode()).digest()
+        hold_job(job)  # for threads of this process
         self._layout = layout
         self._name = name
         self._blocks = blocks
@@ -136,12 +137,14 @@ class Delivery:
 
     def _submit(self, work: _Work) -> None:
         block = work.block
-        digest = hashlib.blake2b(self._job_digest + repr(work.request).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
         place = f"{self._name}-l{block.lane}-b{block.index}"
         key = f"feedline-block-{place}-{digest}-a{work.attempt}-{'p' if self._cluster.packed else 'r'}"
+        # Workers were sent the job (`check_job`). One that came later or has forgotten it gets it in the next attempt.
+        job = self._job if work.attempt else self._job.digest
         self._submitted += 1
         future = self._cluster.client.submit(
-            run_block, self._job, work.request, key, self._cluster.packed, key=key, priority=-self._submitted
+            run_block, job, work.request, key, self._cluster.packed, key=key, priority=-self._submitted
         )
         work.future = future
         future.add_done_callback(lambda done: self._file(work, done))
@@ -177,7 +180,7 @@ class Delivery:
                 raise ClusterError(
                     f"block {future.key} failed {_ATTEMPTS} times: {outcome or future.status}"
                 ) from outcome
-            elif outcome is None or isinstance(outcome, KilledWorker | OSError | TimeoutError) or _cancelled(outcome):
+            elif outcome is None or isinstance(outcome, _REPEATABLE) or _cancelled(outcome):
                 if self._cluster.alive():
                     self._again(work)
                 else:

@@ -7,12 +7,12 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import itertools
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -30,6 +30,7 @@ from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
 from feedline.projection import not_null
 from feedline.service.environment import Environment, check_environment
+from feedline.service.single_flight import SingleFlight
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
@@ -37,6 +38,7 @@ from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -45,6 +47,8 @@ CHUNK_ROWS = 32_768
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
+
+    Workers are sent it once; tasks name it by its `digest`, which is of everything else here.
 
     With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
     parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
@@ -59,6 +63,14 @@ class Job:
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[Needed, ...] = ()
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest())
+
+
+class UnknownJobError(Exception):
+    """A task names a job that this process was not sent, or has forgotten: to be sent with the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,20 +124,46 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
     filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
 
 
-@functools.lru_cache(maxsize=8)
+_jobs: SingleFlight[str, Job] = SingleFlight()
+_compiled: SingleFlight[str, Compiled] = SingleFlight()
+
+
+def hold_job(job: Job) -> None:
+    """From now on tasks of this process may name the job by its digest."""
+    _jobs.get(job.digest, lambda: job)
+
+
+def held_job(named: Job | str) -> Job:
+    """The job that a task names, or brings along. Raises UnknownJobError."""
+    if isinstance(named, Job):
+        return _jobs.get(named.digest, lambda: named)
+
+    def missing() -> Job:
+        raise UnknownJobError(f"job {named} was not sent to {platform.node()}")
+
+    return _jobs.get(named, missing)
+
+
 def compile_job(job: Job) -> Compiled:
-    """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    """The job's expressions for this process, compiled by the first who asks: the same object each time."""
+    return _compiled.get(job.digest, lambda: _compile(job))
+
+
+def _compile(job: Job) -> Compiled:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    marks = bind_marks(features.marks, schema)
     filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample, filters)
+    layout = SlotLayout(batch_schema(features))
+    return Compiled(features, schema, where, tuple(columns), layout, sample, marks, filters)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -135,21 +173,23 @@ def kept_columns(job: Job) -> tuple[str, ...]:
 
 
 def check_job(job: Job) -> None:
-    """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
-    there."""
+    """Hold a job, and raise where this worker cannot do what it asks: ClusterError for other versions, or for artifacts
+    that are not there."""
     check_environment(job.environment)
     try:
         prove(job.knowledge)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
+    hold_job(job)
 
 
-def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
+def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
     """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
 
-    Raises DataError naming file, row group and row, CorruptFileError, TableChangedError naming file and row group;
-    ClusterError for other versions.
+    job: or its digest. Raises UnknownJobError where the digest says nothing here; DataError naming file, row group and
+    row, CorruptFileError, TableChangedError naming file and row group; ClusterError for another environment.
     """
+    job = held_job(job)
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = _Clock()
@@ -232,6 +272,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         compiled.where,
         compiled.schema,
         sample=compiled.sample,
+        marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
     )
     for chunk in chunks:

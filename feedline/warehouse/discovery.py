@@ -19,7 +19,7 @@ A folder whose own log says which files count (`logs`) is refused, and so is a f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -114,6 +114,19 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
         listing = _tagged(listing, first)
     return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
+
+
+def named_by(uri: str, names: Iterable[str]) -> bool:
+    """Whether a file is one of some files, or of those that folders or globs among them hold; nothing is listed."""
+    return any(_holds(name, uri) for name in names)
+
+
+def _holds(name: str, uri: str) -> bool:
+    if uri == name or uri.startswith(join(name, "")):
+        return True
+    base, pattern = _split_glob(name)
+    folder = join(base, "")
+    return bool(pattern) and uri.startswith(folder) and _names(pattern.split("/"), uri[len(folder) :].split("/"))
 
 
 def _refuse_logged(found: Sequence[_Found], infos: Mapping[str, pafs.FileInfo]) -> None:

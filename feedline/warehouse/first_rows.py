@@ -13,6 +13,7 @@ import pyarrow as pa
 from feedline.expressions import BoundExpression
 from feedline.warehouse.reading import UNCOUNTED, Chunk, Fragment, fragment_of, read_fragment
 from feedline.warehouse.sampling import BoundSample
+from feedline.warehouse.seen_rows import Mark
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import plan_splits
@@ -45,14 +46,16 @@ def first_rows(
     *,
     where: BoundExpression | None,
     sample: BoundSample | None,
+    marks: Sequence[Mark] = (),
 ) -> list[Chunk]:
-    """The first `count` rows that are kept, or all where there are fewer, in the table's order."""
+    """The first `count` rows that are kept, or all where there are fewer, in the table's order; see `read_fragment`."""
     found: list[Chunk] = []
     left = count
     for fragment in screened_splits(snapshot, where, sample):
         if not fragment.row_groups:
             continue
-        for chunk in read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=_CHUNK_ROWS):
+        chunks = read_fragment(fragment, columns, where, schema, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
+        for chunk in chunks:
             rows = min(left, chunk.frame.height)
             if rows:
                 found.append(chunk.part(0, rows))
