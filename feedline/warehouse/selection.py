@@ -44,6 +44,7 @@ from feedline.warehouse.accounting import (
 )
 from feedline.warehouse.counting import Count, count_fragment
 from feedline.warehouse.forgiving import BadFilesMetError
+from feedline.warehouse.locations import absolute, locate
 from feedline.warehouse.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.retrying import interruptible
@@ -130,11 +131,18 @@ def select_rows(
         table = _known_counts(work_dir, name, snapshot, open_groups)
         cached = table is not None
         if table is None:
-            begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
-            asked = _Asked(snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads)
-            table = _counted(asked, open_groups, begun, say or log_progress)
-            store.create(work_dir, name, [table])
-            begun.forget()
+            lock = f"runs/{name.replace('/', '-')}"
+            with store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts, the others wait
+                table = _known_counts(work_dir, name, snapshot, open_groups)
+                cached = table is not None
+                if table is None:
+                    begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
+                    asked = _Asked(
+                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads
+                    )
+                    table = _counted(asked, open_groups, begun, say or log_progress)
+                    store.create(work_dir, name, [table])
+                    begun.forget()
         rows[open_groups] = table["rows"].to_numpy()
         matched[open_groups] = table["matched"].to_numpy()
         verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
