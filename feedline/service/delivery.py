@@ -83,6 +83,7 @@ class Delivery:
         self._largest = 0
         self._submitted = 0
         self._closed = False
+        self._connection = cluster.connection.number
         self._lost: list[_Work] = []  # with the scheduler, while it did not answer
         self._lock = threading.Lock()
         self._finished: list[tuple[_Work, Future[Any], BlockResult | BaseException | None]] = []
@@ -94,8 +95,7 @@ class Delivery:
 
     def pump(self, step: int) -> None:
         """Submit blocks while the window has room, and whatever `step` needs in any case."""
-        if self._lost and self._cluster.alive():  # the client found the scheduler again by itself
-            self.resubmit()
+        self.look()
         while self._next is not None and (self._room() or self._next.first_step <= step):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
@@ -113,12 +113,20 @@ class Delivery:
         dropped = [self._work.pop(place) for place in done]
         return [(work.block, work.quality) for work in dropped if work.quality is not None]
 
-    def resubmit(self) -> None:
-        """Submit everything that has no result yet again: the scheduler that had it is gone."""
-        self._lost.clear()
-        for work in self._work.values():
-            if work.rows is None:
-                self._again(work)
+    def look(self) -> None:
+        """Take what has finished, and submit again what was lost with the scheduler, once that is back. Called every
+        second or so."""
+        self._collect()
+        if not self._cluster.alive():
+            return
+        if self._connection != self._cluster.connection.number:
+            self._connection = self._cluster.connection.number
+            lost = [work for work in self._work.values() if work.rows is None]
+        else:
+            lost = self._lost
+        self._lost = []
+        for work in lost:
+            self._again(work)
 
     def close(self) -> None:
         with self._lock:  # from here on nobody is woken
@@ -140,10 +148,12 @@ class Delivery:
         place = f"{self._name}-l{block.lane}-b{block.index}"
         key = f"feedline-block-{place}-{digest}-a{work.attempt}-{'p' if self._cluster.packed else 'r'}"
         self._submitted += 1
-        future = self._cluster.client.submit(
+        work.future = future = self._cluster.submit(
             run_block, self._job, work.request, key, self._cluster.packed, key=key, priority=-self._submitted
         )
-        work.future = future
+        if future is None:
+            self._lost.append(work)
+            return
         future.add_done_callback(lambda done: self._file(work, done))
 
     def _file(self, work: _Work, future: Future[Any]) -> None:
@@ -178,10 +188,7 @@ class Delivery:
                     f"block {future.key} failed {_ATTEMPTS} times: {outcome or future.status}"
                 ) from outcome
             elif outcome is None or isinstance(outcome, KilledWorker | OSError | TimeoutError) or _cancelled(outcome):
-                if self._cluster.alive():
-                    self._again(work)
-                else:
-                    self._lost.append(work)
+                self._again(work)
             else:
                 raise ClusterError(f"block {future.key} failed: {type(outcome).__name__}: {outcome}") from outcome
 

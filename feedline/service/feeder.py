@@ -34,7 +34,7 @@ from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
-# How often a feeder that waits for blocks looks whether its cluster is still there.
+# How often a feeder looks whether its cluster is still there.
 _TICK_S = 1.0
 # How often the trainer (or `feedline run`) hears what the feeder has done.
 _REPORT_S = 0.5
@@ -124,6 +124,8 @@ class Feeder:
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
+        self._starved = False  # the trainer's next step waits for a block
+        self._look_due_s = 0.0
         self._reported_s = 0.0
         self._dashboard_due_s = 0.0
         self._dashboard_asked = False
@@ -143,6 +145,7 @@ class Feeder:
         try:
             while True:
                 self._hear()
+                self._look_after_cluster()
                 if self._advance():
                     continue
                 self._sleep(poll, trainer)
@@ -180,19 +183,17 @@ class Feeder:
             raise TrainerGoneError
         if not events:
             self._load_dashboard()
-            self._look_after_cluster()
 
     def _look_after_cluster(self) -> None:
-        """A second without news: is everything there that the blocks in flight depend on?"""
-        streams = [stream for stream in (self._stream, self._ahead) if stream is not None and not stream.ended]
-        if not streams:
+        """Every second, however much happens: is everything there that the blocks in flight depend on?"""
+        now_s = time.monotonic()
+        if now_s < self._look_due_s:
             return
-        if not self._cluster.alive():
-            self._cluster.reconnect()
-            for stream in streams:
-                stream.delivery.resubmit()
-        elif any(stream.measured is None for stream in streams):
-            self._cluster.require_workers()
+        self._look_due_s = now_s + _TICK_S
+        self._cluster.look(waiting=self._starved)
+        for stream in (self._stream, self._ahead):
+            if stream is not None and not stream.ended:
+                stream.delivery.look()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # a last block may finish after the trainer went
@@ -279,6 +280,7 @@ class Feeder:
     def _advance(self) -> bool:
         """Fill one slot, or announce the end; False where there is nothing to do until something happens."""
         stream = self._stream
+        self._starved = False
         if stream is None or stream.ended:
             return False
         if stream.step >= stream.schedule.steps:
@@ -295,6 +297,7 @@ class Feeder:
             stream.delivery.pump(stream.step)
             stream.measured = self._measure(stream)
         if stream.measured is None:
+            self._starved = True
             return False
         assert self._plan is not None
         nbytes = stream.measured.placement.nbytes

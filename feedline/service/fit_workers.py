@@ -60,7 +60,7 @@ class DaskWorkers:
                 with self._cluster.client.as_current():
                     done = list(distributed.wait(handles, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done)
             except TimeoutError:
-                self._cluster.require_workers()
+                self._cluster.look(waiting=True)
                 continue
             except CancelledError:
                 raise _lost() from None
