@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from distributed.client import ClosedClientError
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.sections import ClusterSpec
+from feedline.service.blame import EXCLUDED_S, Exclusions
 from feedline.service.connection import Connection, no_worker
 from feedline.service.tasks import Job, check_environment, check_job, local_environment
 from feedline.transforms.user_functions import Needed, check_functions
@@ -40,6 +42,8 @@ _CONFIG = {
     "distributed.comm.timeouts.connect": "10s",
 }
 
+_CHECK_S = 30.0  # for all workers to answer at the start
+
 
 class Cluster:
     """A client of the cluster that a pipeline asks for, and the cluster itself where it is ours."""
@@ -53,6 +57,7 @@ class Cluster:
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
+        self._exclusions = Exclusions()
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
@@ -112,9 +117,34 @@ class Cluster:
         """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
         return self.connection.threads()
 
-    def window(self, lanes: int) -> int:
-        """Blocks in flight: each thread has one and finds the next, and each lane has one that steps are cut from."""
-        return self._spec.window or 2 * self.threads() + lanes
+    @property
+    def fixed_window(self) -> int | None:
+        """Of `cluster.window`."""
+        return self._spec.window
+
+    @property
+    def local_results(self) -> Mapping[str, Any]:
+        """What the worker in this process has, by key; nothing where workers are processes."""
+        workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
+        return next((worker.data for worker in workers), {})
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, a few seconds old at most."""
+        return self.connection.members()
+
+    def places(self, keys: Collection[str]) -> dict[str, str]:
+        """Which worker works on a task, or has its result."""
+        return self.connection.places(keys)
+
+    def allowed(self) -> frozenset[str] | None:
+        """The workers that may have blocks; None for any."""
+        now_s = time.monotonic()
+        return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
+
+    def exclude(self, worker: str, why: str) -> None:
+        """Give a worker's host no blocks for a while, and say so once."""
+        if worker and self._exclusions.exclude(worker, self.members(), time.monotonic()):
+            logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
         """See what is missing; `Connection.look`."""
@@ -129,21 +159,38 @@ class Cluster:
         return self.connection.submit(function, *arguments, **options)
 
     def check_workers(self, code: Sequence[Needed] = ()) -> None:
-        """Wait for a worker, and see that all have our versions, and the user's functions. Raises ClusterError."""
+        """Wait for a worker, and see which of them have our versions, and the user's functions.
+
+        Raises ClusterError where there is none, or none that has.
+        """
         try:
             self.client.wait_for_workers(1, timeout=self._spec.wait_s)
         except TimeoutError:
             raise no_worker(self._address(), self._spec.wait_s) from None
         if self.kind == "scheduler":
-            self.client.run(check_environment, local_environment())
+            self._examine(check_environment, local_environment())
         if code and self.kind != "threads":
-            self.client.run(check_functions, tuple(code))
+            self._examine(check_functions, tuple(code))
 
     def check_job(self, job: Job) -> None:
-        """See that all workers can do what a job asks. Raises ClusterError."""
+        """See that workers can do what a job asks. Raises ClusterError where none can."""
         self.connection.await_scheduler()
         if self.kind != "threads":
-            self.client.run(check_job, job)
+            self._examine(check_job, job)
+
+    def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
+        """Run a check on all workers: those that fail it get no blocks. Raises what the last of them raised."""
+        try:
+            answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
+        except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
+            return
+        # One that cannot be reached is about to leave.
+        errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
+        unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
+        if unfit and len(errors) == len(answers):
+            raise next(iter(unfit.values()))
+        for worker, error in unfit.items():
+            self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""

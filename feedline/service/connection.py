@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -25,6 +25,8 @@ from feedline.service.patience import Patience
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_ANSWER_S = 5.0  # a scheduler that takes longer is not there
+_MEMBERS_S = 2.0  # what the scheduler said of its workers serves as long
 _LOOK_S = 1.0  # between looks at a cluster that is waited for
 
 
@@ -53,6 +55,8 @@ class Connection:
         self._patience = Patience(wait_s)
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
+        self._members: frozenset[str] = frozenset()
+        self._members_s = float("-inf")
         self.number = 0
         self.client = connect()
 
@@ -102,6 +106,33 @@ class Connection:
     def threads(self) -> int:
         """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
         return max(1, int(self._totals().get("total_threads", 0)))
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, a few seconds old at most; none where the scheduler does not say."""
+        if self._clock() - self._members_s > _MEMBERS_S:
+            self._members = frozenset(self._ask("ncores") or ())
+            self._members_s = self._clock()
+        return self._members
+
+    def places(self, keys: Collection[str]) -> dict[str, str]:
+        """Which worker works on a task, or has its result; tasks that wait for a worker are left out."""
+        wanted = set(keys)
+        processing = self._ask("processing") or {}
+        found = {key: worker for worker, tasks in processing.items() for key in tasks if key in wanted}
+        has = self._ask("who_has", keys=sorted(wanted - set(found))) or {}
+        return found | {key: workers[0] for key, workers in has.items() if workers}
+
+    def _ask(self, question: str, **details: Any) -> Any:
+        """Call a handler of the scheduler's; None where it does not answer."""
+        scheduler: Any = self.client.scheduler
+        try:
+            return (
+                self.client.sync(getattr(scheduler, question), callback_timeout=_ANSWER_S, **details)
+                if self.alive()
+                else None
+            )
+        except (OSError, CancelledError, ClosedClientError):
+            return None
 
     def close(self) -> None:
         self._closed.set()

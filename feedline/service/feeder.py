@@ -29,7 +29,9 @@ from feedline.loader.slot import Draft, draft, write
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
+from feedline.service.timing import HORIZON_S, Pace
 from feedline.service.watching import Observed
+from feedline.service.window import Window
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
@@ -126,6 +128,7 @@ class Feeder:
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
         self._starved = False  # the trainer's next step waits for a block
         self._look_due_s = 0.0
+        self._pace = Pace()
         self._reported_s = 0.0
         self._dashboard_due_s = 0.0
         self._dashboard_asked = False
@@ -193,7 +196,7 @@ class Feeder:
         self._cluster.look(waiting=self._starved)
         for stream in (self._stream, self._ahead):
             if stream is not None and not stream.ended:
-                stream.delivery.look()
+                stream.delivery.look(starved=self._starved and stream is self._stream)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # a last block may finish after the trainer went
@@ -261,8 +264,7 @@ class Feeder:
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),
             request=lambda block: plan.request(block, epoch),
-            window_blocks=self._cluster.window(len(lanes)),
-            window_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
+            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
             wake=self._wake,
             stats=self.stats.delivery,
         )
@@ -291,10 +293,10 @@ class Feeder:
             # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
             if not stream.last:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
-                self._ahead.delivery.pump(0)
+                self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
             return True
         if stream.measured is None:
-            stream.delivery.pump(stream.step)
+            stream.delivery.pump(stream.step, step_s=self._pace.step_s)
             stream.measured = self._measure(stream)
         if stream.measured is None:
             self._starved = True
@@ -323,6 +325,7 @@ class Feeder:
 
     def _count(self, stream: _Stream, measured: Draft) -> None:
         stats = self.stats
+        self._pace.step(time.perf_counter(), stats.wait_blocks_s)
         stats.batches += 1
         stats.rows += measured.header.rows
         stats.nbytes += measured.placement.nbytes
@@ -345,6 +348,10 @@ class Feeder:
         self._reported_s = time.monotonic()
         quality = {"stream": self._stream.number, "seen": self.observed.seen(), "warnings": warnings}
         self._channel.send_json({"type": "stats", "stats": asdict(self.stats), "quality": quality})
+
+
+def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
+    return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
 
 
 def _refuse_other_installations(hello: Mapping[str, Any]) -> None:
