@@ -76,6 +76,10 @@ class Prepared:
     artifact: Artifact | None
     out_of_fold: bool = False
 
+    def seen(self, key: str) -> bool:
+        """The same for every fit."""
+        return self.out_of_fold
+
     def fitted(self, wanted: Wanted) -> Artifact | None:
         return self.artifact
 

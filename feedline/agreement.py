@@ -9,19 +9,14 @@ torch.distributed connects: rank 0 tells them.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse import store
 from feedline.warehouse.locations import absolute, locate
-from feedline.warehouse.retrying import is_local
 
 # Ranks of one start come up within this time, slow image pulls included.
 _JOIN_S = 600.0
@@ -42,7 +37,7 @@ def agree_on_snapshot(
         return take()
     launch = launch_name(environment)
     entry = _Entry(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
-    with entry.locked():
+    with store.exclusive(entry.place, entry.name):
         found = entry.read()
         fresh = found is not None and (launch is not None or now_s() - found["created_s"] < _JOIN_S)
         if found is not None and fresh and rank not in found["ranks"]:
@@ -66,29 +61,13 @@ class _Entry:
     """One small JSON file below a local folder or a URI."""
 
     def __init__(self, work_dir: str, name: str) -> None:
-        self._place = locate(absolute(work_dir))
-        self._name = name
-        self._local = is_local(self._place.filesystem)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One rank at a time, on file systems that have locks; an object store's last writer wins."""
-        if not self._local:
-            yield
-            return
-        path = Path(self._place.path, self._name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+        self.place = locate(absolute(work_dir))
+        self.name = name
 
     def read(self) -> dict[str, Any] | None:
         """What was agreed on; None where nothing was, or where the file does not say it."""
         try:
-            found: dict[str, Any] = json.loads(bytes(store.get(self._place, self._name)))
+            found: dict[str, Any] = json.loads(bytes(store.get(self.place, self.name)))
             return {
                 "snapshot": str(found["snapshot"]),
                 "ranks": [int(rank) for rank in found["ranks"]],
@@ -102,4 +81,4 @@ class _Entry:
             return None
 
     def write(self, content: dict[str, Any]) -> None:
-        store.put(self._place, self._name, [json.dumps(content).encode()])
+        store.put(self.place, self.name, [json.dumps(content).encode()])

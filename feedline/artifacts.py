@@ -2,7 +2,7 @@
 
 Runs in: every process that compiles features. A folder or URI holds
 
-    artifacts.json          which manifest counts, and when each fit was made; replaced last, in one step
+    pipelines/…             which manifest counts for which pipeline and source (`fit_sets`); replaced last
     fits-<digest>.json      a manifest: every fit with its facts and what it was fitted on, named by its own bytes
     tables/<digest>.parquet what is too large for JSON, named by its own bytes
 
@@ -26,15 +26,31 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.errors import CorruptFileError, FeedlineError, SpecError
+from feedline.errors import CorruptFileError
 from feedline.external import read_outside
+from feedline.fit_sets import (
+    FORMAT,
+    REMEDY,
+    FitRequest,
+    FitSet,
+    Refusal,
+    altered,
+    checked,
+    find_set,
+    load_old_set,
+    load_sets,
+    other_pipelines,
+    read_file,
+    refusal,
+)
 from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.transforms.wants import shown_chain
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
+from feedline.warehouse.sampling import Sample
+from feedline.warehouse.seen_rows import TableRows, seen_among
 
-FORMAT = 1
-POINTER = "artifacts.json"
 _NAME_DIGITS = 32  # of a SHA-256, in hex
 _LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
 _DICTIONARY = re.compile(r"dictionary<values=([^,]+), .*>")
@@ -62,13 +78,27 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were."""
+    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were.
+
+    where, sample: those that were in use. pipeline: the name of the one that fitted; None in manifests of earlier
+    versions. fit_where: `fit.where` as that declared it.
+    named: the files, folders and globs that made the table; none for all below it.
+    """
 
     table: str
     snapshot: str
     where: str | None
     sample: Mapping[str, Any] | None
     rows: int
+    pipeline: str | None = None
+    fit_where: str | None = None
+    named: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> TableRows:
+        """The rows that the fit has seen, whatever the snapshot."""
+        sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
+        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +107,7 @@ class Fit:
 
     key: see `Wanted`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
     types. depends: the fits that its values went through, with the digests of their artifacts. shown: the artifact for
-    people. digest: the artifact's own.
+    people. digest: the artifact's own. behind: see `Wanted`; empty in manifests of earlier versions.
     """
 
     key: str
@@ -93,6 +123,7 @@ class Fit:
     shown: Mapping[str, Any]
     table: TableFile | None
     digest: str
+    behind: tuple[str, ...] = ()
 
     @property
     def call(self) -> str:
@@ -128,7 +159,9 @@ class KnowledgeRef:
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
     the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
-    made: names and digests.
+    made: names and digests. out_of_fold: whether rows that a fit has seen are left out of what they are told. rows:
+    those that the job transforms; None for rows that the fits have seen, all of them. request: which fits to look for
+    where the manifest is not named; no part of what workers are told.
     """
 
     folder: str
@@ -136,36 +169,89 @@ class KnowledgeRef:
     out_of_fold: bool
     base_dir: str
     readings: tuple[tuple[str, str], ...] = ()
+    rows: TableRows | None = None
+    request: FitRequest | None = None
 
 
 class Stored:
     """Knowledge from a folder of artifacts; see `Knowledge`.
 
-    newest: the set of fits is looked up when the first fit is asked for: the one that counts then.
+    newest: the set of fits is looked up when the first fit is asked for: the one that counts then for `ref.request`.
     """
 
     def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
         self.ref = ref
         self._newest = newest
         self._read: dict[str, Artifact] = {}
+        self._chosen: FitSet | None = None
+        self._known: Manifest | None = None
+        self.refused: tuple[Fit, ...] = ()  # of a set of an earlier version: learnt from something else
 
     @property
     def pinned(self) -> KnowledgeRef:
         """The same knowledge for other processes, which may read nothing else from outside than was read here."""
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
-        return replace(self.ref, readings=readings or self.ref.readings)
+        return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
-    @property
-    def out_of_fold(self) -> bool:
-        """Whether rows are transformed that were learnt from."""
-        return self.ref.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        """Which of the job's rows a fit has seen, see `seen_among`; what is not fitted yet will have seen all."""
+        if not self.ref.out_of_fold or self.ref.rows is None:
+            return self.ref.out_of_fold
+        manifest = self.manifest
+        fit = None if manifest is None else manifest.fits.get(key)
+        return True if fit is None else seen_among(fit.fitted_on.seen, self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:
         """The set of fits. Raises as `load_manifest`."""
         if self._newest:
-            self.ref, self._newest = replace(self.ref, manifest=current(self.ref.folder)), False
-        return None if self.ref.manifest is None else load_manifest(self.ref.folder, self.ref.manifest)
+            self._choose()
+            self._newest = False
+        elif self._known is None and self.ref.manifest is not None:
+            self._known = load_manifest(self.ref.folder, self.ref.manifest)
+        return self._known
+
+    @property
+    def chosen(self) -> FitSet | None:
+        """The set that was looked up; None where none is what is asked for, or a manifest was named."""
+        return self._chosen if self.manifest is not None else None
+
+    def _choose(self) -> None:
+        """Look the set up: the request's own, else what an earlier version left, as far as it is what is asked for."""
+        folder, request = self.ref.folder, self.ref.request
+        assert request is not None
+        if self.ref.rows is not None:
+            request = replace(request, root=self.ref.rows.root)
+        one = find_set(folder, request)
+        if one is None and request.shared in (None, request.pipeline):
+            one = load_old_set(folder)
+        if one is None:
+            return
+        known = load_manifest(folder, one.manifest)
+        if one.source is None:
+            taken = {key: fit for key, fit in known.fits.items() if _takes_old(request, fit.fitted_on)}
+            self.refused = tuple(fit for key, fit in known.fits.items() if key not in taken)
+            if not taken:
+                return
+            known = replace(known, fits=taken)
+        self._chosen, self._known, self.ref = one, known, replace(self.ref, manifest=known.digest)
+
+    def refusal(self) -> Refusal | None:
+        """Why no set of fits is what is asked for, where the folder has others; None where it has none, or has it."""
+        request = self.ref.request
+        if request is None or self.manifest is not None:
+            return None
+        folder = self.ref.folder
+        found = refusal(request, load_sets(folder, request.owner), other_pipelines(folder, request.owner))
+        if (found is not None and found.final) or not self.refused:
+            return found
+        origin = self.refused[0].fitted_on
+        got, expected = _rows(origin.table, origin.where), _rows(request.source.tables, request.source.where)
+        return Refusal(
+            text=f"got fits without a pipeline's name, learnt from {got}, expected {expected}",
+            remedy="Fit it: feedline fit, or, if those fits are this pipeline's, write "
+            f"`artifacts: {{from: {request.pipeline}}}`",
+        )
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
@@ -174,7 +260,9 @@ class Stored:
         """
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(wanted.key)
-        if fit is None or manifest is None or not manifest.valid(fit.key) or _other_types(fit, wanted):
+        if fit is None or manifest is None or not manifest.valid(fit.key):
+            return None
+        if _other_types(fit, wanted) or _other_chain(fit, wanted):
             return None
         return load_artifact(self.ref.folder, fit)
 
@@ -184,10 +272,18 @@ class Stored:
         if manifest is None:
             return "got no artifact"
         fit = manifest.fits.get(wanted.key)
+        refused = next((fit for fit in self.refused if fit.key == wanted.key), None)
+        if fit is None and refused is not None:
+            got = _rows(refused.fitted_on.table, refused.fitted_on.where)
+            return f"got an artifact without a pipeline's name, learnt from {got}"
         if fit is not None:
             for name in _other_types(fit, wanted):
                 got, expected = fit.types.get(name, "nothing"), wanted.types.get(name, "nothing")
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
+            if _other_chain(fit, wanted):
+                got, expected = (", ".join(map(shown_chain, one.behind)) for one in (fit, wanted))
+                got = got or f"{', '.join(fit.features)} ({fit.chain})"
+                return f"got an artifact that was learnt from {got}, expected one that was from {expected}"
             return "got an artifact whose own inputs were fitted again since"
         near = [fit for fit in manifest.fits.values() if wanted.feature.partition(" (input ")[0] in fit.features]
         same = [fit for fit in near if fit.op == wanted.op[0]] or near
@@ -209,18 +305,6 @@ class Stored:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.pinned,)
-
-
-def current(folder: str) -> str | None:
-    """The digest of the set of fits that counts; None where nothing was fitted yet. Raises as `load_manifest`."""
-    pointer = _pointer(folder)
-    return None if pointer is None else str(pointer["manifest"])
-
-
-def fitted_when(folder: str) -> Mapping[str, str]:
-    """When each of the fits that count was made, by key: ISO times."""
-    pointer = _pointer(folder)
-    return {} if pointer is None else pointer["fitted"]
 
 
 def load_manifest(folder: str, digest: str) -> Manifest:
@@ -261,8 +345,8 @@ def prove(ref: KnowledgeRef) -> None:
             )
 
 
-def save(folder: str, learnt: Iterable[Learnt], when: Mapping[str, str] | None = None) -> Manifest:
-    """Write a set of fits, and, where `when` says when they were made, make it the one that counts."""
+def save(folder: str, learnt: Iterable[Learnt]) -> Manifest:
+    """Write a set of fits, for somebody to name it (`fit_sets.save_set`)."""
     location = locate(absolute(folder))
     fits = {}
     for one in sorted(learnt, key=lambda one: one.fit.key):
@@ -280,9 +364,6 @@ def save(folder: str, learnt: Iterable[Learnt], when: Mapping[str, str] | None =
     text = json.dumps(body, sort_keys=True, indent=1).encode()
     digest = hashlib.sha256(text).hexdigest()
     store.put(location, _manifest_name(digest), [text])
-    if when is not None:
-        pointer = {"format": FORMAT, "manifest": digest, "fitted": dict(when)}
-        store.put(location, POINTER, [json.dumps(pointer, sort_keys=True, indent=1).encode()])
     return Manifest(digest=digest, fits=fits)
 
 
@@ -319,6 +400,22 @@ _loading = threading.Lock()
 _loaded: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
 
+def _other_chain(fit: Fit, wanted: Wanted) -> bool:
+    """Whether what shares a fit by name was not learnt from, or behind other ops: the key says nothing of that."""
+    if fit.behind or not wanted.shared:
+        return bool(fit.behind) and not set(wanted.behind) <= set(fit.behind)
+    feature = wanted.feature.partition(" (input ")[0]
+    return feature not in fit.features or (feature == fit.features[0] and fit.chain != wanted.chain)
+
+
+def _takes_old(request: FitRequest, origin: Origin) -> bool:
+    return request.takes_old(origin.table, origin.where)
+
+
+def _rows(table: str, where: str | None) -> str:
+    return table if where is None else f"{table} where {where}"
+
+
 def _call(op: str, version: int, parameters: str) -> str:
     return f"{op} (version {version}) with {parameters}"
 
@@ -332,42 +429,22 @@ def _manifest_name(digest: str) -> str:
     return f"fits-{digest[:_NAME_DIGITS]}.json"
 
 
-def _pointer(folder: str) -> dict[str, Any] | None:
-    content = _content(folder, POINTER)
-    if content is None:
-        return None
-    return _checked(bytes(content), join(folder, POINTER), {"manifest": str, "fitted": dict})
-
-
-def _content(folder: str, name: str) -> bytes | pa.Buffer | None:
-    """A file below the folder; None where there is none. Raises SpecError where nothing can be read there."""
-    try:
-        return store.get(locate(absolute(folder)), name)
-    except FileNotFoundError:
-        return None
-    except FeedlineError:
-        raise
-    except OSError as error:
-        raise SpecError(
-            f"artifacts cannot be read: {shown(join(folder, name))}: {error}. Name a folder that can be for `artifacts`"
-        ) from error
-
-
 @lru_cache(maxsize=32)
 def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
-    content = _content(folder, name)
+    content = read_file(folder, name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {_REMEDY}")
+        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != digest:
-        raise _altered(join(folder, name))
-    body = _checked(bytes(content), join(folder, name), {"fits": list})
+        raise altered(join(folder, name))
+    body = checked(bytes(content), join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
                 **entry,
                 "features": tuple(entry["features"]),
-                "fitted_on": Origin(**entry["fitted_on"]),
+                "behind": tuple(entry.get("behind", ())),
+                "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }
@@ -378,36 +455,9 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 
 
 def _load_table(folder: str, file: TableFile) -> pa.Table:
-    content = _content(folder, file.name)
+    content = read_file(folder, file.name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {_REMEDY}")
+        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
-        raise _altered(join(folder, file.name))
+        raise altered(join(folder, file.name))
     return pq.read_table(pa.BufferReader(content))
-
-
-_REMEDY = "Fit again: feedline fit"
-
-
-def _checked(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
-    """A JSON document of our format. Raises CorruptFileError, SpecError for another version."""
-    try:
-        body = json.loads(content)
-        version = body["format"]
-    except (ValueError, KeyError, TypeError):
-        raise _altered(path) from None
-    if version != FORMAT:
-        raise SpecError(
-            f"artifacts at {shown(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
-            f"with this version of Feedline: feedline fit"
-        )
-    if not all(isinstance(body.get(key), kind) for key, kind in needed.items()):
-        raise _altered(path)
-    found: dict[str, Any] = body
-    return found
-
-
-def _altered(path: str) -> CorruptFileError:
-    return CorruptFileError(
-        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. {_REMEDY}"
-    )

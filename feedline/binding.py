@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from feedline.artifacts import KnowledgeRef, Stored
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
 from feedline.features import FeatureInput, FeatureSpec
+from feedline.fit_sets import FitRequest, Refusal, fit_source
 from feedline.positions import Path
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures, compile_features
@@ -22,38 +24,82 @@ from feedline.transforms.registry import OpError
 from feedline.warehouse.locations import below, join, shown
 from feedline.warehouse.presence import first_absence
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.snapshot import Snapshot
 
 
 def artifacts_dir(spec: PipelineSpec) -> str:
     """Where what ops learnt is kept."""
-    return spec.artifacts or below(spec.work_dir, "artifacts")
+    return spec.artifacts.folder or below(spec.work_dir, "artifacts")
+
+
+def fit_request(spec: PipelineSpec, *, served: bool = False) -> FitRequest:
+    """Which fits this pipeline asks for."""
+    sample = Sample.of(spec.source.sample)
+    return FitRequest(
+        pipeline=spec.name,
+        source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
+        shared=spec.artifacts.shared,
+        served=served,
+    )
 
 
 def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> KnowledgeRef:
-    """What a job of this pipeline knows: a set of fits; rows that are `served` were not learnt from."""
+    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
     return KnowledgeRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
         out_of_fold=spec.fit.out_of_fold and not served,
         base_dir=spec.base_dir,
+        request=fit_request(spec, served=served),
     )
 
 
-def require_fitted(spec: PipelineSpec, features: CompiledFeatures, *, served: bool = False) -> None:
+def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
+    """The rows that a run of the spec reads, by what decides on them."""
+    return TableRows(
+        root=shown(snapshot.uri),
+        named=names_of(spec.source.table, spec.source.format),
+        where=spec.source.where,
+        sample=Sample.of(spec.source.sample),
+    )
+
+
+def require_fitted(
+    spec: PipelineSpec, features: CompiledFeatures, stored: Stored | None = None, *, served: bool = False
+) -> None:
     """Raise SpecError, with the command that helps, where something has not been learnt yet.
 
-    served: there is no table to learn from, whatever pipeline.yaml says.
+    stored: where fits were looked for (default: the knowledge that the features were compiled with). served: there is
+    no table to learn from, whatever pipeline.yaml says.
     """
     if not features.wanted:
         return
-    missing = [f"{want.feature}: {want.op[0]}: {_instead(features.knowledge, want)}" for want in features.wanted]
-    more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     place = next(
         (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
     )
-    remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
-    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{more}. {remedy}")
+    knowledge = features.knowledge if stored is None else stored
+    refusal = set_refusal(knowledge)
+    if refusal is not None:
+        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
+        remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
+        raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(knowledge, want)}" for want in features.wanted]
+    shared = spec.artifacts.shared
+    if shared is not None:
+        remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
+    else:
+        remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
+    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
+
+
+def set_refusal(knowledge: Knowledge) -> Refusal | None:
+    """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
+    return knowledge.refusal() if isinstance(knowledge, Stored) else None
+
+
+def _more(features: CompiledFeatures) -> str:
+    return f"; and {len(features.wanted) - _SHOWN} more" if len(features.wanted) > _SHOWN else ""
 
 
 _SHOWN = 5  # of the fits that are missing
@@ -127,6 +173,19 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
     except ValueError as error:
         part = "where" if isinstance(error, ExpressionError) else "key"
         raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
+    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    try:
+        return bind_marks(features.marks, features.schema)
+    except ValueError as error:
+        cause = str(error).partition("\n")[0]
+        raise spec.error(
+            ("fit",),
+            f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
+            "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
+        ) from error
 
 
 def require_columns(

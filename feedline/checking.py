@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from feedline.errors import StoreError, TableError
+from feedline.nulls import Gaps, NullFinding, absence_line, find_gaps
 from feedline.plan import needs_of
 from feedline.projection import source_columns
 from feedline.resources import available_cores
@@ -24,7 +26,11 @@ from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
 from feedline.warehouse.checking import Findings, Problem, Progress, check_footers, check_pages, check_presence
 from feedline.warehouse.locations import shown
+from feedline.warehouse.null_counts import AbsentColumn
 from feedline.warehouse.retrying import interruptible
+from feedline.warehouse.schemas import SchemaRules
+from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.snapshot import snapshot_of
 
 _FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
@@ -34,7 +40,11 @@ _REDRAW_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What was looked at and what was found. `columns`: those whose pages were decoded; empty without `deep`."""
+    """What was looked at and what was found.
+
+    columns: those whose pages were decoded; empty without `deep`. gaps: of the files in which nothing else was found;
+    None where these are no table. expects_absent: pipeline.yaml says that files may lack columns.
+    """
 
     table: str
     files: int
@@ -44,12 +54,22 @@ class CheckReport:
     columns: tuple[str, ...]
     bad_files: tuple[BadFile, ...]
     problems: tuple[Problem, ...]
+    gaps: Gaps | None
+    expects_absent: bool
     seconds: float
 
     @property
     def clean(self) -> bool:
-        """Whether nothing at all was found."""
-        return not self.bad_files and not self.problems
+        """Whether a run meets nothing that was not expected."""
+        return not (self.bad_files or self.problems or self._nulls or (self._absent and not self.expects_absent))
+
+    @property
+    def _nulls(self) -> tuple[NullFinding, ...]:
+        return () if self.gaps is None else self.gaps.nulls
+
+    @property
+    def _absent(self) -> tuple[AbsentColumn, ...]:
+        return () if self.gaps is None else self.gaps.absent
 
     def facts(self) -> dict[str, Any]:
         """Plain numbers and texts, for `--json`."""
@@ -62,6 +82,7 @@ class CheckReport:
             "columns": list(self.columns),
             "bad_files": [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.bad_files],
             "problems": [{"path": problem.file, "reason": problem.reason} for problem in self.problems],
+            **(self.gaps or Gaps()).facts(),
             "seconds": self.seconds,
         }
 
@@ -71,12 +92,19 @@ class CheckReport:
         lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {looked} in {self.seconds:.1f} s"]
         lines += [f"bad      {bad.line()}" for bad in self.bad_files]
         lines += [f"problem  {problem.file}: {problem.reason}" for problem in self.problems]
-        if self.clean:
+        lines += [f"nulls    {found.line()}" for found in self._nulls]
+        lines += [f"missing  {absence_line(found)}" for found in self._absent]
+        if len(lines) == 1:
             return f"{lines[0]}: nothing found"
-        lines.append(
-            f"{len(self.bad_files):,} bad files, {len(self.problems):,} with other problems. "
-            "`on_bad_file: skip` leaves the bad ones out of the plan; nothing leaves out the others"
-        )
+        if self.gaps is None:
+            lines.append("nulls and missing columns were not looked for: the files do not make one table")
+        if self._absent and not self.expects_absent:
+            lines.append("Files that lack a column are expected where source.schema says `missing: null`")
+        if self.bad_files or self.problems:
+            lines.append(
+                f"{len(self.bad_files):,} bad files, {len(self.problems):,} with other problems. "
+                "`on_bad_file: skip` leaves the bad ones out of the plan; nothing leaves out the others"
+            )
         return "\n".join(lines)
 
 
@@ -97,6 +125,7 @@ def run_check(
         if rules.missing_error and findings.kinds:
             needs = needs_of(spec, findings.table_schema())
             check_presence(findings, needs.parts(findings.table_schema()), needs.where)
+        gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
             check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
@@ -110,6 +139,8 @@ def run_check(
         columns=columns,
         bad_files=tuple(sorted(findings.bad, key=lambda bad: bad.file)),
         problems=tuple(sorted(findings.problems, key=lambda problem: problem.file)),
+        gaps=gaps,
+        expects_absent="missing" in spec.source.schema_rules.model_fields_set,
         seconds=time.perf_counter() - began,
     )
 
@@ -136,6 +167,27 @@ class ProgressLine:
         """Leave the line for what comes next."""
         if self._open:
             print("\033[K", end="", file=self._out, flush=True)
+
+
+def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:
+    """What the rows that a run selects lack, as footers say, of the files in which nothing is wrong.
+
+    The snapshot that it takes is the one that the next run has. None where the files are no table.
+    """
+    listing, sound = findings.listing, set(findings.sound())
+    wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in sound]
+    if len(wrong) == len(listing.files):
+        return None
+    try:
+        snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
+        snapshot = snapshot.without(wrong) if wrong else snapshot
+    except StoreError:
+        raise
+    except TableError:
+        return None
+    needs = needs_of(spec, snapshot.schema)
+    selection = screen_rows(snapshot, needs.where, sample=needs.sample)
+    return find_gaps(needs, snapshot, selection.rows, needs.where)
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,15 +16,17 @@ from rich.console import Console
 
 from feedline.bad_file_texts import summary_of
 from feedline.checking import ProgressLine, run_check
-from feedline.errors import SpecError
+from feedline.errors import PlanError, SpecError
 from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
+from feedline.loader.ranks import detect_rank
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
 from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
+from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
@@ -109,6 +112,21 @@ def plan(
         print(json.dumps(facts))
     else:
         Console().print((ops_table if ops else plan_table)(facts))
+
+
+@app.command()
+def head(
+    pipeline: PipelinePath,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many rows.")] = 5,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first rows of the table beside the features that they become; ids of vocabularies with their values."""
+    facts = preview(load_spec(pipeline, parse_overrides(overrides or [])), rows)
+    if as_json:
+        print(json.dumps(json_facts(facts)))
+    else:
+        Console().print(preview_table(facts))
 
 
 @app.command()
@@ -289,9 +307,25 @@ def version() -> None:
     print(VERSION)
 
 
+def _refuse_launcher() -> None:
+    """Which ranks' trainers are on this host, the launcher of this command does not say: its tasks may be hosts."""
+    try:
+        found = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
+        said = f"rank {found.rank} of {found.world_size} ({found.source})" if found.world_size > 1 else None
+    except PlanError as error:
+        said = str(error)
+    if said is not None:
+        raise SpecError(
+            f"--ranks and --world-size are missing under a launcher: got {said}, expected the ranks of this host. "
+            f"Give both; --world-size 1 for a run of its own"
+        )
+
+
 def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
-    """ "0-7" or "0,2,5" as ranks; without a text, all ranks of the world, or rank 0."""
+    """ "0-7" or "0,2,5" as ranks; without a text, all ranks of the world, or rank 0 of a process that is alone."""
     if text is None:
+        if world_size is None:
+            _refuse_launcher()
         return list(range(world_size or 1))
     ranks: list[int] = []
     for part in text.split(","):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from feedline.column_ranges import expand, has_range
 from feedline.expectations import Bound, read_bounds, written
 from feedline.positions import Document, Path, Problems, met, path_text, unknown
 
@@ -23,6 +24,9 @@ AnyGroup = Group | Literal["observed"]  # what a statistic is learnt from: in no
 SOURCES = ("column", "expr", "op")
 FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect")
 EXTRA_KEYS = (*SOURCES[:2], "expect")
+# Of an entry that stands for several features; see `_FeatureReader.template`.
+TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
+EXTRA_TEMPLATE_KEYS = ("columns", "expect")
 OnNonfinite = Literal["error", "zero", "keep"]
 FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
 
@@ -149,12 +153,13 @@ class _FeatureReader:
         path: Path = ("features", group)
         if group == "extra" and isinstance(value, list):
             for index, name in enumerate(value):
-                if (column := self.name(name, (*path, index), "a column")) is not None:
+                for column in self.names(name, (*path, index)):
                     yield self.made(name=column, group=group, column=column, path=(*path, index))
         elif isinstance(value, dict):
             for name, body in value.items():
-                feature = self.feature(group, name, body, (*path, name))
-                if feature is not None:
+                if has_range(name) or (isinstance(body, dict) and "columns" in body):
+                    yield from self.template(group, name, body, (*path, name))
+                elif (feature := self.feature(group, name, body, (*path, name))) is not None:
                     yield feature
         else:
             form = "a list of columns, or a mapping" if group == "extra" else "a mapping from names to lists of ops"
@@ -179,6 +184,53 @@ class _FeatureReader:
         remedy = f"Write `{shown}: [{_shown(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
         self.problems.add(path, f"must be {forms}: got {met(body)}. {remedy}")
         return None
+
+    def template(self, group: Group, name: str, body: Any, path: Path) -> Iterator[FeatureSpec]:
+        """One entry for several features: its name or its columns hold a range, or it lists its columns.
+
+        A name with a range names the features; any other stands for all of them, and they have their columns' names.
+        """
+        names = self.names(name, path) if has_range(name) else []
+        if not isinstance(body, dict):
+            names = names if isinstance(body, list) else [name]  # what else it is, is said once
+            made = [self.feature(group, feature, body, path) for feature in names]
+            yield from (feature for feature in made if feature is not None)
+            return
+        allowed = TEMPLATE_KEYS if group != "extra" else EXTRA_TEMPLATE_KEYS
+        wrong = [key for key in body if key not in allowed]
+        for key in wrong:
+            self.problems.add((*path, key), unknown("key of an entry for several features", key, allowed), key=True)
+        columns = self.columns(body["columns"], (*path, "columns")) if "columns" in body else names
+        if wrong or not columns:
+            return
+        if len(columns) != len(names or columns):
+            message = f"must be as many as the features: got {len(columns)}, expected {len(names)} for {name}"
+            self.problems.add((*path, "columns"), message)
+            return
+        rest = {key: value for key, value in body.items() if key != "columns"}
+        made = [
+            self.long_form(group, feature, {"column": column, **rest}, path)
+            for feature, column in zip(names or columns, columns, strict=True)
+        ]
+        yield from (feature for feature in made if feature is not None)
+
+    def columns(self, values: Any, path: Path) -> list[str]:
+        """A list of columns, ranges expanded; nothing where one of them is wrong."""
+        if not isinstance(values, list) or not values:
+            got = "an empty list" if values == [] else met(values)
+            self.problems.add(path, f"must be a list of columns: got {got}, expected for example [C1, C2]")
+            return []
+        found = [self.names(value, (*path, index)) for index, value in enumerate(values)]
+        return [name for names in found for name in names] if all(found) else []
+
+    def names(self, value: Any, path: Path) -> list[str]:
+        """The names that a column's or feature's name stands for: itself, or those of its range."""
+        name = self.name(value, path, "a column")
+        try:
+            return [] if name is None else expand(name)
+        except ValueError as error:
+            self.problems.add(path, str(error))
+            return []
 
     def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
         known = FEATURE_KEYS if group != "extra" else EXTRA_KEYS

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +144,8 @@ def _say(message: dict[str, Any]) -> None:
 
 def _say_plan(plan: Plan) -> None:
     facts = plan.facts()
-    _say(
-        {"type": "plan", **{name: facts[name] for name in ("snapshot", "plan", "rows_dropped", "bad_files", "schema")}}
-    )
+    names = ("snapshot", "plan", "rows_dropped", "bad_files", "nulls", "absent", "schema")
+    _say({"type": "plan", **{name: facts[name] for name in names}})
 
 
 def _serve(
@@ -185,6 +184,9 @@ def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello:
     """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
     job = job_fingerprint(pipeline.spec)
     plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
+    if hello.get("snapshot") is None and hello.get("rebase") is None:  # a run that goes on may have had those rows
+        plan.without_gaps()
+    plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
     if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
         spec = pipeline.spec

@@ -178,6 +178,8 @@ def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
             "fitted": f"{one.when} on {one.rows:,} rows of {one.table}"
             + (f" where {one.where}" if one.where else "")
             + (f", a sample of {one.sample['fraction']}" if one.sample else ""),
+            "pipeline": one.pipeline or "not named: fitted by an earlier version",
+            "fit.where": one.fit_where or "not declared",
             "snapshot": one.snapshot,
             "digest": one.digest,
         }

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.artifacts import Fit, current, fitted_when, load_manifest
-from feedline.binding import artifacts_dir
+from feedline.artifacts import Fit, Stored
+from feedline.binding import knowledge_ref, set_refusal
 from feedline.spec import PipelineSpec
 
 
@@ -20,6 +20,7 @@ class FitFacts:
     """One fit for people: by which op, for which features, `shown` what was learnt, from what, and when (ISO time).
 
     types: the columns that it was learnt from. rows: how many rows were; of which table, where, in which sample.
+    pipeline: the name of the one that fitted. fit_where: `fit.where` as that declared it.
     """
 
     op: str
@@ -32,6 +33,8 @@ class FitFacts:
     table: str
     snapshot: str
     where: str | None
+    pipeline: str | None
+    fit_where: str | None
     sample: Mapping[str, Any] | None
     when: str
     digest: str
@@ -61,14 +64,19 @@ class FitReport:
 
 
 def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
-    """What was fitted for a pipeline and counts. Raises as `artifacts.load_manifest`."""
-    folder = artifacts_dir(spec)
-    digest = current(folder)
-    if digest is None:
+    """What was fitted for a pipeline and counts.
+
+    Raises SpecError, with both values, where there are fits of something else only; else as `artifacts.load_manifest`.
+    """
+    stored = Stored(knowledge_ref(spec), newest=True)
+    manifest, one = stored.manifest, stored.chosen
+    if manifest is None or one is None:
+        refusal = set_refusal(stored)
+        if refusal is not None:
+            raise spec.error(("artifacts",), f"nothing is fitted: {refusal.text}. {refusal.remedy}")
         return ()
-    when = fitted_when(folder)
-    fits = load_manifest(folder, digest).fits.values()
-    return tuple(facts_of(fit, when[fit.key]) for fit in sorted(fits, key=lambda fit: (fit.features, fit.chain)))
+    fits = sorted(manifest.fits.values(), key=lambda fit: (fit.features, fit.chain))
+    return tuple(facts_of(fit, one.fitted[fit.key]) for fit in fits)
 
 
 def facts_of(fit: Fit, when: str) -> FitFacts:
@@ -85,6 +93,8 @@ def facts_of(fit: Fit, when: str) -> FitFacts:
         table=origin.table,
         snapshot=origin.snapshot,
         where=origin.where,
+        pipeline=origin.pipeline,
+        fit_where=origin.fit_where,
         sample=origin.sample,
         when=when,
         digest=fit.digest,

@@ -19,7 +19,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.golden_files import Golden, Made, forget_golden, load_golden, save_columns, save_golden
 from feedline.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
 from feedline.loader.encoded_table import arrow_table
-from feedline.service.tasks import local_environment
+from feedline.service.environment import environment_differences, local_environment
 from feedline.serving import Serving
 from feedline.spec import PipelineSpec
 from feedline.warehouse.locations import shown
@@ -160,10 +160,7 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
                 f"expected {golden.made.fingerprints[name][:32]}. Bring the whole folder here, or fit again"
             )
     made = arrow_table(*serving.encode(golden.rows))
-    here, there = dict(local_environment()), golden.made.environment
-    names = dict.fromkeys([*here, *there])
-    other = [(name, here.get(name, "none"), there.get(name, "none")) for name in names]
-    other = [(name, one, two) for name, one, two in other if one != two]
+    other = environment_differences(dict(local_environment()), golden.made.environment)
     allowed = (ULPS if other else 0) if ulps is None else ulps
     return Check(
         rows=golden.rows.num_rows,

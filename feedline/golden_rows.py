@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -21,15 +21,13 @@ import pyarrow.types as pat
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.extraction import Frame
-from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_of, read_fragment
+from feedline.warehouse.first_rows import screened_splits
+from feedline.warehouse.reading import read_fragment
 from feedline.warehouse.sampling import BoundSample
-from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import Snapshot
-from feedline.warehouse.splits import plan_splits
 
 SPLITS, ROWS_OF_SPLIT, MADE_UP, SYNTHETIC = 10, 24, 16, 64
 _CHUNK_ROWS, _CHUNKS = 2_048, 16  # that are looked at in a split, should the filter keep few rows
-_SPLIT_ROWS = 65_536
 
 Encodes = Callable[[Frame], bool]  # whether rows can be transformed
 _LONG = "a text that is longer than what lies inside a view"
@@ -46,7 +44,7 @@ def real_rows(
     """The first kept rows of some splits, with these columns in the types of `schema`."""
     wanted = pa.schema([schema.field(name) for name in columns])
     found = [wanted.empty_table()]
-    for fragment in _fragments(snapshot, where, sample):
+    for fragment in screened_splits(snapshot, where, sample, _spread):
         left = ROWS_OF_SPLIT
         chunks = read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=_CHUNK_ROWS)
         for _, chunk in zip(range(_CHUNKS), chunks, strict=False):
@@ -58,14 +56,9 @@ def real_rows(
     return pa.concat_tables(found).combine_chunks()
 
 
-def _fragments(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> Iterator[Fragment]:
-    selection = screen_rows(snapshot, where, sample=sample)
-    stored = snapshot.rows_per_row_group
-    planned = np.where(selection.rows == UNCOUNTED, stored, selection.rows)
-    splits = plan_splits(planned, snapshot.file_of_row_group, _SPLIT_ROWS)
-    unknown = np.where(selection.rows == 0, 0, UNCOUNTED)  # a fragment that is not read to its end counts nothing
-    for index in dict.fromkeys(np.linspace(0, len(splits) - 1, SPLITS).astype(int).tolist() if len(splits) else ()):
-        yield fragment_of(snapshot, splits, unknown, index, selection.proven)
+def _spread(splits: int) -> list[int]:
+    """Some splits, spread over all."""
+    return list(dict.fromkeys(np.linspace(0, splits - 1, SPLITS).astype(int).tolist())) if splits else []
 
 
 def refused(rows: pa.Table, encodes: Encodes) -> list[int]:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef, load_manifest
-from feedline.binding import artifacts_dir, knowledge_ref
+from feedline.binding import artifacts_dir, fit_request, knowledge_ref, set_refusal
 from feedline.errors import CorruptFileError, SpecError
 from feedline.plan import Plan
+from feedline.spec import PipelineSpec
 from feedline.warehouse import store
 from feedline.warehouse.locations import absolute, locate
 
@@ -54,7 +55,7 @@ def ready(
             return before
 
     def take() -> str:
-        if plan.features.wanted and plan.spec.fit.auto:
+        if plan.features.wanted and _may_fit(plan):
             return fit_missing() or ""
         plan.require_fitted()
         return plan.job.knowledge.manifest or ""
@@ -62,7 +63,8 @@ def ready(
     if start is None:
         manifest = take()
     else:
-        named = hashlib.sha256(json.dumps([start.job, "artifacts", artifacts_dir(plan.spec)]).encode()).hexdigest()
+        asked = [start.job, "artifacts", artifacts_dir(plan.spec), repr(fit_request(plan.spec))]
+        named = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         manifest = agree_on_snapshot(
             plan.spec.work_dir,
             named,
@@ -78,6 +80,12 @@ def ready(
     return plan
 
 
+def _may_fit(plan: Plan) -> bool:
+    """Whether `fit: auto` learns what is missing: not what another pipeline's fits or another table's stand for."""
+    refusal = set_refusal(plan.features.knowledge)
+    return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
+
+
 def _name(plan: Plan) -> str:
     return str(plan.facts()["features"])
 
@@ -86,19 +94,25 @@ def _note(plan: Plan) -> None:
     """Writes down which set of fits the features were made with, unless that is known."""
     name, manifest = _name(plan), plan.job.knowledge.manifest
     if _known(plan, name) != manifest:
-        store.put(locate(absolute(plan.spec.work_dir)), _file(name), [json.dumps({"manifest": manifest}).encode()])
+        place = locate(absolute(plan.spec.work_dir))
+        store.put(place, _file(plan.spec, name), [json.dumps({"manifest": manifest}).encode()])
 
 
 def _known(plan: Plan, name: str) -> str | None:
     """The set of fits that features of that fingerprint were made with, if it is noted and there."""
-    try:
-        noted = json.loads(bytes(store.get(locate(absolute(plan.spec.work_dir)), _file(name))))
-        manifest = str(noted["manifest"])
-        load_manifest(artifacts_dir(plan.spec), manifest)
-    except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
-        return None
-    return manifest
+    place = locate(absolute(plan.spec.work_dir))
+    for file in (_file(plan.spec, name), f"features/{name}.json"):  # the second one is of earlier versions
+        try:
+            manifest = str(json.loads(bytes(store.get(place, file)))["manifest"])
+            load_manifest(artifacts_dir(plan.spec), manifest)
+        except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
+            continue
+        return manifest
+    return None
 
 
-def _file(name: str) -> str:
-    return f"features/{name}.json"
+def _file(spec: PipelineSpec, name: str) -> str:
+    """Of this pipeline and folder: another's set of the same features may lie in another folder, or go before."""
+    request = fit_request(spec)
+    content = json.dumps([request.owner, absolute(artifacts_dir(spec))])
+    return f"features/{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"

@@ -23,18 +23,21 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from feedline.artifacts import Fit, Learnt, Origin, Stored, current, fitted_when, load_artifact, load_manifest, save
+from feedline.artifacts import Fit, Learnt, Origin, Stored, load_artifact, load_manifest, save
 from feedline.binding import (
     artifacts_dir,
     bound_sample,
     bound_where,
     compile_spec,
+    fit_request,
     knowledge_ref,
     planned_schema,
     require_columns,
+    require_fitted,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
 from feedline.fit_report import FitReport, facts_of
+from feedline.fit_sets import FitSet, load_set, save_set, set_file
 from feedline.golden import record
 from feedline.plan import code_of
 from feedline.resources import available_memory_bytes
@@ -49,14 +52,15 @@ from feedline.service.observing import (
 )
 from feedline.service.reduction import FAN_IN, Workers, mapped, reduced
 from feedline.service.spilling import PARTS, Scratch, Spilled, discard, parts_of
-from feedline.service.tasks import local_environment
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.warehouse import store
 from feedline.warehouse.accounting import deciding_parts, needed_bytes
-from feedline.warehouse.locations import absolute, below, shown
+from feedline.warehouse.locations import absolute, below, locate, shown
 from feedline.warehouse.reading import Fragment, fragment_at
 from feedline.warehouse.sampling import SAMPLE_WEIGHT
+from feedline.warehouse.seen_rows import names_of
 from feedline.warehouse.selection import Selection, screen_rows
 from feedline.warehouse.snapshot import Snapshot
 
@@ -90,9 +94,8 @@ class _Known:
     keep: bool
     made: dict[str, Learnt] = field(default_factory=dict)
 
-    @property
-    def out_of_fold(self) -> bool:
-        return self.stored.out_of_fold
+    def seen(self, key: str) -> bool | str:
+        return self.stored.seen(key)
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         if wanted.key in self.made:
@@ -126,11 +129,13 @@ def fit_pipeline(
 ) -> FitReport:
     """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
 
+    A pipeline that uses another's fits (`artifacts: {from: NAME}`) learns nothing: they have to be there.
+
     Raises SpecError for whatever does not fit the table or the rows and where nothing can be written, PlanError where
     there is no row to learn from, and what reading raises. What counted before still counts then.
     """
     began = time.perf_counter()
-    run = _Run(spec, snapshot, workers, keep, say)
+    run = _Run(spec, snapshot, workers, keep or spec.artifacts.shared is not None, say)
     report = FitReport(table=snapshot.uri, snapshot=snapshot.id)
     try:
         try:
@@ -157,7 +162,8 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        stored = Stored(knowledge_ref(spec, current(artifacts_dir(spec)) if keep else None))
+        self._request = replace(fit_request(spec), root=shown(snapshot.uri))
+        stored = Stored(replace(knowledge_ref(spec), request=self._request), newest=keep)
         self._known = _Known(stored, keep)
         blank = _Known(stored, False)
         self.everything = {want.key: want for want in self._compiled(blank).wanted}
@@ -170,29 +176,30 @@ class _Run:
 
     def work(self) -> None:
         """All passes. Raises as `fit_pipeline`."""
-        wanted = self._compiled(self._known).wanted if self._known.keep else tuple(self.everything.values())
+        wanted = self._wanted() if self._known.keep else tuple(self.everything.values())
         if not wanted:
             return
+        if self._request.shared is not None:
+            require_fitted(self._spec, self._compiled(self._known), self._known.stored)
         missing, passes = {want.key for want in wanted}, _depth(wanted)
         selection = screen_rows(self._snapshot, self._where, sample=self._sample)
         tasks = fit_tasks(self._snapshot, selection, self._workers.threads)
         while ready := [want for want in wanted if not want.depends]:
             self._step += 1
-            self._learn(ready, self._observed(ready, tasks, selection, passes))
+            self._learn(ready, self._observed(ready, tasks, selection, max(passes, self._step)))
             missing.difference_update(self._known.made)
-            wanted = self._compiled(self._known).wanted if missing else ()
+            wanted = self._wanted() if missing or self._known.keep else ()
             missing.update(want.key for want in wanted)  # of what was kept until what it is made of came out different
+
+    def _wanted(self) -> tuple[Wanted, ...]:
+        """What is missing, to be learnt from all features that share it, those too whose own fit would do."""
+        missing = self._compiled(self._known).wanted
+        return tuple(replace(self.everything[want.key], depends=want.depends) for want in missing)
 
     def report(self, began: float) -> FitReport:
         """Saves what is known as the set that counts."""
         learnt = [self._known.learnt(key) for key in self.everything]
-        folder = artifacts_dir(self._spec)
-        before, others = self._others(folder)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        when = {one.fit.key: before.get(one.fit.key, now) for one in [*learnt, *others]}
-        when |= dict.fromkeys(self._known.made, now)
-        nothing_new = self._known.keep and not self._known.made
-        digest = self._known.stored.ref.manifest if nothing_new else save(folder, [*learnt, *others], when).digest
+        manifest, when = self._kept() or self._saved(learnt)
         return FitReport(
             fits=tuple(facts_of(one.fit, when[one.fit.key]) for one in learnt),
             made=len(self._known.made),
@@ -202,20 +209,51 @@ class _Run:
             seconds=time.perf_counter() - began,
             table=self._snapshot.uri,
             snapshot=self._snapshot.id,
-            folder=folder,
-            manifest=digest,
+            folder=artifacts_dir(self._spec),
+            manifest=manifest,
         )
+
+    def _kept(self) -> tuple[str, Mapping[str, str]] | None:
+        """The set that stays as it is; None where something was learnt, or some of it was not learnt for this."""
+        stored = self._known.stored
+        one = stored.chosen if self._known.keep and not self._known.made else None
+        if one is None or stored.refused:
+            return None
+        if one.source is None and self._request.shared is None:  # an earlier version's: it has a name from now on
+            self._name(one.manifest, one.fitted)
+        return one.manifest, one.fitted
+
+    def _saved(self, learnt: Sequence[Learnt]) -> tuple[str, Mapping[str, str]]:
+        """Writes the set, with the fits of features that this pipeline has not, and makes it the one that counts."""
+        folder, request = artifacts_dir(self._spec), self._request
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+            before, others = self._others(folder)
+            chosen = self._known.stored.chosen
+            before = {**({} if chosen is None else chosen.fitted), **before}
+            kept = [*learnt, *others]
+            when = {one.fit.key: before.get(one.fit.key, now) for one in kept}
+            when |= dict.fromkeys(self._known.made, now)
+            manifest = save(folder, kept).digest
+            self._name(manifest, when)
+        return manifest, when
+
+    def _name(self, manifest: str, when: Mapping[str, str]) -> None:
+        """Make a manifest the one that counts for this pipeline and source."""
+        request, now = self._request, datetime.now(UTC).isoformat(timespec="microseconds")
+        one = FitSet(pipeline=request.pipeline, source=request.source, manifest=manifest, fitted=dict(when), saved=now)
+        save_set(artifacts_dir(self._spec), one)
 
     def _others(self, folder: str) -> tuple[Mapping[str, str], list[Learnt]]:
         """When fits were made that count now, and those of features that this pipeline has not: they stay."""
         try:
-            digest = current(folder)
-            fits = load_manifest(folder, digest).fits.values() if digest is not None else ()
-            mine = {feature.name for feature in self._spec.features}
-            others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
-            return fitted_when(folder), [Learnt(fit=fit, artifact=None) for fit in others]
+            one = load_set(folder, self._request.pipeline, self._request.source)
+            fits = load_manifest(folder, one.manifest).fits.values() if one is not None else ()
         except (CorruptFileError, SpecError):  # of no use to anybody: what is written now takes its place
             return {}, []
+        mine = {feature.name for feature in self._spec.features}
+        others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
+        return ({} if one is None else one.fitted), [Learnt(fit=fit, artifact=None) for fit in others]
 
     def _compiled(self, known: _Known) -> CompiledFeatures:
         return compile_spec(self._spec, self._schema, knowledge=known)
@@ -285,11 +323,15 @@ class _Run:
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
                 rows=self._rows,
+                pipeline=self._spec.name,
+                fit_where=self._spec.fit.where,
+                named=names_of(self._spec.source.table, self._spec.source.format),
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),
             table=None,
             digest=artifact.digest,
+            behind=want.behind,
         )
 
     def _complaint(self, want: Wanted, error: FeedlineError) -> FeedlineError:
@@ -333,7 +375,7 @@ class _Run:
     def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
         """What its tasks need; artifacts of passes before lie in the scratch folder."""
         known = {key for want in ready for key in self.everything[want.key].depends}
-        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings)
+        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings, request=None)
         if known:
             folder = below(self.scratch.folder, "artifacts")
             ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)
@@ -349,7 +391,7 @@ class _Run:
             keys=tuple(want.key for want in ready),
             knowledge=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
-            environment=local_environment(),
+            environment=self._workers.environment,
             code=code_of(self._spec),
         )
 

@@ -24,7 +24,9 @@ from feedline.fit_report import FitReport
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
+from feedline.loader.layout import BatchSchema
 from feedline.loader.quality import measures, merge
+from feedline.loader.row_arrays import Encoded
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
@@ -32,10 +34,11 @@ from feedline.passes import Say, fit_pipeline
 from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
 from feedline.resources import available_cores
+from feedline.row_forms import Rows
 from feedline.service.reduction import Workers, threads_here
-from feedline.service.tasks import BlockResult, run_block
+from feedline.service.tasks import BlockRequest, BlockResult, run_block
 from feedline.service.watching import Observed
-from feedline.serving import Encoded, Rows, Serving
+from feedline.serving import Serving
 from feedline.skipping import Take, good_snapshot
 from feedline.sources import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
@@ -243,10 +246,19 @@ class Pipeline:
     def transform(self, data: Rows) -> Encoded:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
-        `data`: see `Rows`. Raises SpecError where a column is missing or of a kind that the features do not take,
-        DataError for nulls and for values that do not fit.
+        `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
+        where a column is missing or of a kind that the features do not take, DataError for nulls and for values that do
+        not fit.
         """
         return self._serving.transform(data)
+
+    @property
+    def schema(self) -> BatchSchema:
+        """Every column of a batch, as `dataset.schema` has it: a model is made of it, where there is no table, too.
+
+        The table is looked at where no types of it are recorded. Raises SpecError where something is not fitted yet.
+        """
+        return self._serving.schema(lambda: self.snapshot().schema)
 
     def batches(
         self,
@@ -265,7 +277,7 @@ class Pipeline:
         """
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
-        _warn_of_bad_files(plan)
+        _warn(plan)
         observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
         self._observed.append(observed)
         return iterate(plan, observed, epoch=epoch, rank=rank, world_size=world_size, step=step)
@@ -277,7 +289,7 @@ class Pipeline:
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
         """A plan to be used at once."""
-        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size))
+        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size)).without_gaps()
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
@@ -287,15 +299,19 @@ class Pipeline:
         from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self._fresh(world_size)
-        _warn_of_bad_files(plan)
-        schedule = plan.schedule(epoch)
-        requests = [
-            plan.request(block, epoch)
-            for lane in range(plan.lanes)
-            for block in schedule.blocks(lane, everything=True)
-            if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
-        ]
-        return blocks_to_dask(plan.job, requests)
+        _warn(plan)
+        return blocks_to_dask(plan.job, _all_blocks(plan, epoch))
+
+
+def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
+    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
+    schedule = plan.schedule(epoch)
+    return [
+        plan.request(block, epoch)
+        for lane in range(plan.lanes)
+        for block in schedule.blocks(lane, everything=True)
+        if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
+    ]
 
 
 def _lanes(spec: PipelineSpec, world_size: int) -> int:
@@ -333,7 +349,9 @@ def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
             raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
 
 
-def _warn_of_bad_files(plan: Plan) -> None:
+def _warn(plan: Plan) -> None:
+    for text in plan.gaps.warnings():
+        warnings.warn(text, UserWarning, stacklevel=3)
     if plan.skipped:
         warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
 

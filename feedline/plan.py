@@ -28,6 +28,7 @@ from feedline.binding import (
     planned_schema,
     require_columns,
     require_fitted,
+    rows_of,
 )
 from feedline.errors import PlanError
 from feedline.expectations import OnExpect
@@ -36,8 +37,10 @@ from feedline.loader.layout import SlotLayout
 from feedline.loader.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.loader.state import rebased_state
 from feedline.needs import Needs
+from feedline.nulls import Gaps, find_gaps
 from feedline.projection import has_column
-from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns, local_environment
+from feedline.service.environment import environment_text, local_environment
+from feedline.service.tasks import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import CompiledFeatures
 from feedline.transforms.registry import OpError
@@ -95,6 +98,17 @@ class Plan:
         """Raise SpecError, with the command that helps, where something has not been learnt yet."""
         require_fitted(self.spec, self.features)
 
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
+        return find_gaps(self._needs, self.snapshot, self.selection.rows, self.where)
+
+    def without_gaps(self) -> Plan:
+        """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
+        if self.gaps.nulls and self.rebase is None:
+            self.gaps.refuse(self._schedule(0, self.split_rows, None).rows_dropped)
+        return self
+
     def rest(self, epoch: int) -> Rebase | None:
         """What an epoch is the rest of; None for a whole epoch."""
         return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
@@ -131,7 +145,8 @@ class Plan:
 
         A struct counts whole, whichever of its fields are read.
         """
-        read = frozenset([*self.features.parts, *kept_columns(self.job)])
+        marking = [part for mark in self._needs.marks for part in mark.parts]
+        read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
         needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
@@ -207,6 +222,7 @@ class Plan:
             "snapshot": self.snapshot_name,
             "plan": self.fingerprint,
             "features": self.features.fingerprint[:32],
+            "environment": environment_text(self.job.environment),
             "seed": self.seed,
             "lanes": self.lanes,
             "batch_size": self.spec.batch.size,
@@ -214,6 +230,8 @@ class Plan:
             "rows": schedule.rows,
             "rows_dropped": schedule.rows_dropped,
             "bad_files": self.bad_files(),
+            "nulls": self.gaps.warnings(),
+            "absent": self.gaps.notes(),
             "schema": self.layout.schema.to_json(),
             "rest": self._rest_facts(),
         }
@@ -273,7 +291,7 @@ def make_plan(
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    stored = Stored(knowledge_ref(spec), newest=True) if knowledge is None else Stored(knowledge)
+    stored = _stored(spec, snapshot, knowledge)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
@@ -317,6 +335,12 @@ def make_plan(
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
+
+
+def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | None) -> Stored:
+    """A set of fits, which tells the rows of this plan that a fit has seen from others."""
+    ref = replace(knowledge_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
+    return Stored(ref, newest=knowledge is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:

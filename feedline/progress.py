@@ -1,38 +1,100 @@
-"""How does a person see a run? A live table on a terminal, a plain line every few seconds elsewhere.
+"""How does a person see a run? A live display on a terminal, a plain line every few seconds elsewhere.
 
-Runs in: the process of `feedline run`. Pure rendering: values in, text out.
+Runs in: the process of `feedline run`. `Pace` turns counters into what they did lately; the rest is pure rendering.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-# On a terminal the table is redrawn this often; elsewhere a line is printed this often.
+# On a terminal the display is redrawn this often; elsewhere a line is printed this often.
 _REDRAWS_PER_S = 4
 _LINE_S = 5.0
+# Rates are those of this long: long enough to be steady over uneven blocks, short enough to tell of a change.
+_WINDOW_S = 10.0
+_NARROW = 80  # columns, below which a rank is one line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What a rank has counted since its trainer came: rows, batches, seconds that the trainer and the feeder waited."""
+
+    rows: int
+    batches: int
+    trainer_s: float
+    feeder_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What counters gained lately: rows and batches per second, the share of time that either side waited."""
+
+    rows_per_s: float = 0.0
+    batches_per_s: float = 0.0
+    trainer: float = 0.0
+    feeder: float = 0.0
+
+
+class Pace:
+    """One rank's counters of the last seconds; another trainer's begin anew."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._seen: deque[tuple[float, Counters]] = deque()
+
+    def add(self, counters: Counters) -> Change:
+        """Take what is counted now; returns how it changed since about `_WINDOW_S` ago, or since the first batch."""
+        now = self._now_s()
+        if self._seen and (not self._seen[-1][1].rows or counters.rows < self._seen[-1][1].rows):
+            self._seen.clear()
+        self._seen.append((now, counters))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        seconds = now - began
+        if seconds <= 0:
+            return Change()
+        return Change(
+            rows_per_s=(counters.rows - first.rows) / seconds,
+            batches_per_s=(counters.batches - first.batches) / seconds,
+            trainer=(counters.trainer_s - first.trainer_s) / seconds,
+            feeder=(counters.feeder_s - first.feeder_s) / seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """What one row shows. `waits` says who waits: "trainer", "feeder" or ""."""
+    """What is shown of a rank. `epoch` from 0, of `epochs`; `waits` says who waits: "trainer", "feeder" or ""."""
 
     rank: int
     state: str
     epoch: int
+    epochs: int
     step: int
     steps: int
     rows: int
     rows_per_s: float
+    batches_per_s: float
     ring_fill: float | None
     waits: str
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step of the last epoch, as fast as lately; None where that is not known."""
+        if not self.steps or self.batches_per_s <= 0 or self.state == "done":
+            return None
+        epochs_after = max(self.epochs - self.epoch - 1, 0)
+        return (self.steps - self.step + epochs_after * self.steps) / self.batches_per_s
 
 
 class Progress:
@@ -61,43 +123,85 @@ class Progress:
     def show(self, views: Sequence[RankView], *, force: bool = False) -> None:
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(_table(self._title, views), refresh=True)
+            self._live.update(display(self._console, self._title, views), refresh=True)
         elif force or now - self._last_line_s >= _LINE_S:
             self._last_line_s = now
             for view in views:
-                self._console.print(_line(view), highlight=False, soft_wrap=True)
+                self._console.print(line(view), highlight=False, soft_wrap=True)
+
+
+def display(console: Console, title: str, views: Sequence[RankView]) -> Table | Group:
+    """A table, or a line per rank where the table does not fit."""
+    table = _table(title, views)
+    if console.width >= _NARROW and console.measure(table, options=console.options.update(width=1000)).maximum <= (
+        console.width
+    ):
+        return table
+    return Group(*(Text(short_line(view), no_wrap=True, overflow="ellipsis") for view in views))
 
 
 def _table(title: str, views: Sequence[RankView]) -> Table:
     table = Table(title=title, title_justify="left", expand=False)
-    for name in ("rank", "state", "epoch", "step", "%", "rows", "rows/s", "ring", "waits"):
+    for name in ("rank", "state", "epoch", "step", "%", "rows", "rows/s", "ETA", "ring", "waits"):
         table.add_column(name, justify="left" if name in ("state", "ring", "waits") else "right", no_wrap=True)
     for view in views:
         table.add_row(
             str(view.rank),
             view.state,
-            str(view.epoch),
-            f"{view.step:,}/{view.steps:,}",
+            _epoch(view),
+            f"{view.step:,}/{view.steps:,}" if view.steps else "-",
             _percent(view),
             f"{view.rows:,}",
             f"{view.rows_per_s:,.0f}",
+            _clock(view.left_s),
             _bar(view.ring_fill),
             view.waits,
         )
     return table
 
 
-def _line(view: RankView) -> str:
+def line(view: RankView) -> str:
+    """A rank in full: what is printed where there is no terminal."""
+    if not view.steps:
+        return f"rank {view.rank} {view.state}"
+    eta = "" if view.left_s is None else f", ETA {_clock(view.left_s)}"
     fill = "" if view.ring_fill is None else f", ring {view.ring_fill:.0%} full"
     waits = f", {view.waits} waits" if view.waits else ""
     return (
-        f"rank {view.rank} {view.state}: epoch {view.epoch}, step {view.step:,}/{view.steps:,} ({_percent(view)}), "
-        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{fill}{waits}"
+        f"rank {view.rank} {view.state}: epoch {_epoch(view)}, step {view.step:,}/{view.steps:,} ({_percent(view)}), "
+        f"{view.rows:,} rows, {view.rows_per_s:,.0f} rows/s{eta}{fill}{waits}"
     )
+
+
+def short_line(view: RankView) -> str:
+    """A rank in what fits into a narrow terminal."""
+    if not view.steps:
+        return f"rank {view.rank} {view.state}"
+    eta = "" if view.left_s is None else f", ETA {_clock(view.left_s)}"
+    waits = f", {view.waits} waits" if view.waits else ""
+    return f"rank {view.rank}: epoch {_epoch(view)}, {_percent(view)}, {view.rows_per_s:,.0f} rows/s{eta}{waits}"
+
+
+def _epoch(view: RankView) -> str:
+    """`3 of 12`, counted from 1; a trainer may go on after the last one that the run waits for."""
+    if not view.steps:
+        return "-"
+    return f"{view.epoch + 1} of {view.epochs}" if view.epoch < view.epochs else str(view.epoch + 1)
 
 
 def _percent(view: RankView) -> str:
     return f"{view.step / view.steps:.0%}" if view.steps else "-"
+
+
+def _clock(seconds: float | None) -> str:
+    """`0:42`, `1:02:03`, `3d 4h`."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86_400
+    if days:
+        return f"{days:,}d {hours % 24}h"
+    return f"{hours}:{minutes % 60:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _bar(fill: float | None, width: int = 8) -> str:

@@ -67,6 +67,12 @@ class Wanted:
         self.parts.setdefault(keys[0], Wanted()).add(keys[1:])
 
 
+def not_null(names: Iterable[str]) -> str:
+    """The filter that drops rows in which one of these columns and parts is null: `a is not None and b is not None`."""
+    texts = [name if part_of(name) is not None else str(Part(name, ())) for name in names]
+    return " and ".join(f"{text} is not None" for text in texts)
+
+
 def flattened_name(column: str, key: Key) -> str:
     """The top-level column that holds the values of one key of a map column: `features_map.price`, `weights.7`."""
     return f"{column}.{key}"

@@ -15,6 +15,7 @@ Files of new partitions, and files added to unchanged ones, hold rows that were 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from feedline.loader.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.loader.schedule import Block, permuted_rows
 from feedline.plan import Map, Plan
 from feedline.service.tasks import PieceRequest, run_starts
-from feedline.warehouse.changes import FileChanges, file_changes, row_groups, same_filter, same_words
+from feedline.warehouse.changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.identity import kind_of, matched
 from feedline.warehouse.masks import Bools, unpacked
 from feedline.warehouse.reading import Fragment, field_of, fragment_at, read_fragment
@@ -48,11 +49,11 @@ class _Doubt:
     """Rows of which nobody knows whether they were delivered, and some of the files they are in."""
 
     rows: int = 0
-    files: list[str] = field(default_factory=list)
+    files: dict[str, None] = field(default_factory=dict)
 
     def add(self, rows: int, files: Iterable[str]) -> None:
         self.rows += rows
-        self.files.extend(name for name in files if name not in self.files)
+        self.files.update(dict.fromkeys(files))
 
 
 def rebase(old: Plan, new: Plan, *, epoch: int, step: int, rewritten: str, map: Map | None = None) -> Rebase:
@@ -201,7 +202,7 @@ class _Rebasing:
             return None
         by, table = self._old.job.by, self._new.snapshot
         assert by is not None
-        groups = row_groups(table, now)[list(fragment.row_groups)]
+        groups = table.row_groups_of(now)[list(fragment.row_groups)]
         there = replace(fragment_at(table, now, groups, np.array(fragment.expected)), excluded=fragment.excluded)
         where, sample = self._new.where, self._new.sample
         frames = [chunk.frame for chunk in read_fragment(there, [by], where, table.schema, sample=sample)]
@@ -223,7 +224,7 @@ class _Rebasing:
 
     def _keep(self, before: int, after: int, done: Mapping[int, Bools]) -> None:
         """An unchanged file: what was delivered of it stays delivered."""
-        were, are = row_groups(self._old.snapshot, before), row_groups(self._new.snapshot, after)
+        were, are = self._old.snapshot.row_groups_of(before), self._new.snapshot.row_groups_of(after)
         for was, now in zip(were.tolist(), are.tolist(), strict=True):
             if self._old.selection.rows[was] != self._new.selection.rows[now]:
                 path = self._old.snapshot.files["path"][before].as_py()
@@ -238,7 +239,7 @@ class _Rebasing:
     def _match(self, before: list[int], after: list[int], done: Mapping[int, Bools]) -> None:
         """A partition's files that changed: find the delivered rows of the old ones among those of the new."""
         old, new = self._old, self._new
-        groups = [group for file in before for group in row_groups(old.snapshot, file).tolist() if group in done]
+        groups = [group for file in before for group in old.snapshot.row_groups_of(file).tolist() if group in done]
         fragments = [fragment for file in after for fragment in _fragments(new, file)]
         if not groups or not fragments:
             self._gone += sum(int(done[group].sum()) for group in groups)
@@ -281,9 +282,7 @@ class _Rebasing:
         """The identities of the delivered rows of some row groups of the old table, and how many have none."""
         old = self._old
         parts, missing = [np.zeros(0, np.uint64)], 0
-        files = old.snapshot.file_of_row_group[groups]
-        for file in dict.fromkeys(files.tolist()):
-            of_file = np.asarray(groups)[files == file]
+        for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
             for group, known in zip(of_file.tolist(), self._known(fragment), strict=True):
                 found = known.known & ~self._nameless(known.rows)
@@ -333,7 +332,7 @@ class _Rebasing:
 
 
 def _doubtful(doubt: _Doubt, *, keyed: bool) -> StateError:
-    named = ", ".join(doubt.files[:_NAMED])
+    named = ", ".join(itertools.islice(doubt.files, _NAMED))
     more = len(doubt.files) - _NAMED
     why = (
         "got no record of their identities, or nulls in source.row_key,"
@@ -352,12 +351,8 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
     """Files by what became of them, and kept rows that came and went, net per partition."""
     deleted = added = 0
     for partition in {**files.old, **files.new}:
-        was = sum(
-            int(old.selection.rows[row_groups(old.snapshot, file)].sum()) for file in files.old.get(partition, ())
-        )
-        now = sum(
-            int(new.selection.rows[row_groups(new.snapshot, file)].sum()) for file in files.new.get(partition, ())
-        )
+        was = _kept(old, files.old.get(partition, ()))
+        now = _kept(new, files.new.get(partition, ()))
         deleted, added = deleted + max(was - now, 0), added + max(now - was, 0)
     lost, gained = (sum(len(names) for names in each.values()) for each in (files.old, files.new))
     by_fate = {
@@ -369,10 +364,14 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
     return {"files": by_fate, "rows": {"deleted": deleted, "added": added}}
 
 
+def _kept(plan: Plan, files: Iterable[int]) -> int:
+    """Kept rows of some files."""
+    return sum(int(plan.selection.rows[plan.snapshot.row_groups_of(file)].sum()) for file in files)
+
+
 def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
     """A file's splits: their row groups (in the table) that keep rows, and the order to read them."""
-    first, stop = np.searchsorted(plan.splits.file, [file, file + 1])
-    for split in range(int(first), int(stop)):
+    for split in plan.splits.of_file(file):
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):

@@ -17,6 +17,7 @@ from feedline.bad_file_texts import lines_of, summary_of
 from feedline.feeding import memory_budget
 from feedline.loader.launch import feeder_threads
 from feedline.loader.schedule import Schedule
+from feedline.nulls import first_lines
 from feedline.part_costs import part_costs, part_rows
 from feedline.plan import Plan
 from feedline.warehouse.accounting import SelectionReport, Share, stages_of
@@ -51,6 +52,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
         "bad_files": plan.bad_files(),
+        **plan.gaps.facts(),
         "stages": stages(plan),
         **_decided(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
@@ -187,6 +189,9 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         table.add_row(
             "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
         )
+    for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
+        if lines:
+            table.add_row(name, "\n".join(map(escape, first_lines([line["text"] for line in lines]))))
     for name, key in (
         ("pruned by partition", "pruned_by_partition"),
         ("pruned by statistics", "pruned_by_statistics"),

@@ -11,6 +11,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,14 @@ from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_envir
 from feedline.loader.layout import BatchSchema
 from feedline.loader.quality import Quality, measures, merge
 from feedline.loader.rendezvous import job_fingerprint, socket_path, sweep
-from feedline.progress import Progress, RankView
+from feedline.progress import Counters, Pace, Progress, RankView
 from feedline.service.drain import Drained, start_draining, stop_draining
 from feedline.service.supervisor import Rank, Supervisor
 from feedline.spec import PipelineSpec
 from feedline.version import VERSION
 
 _POLL_S = 0.25
+_WAITING = 0.1  # of the last seconds, from which on somebody is said to wait
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for rank, feed in feeds.items():
             hello = {"feedline": VERSION, "rank": rank, "world_size": request.world_size}
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
+        paces = [Pace() for _ in views]
         with Progress(console, title=request.spec.name) as progress:
             while not stop() and not all(view.done for view in views):
                 time.sleep(_POLL_S)
@@ -108,8 +112,8 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
                     _say_warnings(console, view)
                     if view.error is not None:
                         raise view.error
-                progress.show([_drained_view(view) for view in views])
-            progress.show([_drained_view(view) for view in views], force=True)
+                progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))))
+            progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))), force=True)
         for view in views:
             _say_warnings(console, view)
             if view.error is not None:
@@ -137,13 +141,14 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     began = time.perf_counter()
     try:
         supervisor.start()
+        paces = [Pace() for _ in supervisor.ranks]
         with Progress(console, title=request.spec.name) as progress:
             while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
                 for rank, message in supervisor.poll(_POLL_S):
                     _say_event(console, rank, message)
                     if message["type"] == "plan" and rank is supervisor.ranks[0]:
-                        _say_bad_files(console, message["bad_files"])
-                progress.show([_served_view(rank) for rank in supervisor.ranks])
+                        _say_findings(console, message)
+                progress.show(list(map(served_view, supervisor.ranks, paces, repeat(request.spec.epochs))))
     finally:
         supervisor.close()
         for number in request.ranks:  # a feeder that was killed could not do it
@@ -193,12 +198,15 @@ def _say_start(console: Console, facts: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    _say_bad_files(console, facts["bad_files"])
+    _say_findings(console, facts)
 
 
-def _say_bad_files(console: Console, bad_files: Sequence[dict[str, Any]]) -> None:
-    if bad_files:
-        console.print(warning_of(bad_files), highlight=False, soft_wrap=True, markup=False)
+def _say_findings(console: Console, facts: dict[str, Any]) -> None:
+    """What a plan's facts say of the table: bad files, nulls that features cannot hold, columns that files lack."""
+    bad_files = [warning_of(facts["bad_files"])] if facts["bad_files"] else []
+    nulls = [f"warning: {text}" for text in facts["nulls"]]
+    for text in (*bad_files, *nulls, *facts["absent"]):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_warnings(console: Console, view: Drained) -> None:
@@ -223,35 +231,49 @@ def _served(rank: Rank, epochs: int) -> bool:
     return any(stats["epochs"] >= epochs for stats in rank.finished)
 
 
-def _drained_view(view: Drained) -> RankView:
-    waiting = view.seconds > 0 and view.wait_s / view.seconds > 0.5
+def drained_view(view: Drained, pace: Pace, epochs: int) -> RankView:
+    """What is shown of a rank that is drained; one that is done with the rate of its whole run."""
+    change = pace.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
+    waits = change.trainer > 0.5 or not change.rows_per_s  # one that waits counts it when it has its batch
     return RankView(
         rank=view.rank,
         state="done" if view.done else ("feeding" if view.batches else "planning"),
         epoch=view.epoch,
+        epochs=epochs,
         step=view.step,
         steps=int(view.facts.get("steps", 0)),
         rows=view.rows,
-        rows_per_s=view.rows / view.seconds if view.seconds else 0.0,
+        rows_per_s=view.rows / view.seconds if view.done and view.seconds else change.rows_per_s,
+        batches_per_s=change.batches_per_s,
         ring_fill=view.ring_fill,
-        waits="" if not view.batches else ("trainer" if waiting else "feeder"),
+        waits="" if view.done or not view.batches else ("trainer" if waits else "feeder"),
     )
 
 
-def _served_view(rank: Rank) -> RankView:
+def served_view(rank: Rank, pace: Pace, epochs: int) -> RankView:
+    """What is shown of a rank that serves a trainer, or waits for one."""
     stats = rank.stats
     slots = stats.get("ring_slots", 0)
-    waits = "" if not stats else ("feeder" if stats["wait_slots_s"] > stats["wait_blocks_s"] else "trainer")
+    counters = Counters(
+        rows=stats.get("rows", 0),
+        batches=stats.get("batches", 0),
+        trainer_s=stats.get("wait_blocks_s", 0.0),
+        feeder_s=stats.get("wait_slots_s", 0.0),
+    )
+    change = pace.add(counters)
+    waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
     return RankView(
         rank=rank.rank,
         state="feeding" if rank.trainer else "waiting",
         epoch=stats.get("epoch", 0),
+        epochs=epochs,
         step=stats.get("step", 0),
         steps=stats.get("steps", 0),
-        rows=stats.get("rows", 0),
-        rows_per_s=stats.get("rows_per_s", 0.0),
+        rows=counters.rows,
+        rows_per_s=change.rows_per_s,
+        batches_per_s=change.batches_per_s,
         ring_fill=1 - stats["ring_free"] / slots if slots else None,
-        waits=waits,
+        waits=waiting[0] if waiting[1] > _WAITING else "",
     )
 
 

@@ -20,6 +20,7 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
 _NAME: Schema = {"type": "string", "pattern": r"\S"}
+_RANGE = r"\{\d+\.\.\d+\}"
 _VARIABLE: Schema = {
     "description": "Taken from the environment and read as an unquoted YAML scalar.",
     "type": "string",
@@ -49,6 +50,7 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     schema = _allow_variables(_without_titles(model.model_json_schema()))
     op = dict(op_schema or _ANY_OP)
     definitions = {**schema.pop("$defs", {}), **op.pop("$defs", {}), **_feature_definitions(), "op": op}
+    _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
     properties["shuffle"] = {
@@ -58,6 +60,10 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     properties["fit"] = {
         "description": definitions["FitSpec"]["description"],
         "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
+    }
+    properties["artifacts"] = {
+        "description": definitions["ArtifactsSpec"]["description"],
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
     }
     schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
     return {"$schema": DIALECT, **schema, "$defs": definitions}
@@ -115,9 +121,36 @@ def _feature_definitions() -> Schema:
             },
         ],
     }
-    return {"variable": _VARIABLE, "ops": ops, "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]}} | {
-        "extra_feature": extra
+    return {
+        "variable": _VARIABLE,
+        "ops": ops,
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
+        "extra_feature": extra,
     }
+
+
+def _add_templates(definitions: Schema) -> None:
+    """Entries for several features, beside those for one."""
+    feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
+    known = feature[1]["properties"]
+    listed = _several(known, ["ops", "on_nonfinite", "expect"])
+    extras = _several(known, ["expect"])
+    definitions["features_of_a_range"] = {"anyOf": [feature[0], listed]}
+    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extras]}
+    feature.append(listed | {"required": ["columns"]})
+    extra.append(extras | {"required": ["columns"]})
+
+
+def _several(known: Schema, keys: list[str]) -> Schema:
+    """An entry that stands for several features, of those keys."""
+    columns = {
+        "description": "Columns of features that are alike; C{1..26} stands for C1 … C26.",
+        "type": "array",
+        "items": _NAME,
+        "minItems": 1,
+    }
+    properties = {"columns": columns, **{key: known[key] for key in keys}}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _expect() -> Schema:
@@ -139,6 +172,7 @@ def _features() -> Schema:
             "description": text,
             "type": "object",
             "propertyNames": _NAME,
+            "patternProperties": {_RANGE: {"$ref": "#/$defs/features_of_a_range"}},
             "additionalProperties": {"$ref": "#/$defs/feature"},
         }
         for group, text in _GROUP_DESCRIPTIONS.items()
@@ -150,6 +184,7 @@ def _features() -> Schema:
             {
                 "type": "object",
                 "propertyNames": _NAME,
+                "patternProperties": {_RANGE: {"$ref": "#/$defs/extra_features_of_a_range"}},
                 "additionalProperties": {"$ref": "#/$defs/extra_feature"},
             },
         ],

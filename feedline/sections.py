@@ -220,6 +220,9 @@ class ClusterSpec(Section):
         default=60.0, description="Seconds to wait for a worker before that is an error."
     )
     window: Count | None = Field(default=None, description="Blocks in flight; without, sized by workers and memory.")
+    cpu: Literal["native", "x86-64-v3"] | None = Field(
+        default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
@@ -244,6 +247,32 @@ class ClusterSpec(Section):
             remedy = "Use tls:// with `tls: {ca, cert, key}`, or accept the risk with `insecure: true`"
             raise rule("scheduler", f"unencrypted and not on this machine: got {self.scheduler!r}; {reason}. {remedy}")
         return self
+
+
+class ArtifactsSpec(Section):
+    """Where what ops learnt is kept, and whose it is."""
+
+    folder: PathText | None = Field(
+        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
+    )
+    shared: Text | None = Field(
+        default=None, alias="from", description="Name of the pipeline whose fits are used; without, this one's own."
+    )
+
+
+def _artifacts(value: object) -> object:
+    if value is None or isinstance(value, dict | ArtifactsSpec):
+        return value or {}
+    if not isinstance(value, str):
+        raise expected("a path or URI, or a mapping with the keys folder, from", _quoted(value))
+    return {"folder": value}
+
+
+def _quoted(value: object) -> str:
+    return "Quote it" if isinstance(value, bool | int | float) else ""
+
+
+Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]
 
 
 class FitSpec(Section):

@@ -12,7 +12,10 @@ Where files cannot be told by their times (some stores), and in a saved snapshot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError
 from feedline.sources import snapshot_of_source
@@ -51,7 +54,7 @@ def good_snapshot(
             count(snapshot, forgiving)
             break
         except BadFilesMetError as met:
-            bad = {path: _found_in(snapshot, path, reason) for path, reason in met.reasons.items()}
+            bad = _found_in(snapshot, met.reasons)
             remember(spec.work_dir, [*taking.found, *bad.values()])
             if taking.listed and all(file.mtime_ns >= 0 for file in bad.values()):
                 # without their columns and types, too, as every later run has it
@@ -136,14 +139,15 @@ def _without(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], ta
     return snapshot.without(bad)
 
 
-def _found_in(snapshot: Snapshot, path: str, reason: str) -> BadFile:
-    files = snapshot.files
-    place = files["path"].to_pylist().index(path)
-    return BadFile(
-        file=join(shown(snapshot.uri), path),
-        bytes=files["bytes"][place].as_py(),
-        mtime_ns=files["mtime_ns"][place].as_py(),
-        footer_digest=files["footer_digest"][place].as_py(),
-        rows=files["rows"][place].as_py(),
-        reason=reason,
-    )
+def _found_in(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, BadFile]:
+    """The files that the counting pass found bad, by path, with the snapshot's facts of them."""
+    names = ("path", "bytes", "mtime_ns", "footer_digest", "rows")
+    bad = pc.is_in(snapshot.files["path"], value_set=pa.array(sorted(reasons), pa.string()))
+    return {
+        facts["path"]: BadFile(
+            file=join(shown(snapshot.uri), facts["path"]),
+            reason=reasons[facts["path"]],
+            **{name: facts[name] for name in names[1:]},
+        )
+        for facts in snapshot.files.select(names).filter(bad).to_pylist()
+    }

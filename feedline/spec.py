@@ -29,6 +29,8 @@ from feedline.overrides import apply_overrides, parse_overrides, substitute_vari
 from feedline.positions import Document, Path, Problems, met, unknown
 from feedline.schema import describe
 from feedline.sections import (
+    Artifacts,
+    ArtifactsSpec,
     BatchSpec,
     Bytes,
     ClusterSpec,
@@ -87,9 +89,7 @@ class PipelineSpec(Section):
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
-    artifacts: PathText | None = Field(
-        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
-    )
+    artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where what ops learnt is kept, and whose it is.")
     fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
     allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
     on_nonfinite: OnNonfinite = Field(
@@ -119,6 +119,8 @@ class PipelineSpec(Section):
         content = self.model_dump(exclude={"features"}, by_alias=True)
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
+        if self.artifacts.shared is None:
+            content["artifacts"] = self.artifacts.folder
         if self.cluster.scheduler is not None:
             del content["cluster"]["threads"]  # has no meaning there, and is refused beside it
         return canonical_json(content)

@@ -26,9 +26,9 @@ OUTSIDE = [path for folder in ("benchmarks", "examples", "tests") for path in so
 # The language of specs and expressions and what little everything else stands on. A name that ends in an underscore
 # stands for all modules that begin with it. A new module of the package's root has to be put here or into PARTS.
 FOUNDATION = {
-    *("errors", "version", "resources", "hashing", "key_hashing", "bad_file_texts"),
+    *("errors", "version", "resources", "processor", "hashing", "key_hashing", "bad_file_texts"),
     *("predicates", "expressions", "expression_", "row_preservation", "projection", "extraction"),
-    *("spec", "sections", "source_section", "column_types", "features", "user_ops"),
+    *("spec", "sections", "source_section", "column_types", "column_ranges", "features", "user_ops"),
     *("positions", "overrides", "yaml_document", "schema", "expectations"),
 }
 WORKERS = {"foundation", "warehouse", "transforms", "loader", "service"}
@@ -57,11 +57,12 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
-    "quality_table": "commands",
+    **dict.fromkeys(("quality_table", "preview"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
-    **dict.fromkeys(("needs", "binding", "serving", "serving_types", "transforming"), "plan"),
-    **dict.fromkeys(("golden", "golden_files", "golden_rows"), "plan"),
+    **dict.fromkeys(("needs", "binding", "serving", "serving_types", "row_forms", "transforming"), "plan"),
+    **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
+    "fit_sets": "artifacts",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
     **{name: name for name in ("skipping", "pipeline", "cli", "__main__")},
 }
@@ -73,6 +74,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.cli"),
     ("feedline.__main__", "feedline.transform_commands"),
     ("feedline.external", "feedline.warehouse.zarr_arrays"),
+    ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.frame"),
     ("feedline.warehouse.delta", "deltalake"),
@@ -90,7 +92,7 @@ ONLY_IN = {
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
-        "feedline.quality_table",
+        *("feedline.quality_table", "feedline.preview"),
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,12 +18,16 @@ from toy_ops import FEATURES, toy_ops, written
 
 import feedline.artifacts as stored_artifacts
 from feedline import Pipeline
-from feedline.artifacts import Fit, KnowledgeRef, Learnt, Origin, Stored, current, kind_of, load_artifact, prove, save
+from feedline.artifacts import Fit, KnowledgeRef, Learnt, Manifest, Origin, Stored, kind_of, load_artifact, prove, save
+from feedline.binding import fit_request
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
+from feedline.fit_sets import find_set, save_set
 from feedline.service.tasks import check_job
 from feedline.serving import Serving
+from feedline.spec import load_spec
 from feedline.transforms.fitting import Artifact
 from feedline.transforms.registry import OPS
+from feedline.warehouse.table import Table
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +46,21 @@ def path(tmp_path: Path, clicks: Path) -> Path:
 
 def folder(path: Path) -> Path:
     return path.parent / "work" / "artifacts"
+
+
+def counting(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
+    """The set of fits that counts for a pipeline."""
+    one = find_set(str(folder(path)), fit_request(load_spec(path, overrides or {})))
+    assert one is not None
+    return stored_artifacts.load_manifest(str(folder(path)), one.manifest)
+
+
+def replaced(path: Path, fits: list[Fit]) -> None:
+    """Another set of fits in the place of the one that counts."""
+    place = str(folder(path))
+    one = find_set(place, fit_request(load_spec(path)))
+    assert one is not None
+    save_set(place, replace(one, manifest=save(place, [Learnt(fit=fit, artifact=None) for fit in fits]).digest))
 
 
 def refusal(path: Path, **overrides: Any) -> str:
@@ -80,8 +100,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory: pytest.TempPathFactor
     )
     one = entry("k", Artifact(facts=facts, table=table))
     digest = one.fit.digest
-    manifest = save(place, [one], {"k": "now"})
-    assert current(place) == manifest.digest
+    manifest = save(place, [one])
     stored_artifacts._loaded.clear()
     stored_artifacts._load_manifest.cache_clear()
     fit = stored_artifacts.load_manifest(place, manifest.digest).fits["k"]
@@ -161,12 +180,11 @@ def test_types_that_do_not():
 
 
 def test_a_fit_whose_inputs_were_fitted_again_is_refused(path: Path):
-    manifest = stored_artifacts.load_manifest(str(folder(path)), current(str(folder(path))) or "")
     fits = [
         replace(fit, digest="0" * 64) if fit.chain == "occurrences → minus_mean" and not fit.depends else fit
-        for fit in manifest.fits.values()
+        for fit in counting(path).fits.values()
     ]
-    save(str(folder(path)), [Learnt(fit=fit, artifact=None) for fit in fits], dict.fromkeys(manifest.fits, "now"))
+    replaced(path, fits)
     assert "two: minus_mean: got an artifact whose own inputs were fitted again since" in refusal(path)
 
 
@@ -180,36 +198,34 @@ def test_only_what_is_missing_is_fitted_and_the_rest_stays(path: Path):
 
 
 def test_what_waits_for_what_is_missing_is_fitted_with_it(path: Path):
-    place = str(folder(path))
-    manifest = stored_artifacts.load_manifest(place, current(place) or "")
+    manifest = counting(path)
     [second] = [fit for fit in manifest.fits.values() if fit.depends]
-    left = [fit for fit in manifest.fits.values() if fit.key not in second.depends]
-    save(place, [Learnt(fit=fit, artifact=None) for fit in left], dict.fromkeys(manifest.fits, "now"))
+    replaced(path, [fit for fit in manifest.fits.values() if fit.key not in second.depends])
     report = Pipeline.from_yaml(path).fit(missing=True)
     assert (report.made, report.passes) == (2, 2)
     assert report.manifest == manifest.digest
 
 
 def test_fits_of_other_features_stay_when_a_folder_is_shared(path: Path, clicks: Path):
-    before = current(str(folder(path)))
+    before = counting(path)
     some = {"dense": {"b": FEATURES["dense"]["a"]}}
     other = written(path.parent / "other", clicks, features=some, artifacts=str(folder(path)))
     report = Pipeline.from_yaml(other).fit()
     assert len(report.fits) == 1
-    assert current(str(folder(path))) != before
+    assert counting(path).digest != before.digest
     assert next(Pipeline.from_yaml(path).batches()) is not None
     assert next(Pipeline.from_yaml(other).batches()) is not None
 
 
 def test_another_format_is_refused_and_fitted_over(path: Path):
-    pointer = folder(path) / "artifacts.json"
+    [pointer] = folder(path).glob("pipelines/*/*.json")
     pointer.write_text(pointer.read_text().replace('"format": 1', '"format": 2'))
-    assert "artifacts.json have another format: got version 2, expected 1. Fit again" in refusal(path)
+    assert f"{pointer.name} have another format: got version 2, expected 1. Fit again" in refusal(path)
     Pipeline.from_yaml(path).fit()
     assert next(Pipeline.from_yaml(path).batches()) is not None
 
 
-@pytest.mark.parametrize("name", ["artifacts.json", "fits-*.json", "tables/*.parquet"])
+@pytest.mark.parametrize("name", ["pipelines/*/*.json", "fits-*.json", "tables/*.parquet"])
 @pytest.mark.parametrize("damage", ["cut", "altered", "deleted"])
 def test_damaged_files_are_refused_by_name(path: Path, name: str, damage: str):
     stored_artifacts._loaded.clear()
@@ -221,13 +237,13 @@ def test_damaged_files_are_refused_by_name(path: Path, name: str, damage: str):
     elif damage == "cut":
         file.write_bytes(content[: len(content) // 2])
     else:
-        at = len(content) // 2 if name != "artifacts.json" else content.index(b'"manifest": "') + 20
+        at = len(content) // 2 if "pipelines" not in name else content.index(b'"manifest": "') + 20
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     message = refusal(path)
     assert "feedline fit" in message
-    if (name, damage) == ("artifacts.json", "deleted"):
+    if ("pipelines" in name, damage) == (True, "deleted"):
         assert "got no artifact" in message
-    elif (name, damage) == ("artifacts.json", "altered"):
+    elif ("pipelines" in name, damage) == (True, "altered"):
         assert "is gone: expected a set of fits" in message  # it names another one
     else:
         assert file.name in message
@@ -270,7 +286,7 @@ def test_threads_load_an_artifact_once(path: Path, monkeypatch):
 
 def test_a_job_goes_on_with_the_set_that_it_began_with(path: Path):
     plan = Pipeline.from_yaml(path).plan()
-    Pipeline.from_yaml(path, {"fit.where": "id_0 > 3"}).fit()
+    Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
     stored_artifacts._loaded.clear()
     again = Pipeline.from_yaml(path)
     assert again.plan().features.fingerprint != plan.features.fingerprint
@@ -298,3 +314,52 @@ def test_references_are_small_values():
     ref = KnowledgeRef(folder="a", manifest=None, out_of_fold=True, base_dir="b")
     function, arguments = Stored(ref).__reduce__()
     assert function(*arguments).ref == ref
+
+
+SHARED = {"occurrences": {"name": "ids"}}
+SHARING = {
+    "categorical": {
+        "one": {"column": "id_0", "ops": [{"modulo": 100}, SHARED]},
+        "other": {"column": "id_1", "ops": [{"modulo": 100}, SHARED]},
+        "again": {"column": "id_1", "ops": [SHARED, "minus_mean"]},
+    }
+}
+
+
+def test_what_is_shared_by_name_is_refused_behind_other_ops(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    edited = {"features.categorical.one": {"column": "id_0", "ops": [{"modulo": 1000}, SHARED]}}
+    message = refusal(path, **{key.replace(".", "__"): value for key, value in edited.items()})
+    assert 'one: occurrences: got an artifact that was learnt from id_0 → modulo {"divisor":100}, id_1' in message
+    assert 'expected one that was from id_0 → modulo {"divisor":1000}' in message
+    report = Pipeline.from_yaml(path, edited).fit(missing=True)
+    assert (report.made, report.passes) == (2, 2)  # and what was learnt behind it
+    ids = Table(str(clicks)).read(columns=["id_0", "id_1"]).to_pandas()
+    expected = pl.Series([*ids["id_0"] % 1000, *ids["id_1"] % 100, *ids["id_1"]]).value_counts()
+    [counts] = [fit for fit in counting(path, edited).fits.values() if fit.op == "occurrences"]
+    table = load_artifact(str(folder(path)), counts).table
+    assert table is not None
+    assert dict(zip(*table.to_pydict().values(), strict=True)) == dict(expected.iter_rows())
+    assert Pipeline.from_yaml(path, edited).fit(missing=True).made == 0
+
+
+def test_what_is_shared_by_name_serves_some_of_its_features_and_not_more(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    one = {"features.categorical": {"one": SHARING["categorical"]["one"]}}
+    assert next(Pipeline.from_yaml(path, one).batches()) is not None
+    more = {"features__categorical__hist": {"column": "id_0", "ops": [SHARED]}}
+    assert "expected one that was from id_0" in refusal(path, **more)
+
+
+def test_what_earlier_versions_shared_by_name_is_taken_for_the_features_they_name(tmp_path: Path, clicks: Path):
+    path = written(tmp_path, clicks, features=SHARING)
+    Pipeline.from_yaml(path).fit()
+    replaced(path, [replace(fit, behind=()) for fit in counting(path).fits.values()])
+    assert next(Pipeline.from_yaml(path).batches()) is not None
+    renamed = {"features__categorical__new": {"column": "id_0", "ops": [{"modulo": 7}, SHARED]}}
+    assert "new: occurrences: got an artifact that was learnt from one, other, again" in refusal(path, **renamed)
+    assert "one: occurrences: got an artifact" in refusal(
+        path, features__categorical__one={"column": "id_0", "ops": [SHARED]}
+    )

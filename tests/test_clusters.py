@@ -21,6 +21,7 @@ from processes import DaskCluster, ended, feedline, finished, free_port
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
+from feedline.processor import active, instructions
 
 STEPS = 79
 
@@ -225,6 +226,34 @@ def test_a_worker_of_another_version_is_refused_before_the_first_block(
         if name == "polars":
             done = ended("run", path, "--sink", "null")
             assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.skipif(active() == instructions("x86-64-v3"), reason="this processor has nothing beyond x86-64-v3")
+def test_workers_of_a_cluster_compute_at_x86_64_v3(place: Place, tmp_path: Path, expected: list[list[bytes]]):
+    """By default; one that goes beyond is refused with the line that helps, and threads of a feeder agree with it."""
+    changes = {"source": WHERE, "batch": {"tail": "pad"}, "lanes": 2}
+    with DaskCluster(tmp_path / "dask") as dask:
+        path = place.write("level.yaml", **changes, cluster={"scheduler": dask.address, "cpu": None})
+        with FeedlineDataset(path) as dataset, pytest.raises(ClusterError, match="another cpu: got ") as refused:
+            len(dataset)
+        line = re.search(r'(NPY_DISABLE_CPU_FEATURES)="(.+?)"', str(refused.value))
+        assert line is not None, refused.value
+        dask.kill_worker()
+        dask.start_worker({line[1]: line[2]})
+        with FeedlineDataset(path) as dataset:
+            seen = [image(batch) for batch in dataset]
+            state = dataset.state_dict()
+    assert len(seen) == len(expected[0])
+    assert seen != expected[0], "log1p of another processor"
+    assert state["environment"].endswith(f"cpu {' '.join(instructions('x86-64-v3'))}")
+    with FeedlineDataset(place.write("here.yaml", **changes, cluster={"threads": 1, "cpu": "x86-64-v3"})) as dataset:
+        dataset.load_state_dict({**state, "epoch": 0})
+        assert [image(batch) for batch in dataset] == seen
+    with FeedlineDataset(place.write("native.yaml", **changes, cluster={"threads": 1})) as dataset:
+        with pytest.warns(UserWarning, match="the state was saved in another environment: got cpu X86_V2 X86_V3, here"):
+            dataset.load_state_dict(state)
+        old = {key: value for key, value in state.items() if key != "environment"}
+        dataset.load_state_dict(old)  # of an older release: nothing is known
 
 
 def test_a_worker_of_another_version_that_comes_later_is_refused(place: Place, tmp_path: Path):

@@ -68,7 +68,7 @@ class Stream:
         defaults = {"window": Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=4)}
         return Delivery(
             self.cluster,
-            SimpleNamespace(name=name),  # what every task is given
+            SimpleNamespace(digest=name),  # what every task is given
             None,
             name=name,
             blocks=made,

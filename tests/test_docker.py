@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -22,7 +23,9 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from feedline import processor
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
+from feedline.processor import chosen
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker" / "compose.yaml"
@@ -171,7 +174,8 @@ def test_services_work_together(host: Host):
 
     # Where blocks are computed changes nothing: the same training over threads of the feeder ends with the same bits.
     remote = [word for word in host.services["host"]["command"] if word.startswith("--set=cluster.")]
-    host.services["host"]["command"] = [word for word in host.services["host"]["command"] if word not in remote]
+    local = [word for word in host.services["host"]["command"] if word not in remote]
+    host.services["host"]["command"] = [*local, f"--set=cluster.cpu={chosen(None, shared=True)}"]
     host.finish("host")
     assert len(remote) == 2
     assert {**host.results(), **SPEED} == {**results, **SPEED}
@@ -180,7 +184,17 @@ def test_services_work_together(host: Host):
 def test_pools_of_a_worker_do_not_multiply():
     worker = compose({})["services"]["worker"]
     threads = worker["command"][worker["command"].index("--nthreads") + 1]
-    assert worker["environment"] == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **ALLOCATOR_ENVIRONMENT}
+    environment = dict(worker["environment"])
+    del environment["NPY_DISABLE_CPU_FEATURES"]
+    assert environment == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **ALLOCATOR_ENVIRONMENT}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of numpy on x86")
+def test_workers_compute_at_the_level_of_a_cluster():
+    """The names are those of the numpy that constraints.txt installs, and all of them."""
+    names = compose({})["services"]["worker"]["environment"]["NPY_DISABLE_CPU_FEATURES"]
+    known = processor.__cpu_dispatch__
+    assert names.split() == [name for name in known if name not in processor.instructions("x86-64-v3")]
 
 
 def test_services_start_after_what_they_need():

@@ -222,3 +222,54 @@ def test_wrong_groups(text, words):
 
 def test_remedies_stay_on_one_line():
     assert len(refused('  dense:\n    "a\\nb": "c\\nd"\n    y: {"e\\nf": 1}\n    z: [{"g\\nh": 1, "i": 2}]')) == 3
+
+
+def test_a_name_with_a_range_stands_for_several_features():
+    found = read("  dense:\n    'I{1..3}': [log1p, {clip: {min: 0}}]\n    last: []\n  extra: ['id_{08..11}', day]")
+    assert [(one.group, one.name, one.column) for one in found] == [
+        *[("dense", f"I{number}", f"I{number}") for number in (1, 2, 3)],
+        ("dense", "last", "last"),
+        *[("extra", name, name) for name in ("id_08", "id_09", "id_10", "id_11", "day")],
+    ]
+    [plain, *_] = read("  dense:\n    I1: [log1p, {clip: {min: 0}}]")
+    assert found[0] == plain, "what a template says is what its features say"
+
+
+def test_a_list_of_columns_stands_for_several_features():
+    text = "{columns: [price, 'I{1..2}'], ops: [log1p], on_nonfinite: zero, expect: {null_rate: <= 0.5}}"
+    found = read(f"  dense:\n    numbers: {text}")
+    assert [one.name for one in found] == ["price", "I1", "I2"]
+    assert {(one.ops, one.on_nonfinite, len(one.expect)) for one in found} == {((OpCall(op="log1p"),), "zero", 1)}
+    renamed = read("  sparse:\n    'seen_{1..2}': {columns: [history, tags], ops: [{first_x: 5}]}")
+    assert [(one.name, one.column) for one in renamed] == [("seen_1", "history"), ("seen_2", "tags")]
+    assert [one.name for one in read("  extra: {keys: {columns: ['k{1..2}'], expect: {null_rate: <= 0}}}")] == [
+        "k1",
+        "k2",
+    ]
+    assert read("  dense: {odd: {column: 'C{1..2}'}}")[0].column == "C{1..2}", "the way to a column of such a name"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("dense: {'I{3..1}': []}", r"a range runs upwards: got 'I\{3\.\.1\}'\. Write \{1\.\.3\}"),
+        ("dense: {'I{1..2}_{1..2}': []}", "a name holds at most one range"),
+        ("dense: {'I{1..99999999}': []}", "at most 10,000 names: got 99,999,999"),
+        ("dense: {'I{1..3}': {columns: [a, b]}}", r"columns: must be as many as the features: got 2, expected 3"),
+        (
+            "dense: {'I{1..3}': {expr: a}}",
+            "unknown key of an entry for several features: got 'expr', expected",
+        ),
+        ("dense: {'I{1..3}': log1p}", "must be a list of ops"),
+        ("dense: {x: {columns: a}}", "columns: must be a list of columns: got 'a', expected for example"),
+        ("dense: {x: {columns: []}}", "columns: must be a list of columns: got an empty list"),
+        ("dense: {x: {columns: [a, 3]}}", r"columns\[1\]: must be a column: got 3"),
+        ("dense: {x: {columns: [a, b]}, b: []}", "feature name used twice: got 'b'"),
+        ("dense: {x: {columns: [a], ops: [{}]}}", r"ops\[0\]: must be an op: got an empty mapping"),
+        ("extra: {x: {columns: [a], ops: []}}", "unknown key of an entry for several features: got 'ops'"),
+    ],
+)
+def test_what_is_wrong_with_an_entry_for_several_features_is_said_once(text, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        read(f"  {text}")
+    assert len(str(caught.value).splitlines()) == 1

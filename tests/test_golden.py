@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from feedline.golden import check, compare, record, ulps_between
 from feedline.golden_files import features_id, load_columns, load_golden
 from feedline.golden_rows import ROWS_OF_SPLIT, made_up_rows
 from feedline.loader.encoded_table import arrow_table
+from feedline.service import environment
 from feedline.serving import Serving
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.snapshot import Snapshot
@@ -191,6 +193,22 @@ def test_vectors_are_made_anew_when_something_has_changed(path: Path, folder: st
     monkeypatch.setattr(golden, "local_environment", lambda: (("machine", "elsewhere"),))
     recorded(path, "synthetic")
     assert len(made) == 3
+
+
+def test_instructions_that_are_off_are_another_environment(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Equal processors compute with what is enabled; vectors of older releases did not record it."""
+    spec, _, made = recorded(path)
+    assert check(spec).ulps == 0
+    monkeypatch.setattr(environment, "instructions", lambda cpu: ("LESS",))
+    checked = check(spec)
+    assert checked.other == (("cpu", "LESS", made.made.environment["cpu"]),)
+    assert (checked.passed, checked.ulps) == (True, golden.ULPS)
+    older = {name: value for name, value in made.made.environment.items() if name not in ("cpu", "libc", "libm")}
+    monkeypatch.setattr(golden, "load_golden", lambda *_: replace(made, made=replace(made.made, environment=older)))
+    assert [(name, there) for name, _, there in check(spec).other] == [
+        (name, "not recorded") for name in ("libc", "libm", "cpu")
+    ]
+    assert check(spec).passed
 
 
 def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):

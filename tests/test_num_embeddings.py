@@ -44,6 +44,8 @@ def compiled(column: str, *ops: Any, fitted: bool = True) -> CompiledFeatures:
     ("column", "ops", "rows"),
     [
         ("id", [{"hash_bucket": 100}], 100),
+        ("id", [{"hash_bucket": {"buckets": 100, "null_bucket": True}}], 101),
+        ("text", [{"hash_bucket": {"buckets": 100, "null_bucket": True}}], 101),
         ("id", [{"modulo": 10}], 10),
         ("id", [{"sigrid_hash": {"salt": 1, "max_value": 50}}], 50),
         ("text", [{"hash_bucket": 100}, {"fill_null": 3}], 100),

@@ -279,6 +279,18 @@ def test_hash_bucket_of_strings(values: list[str | None], buckets: int):
     check_elements("hash_bucket", buckets, series.cast(pl.Binary), lambda value: hash_of(value) % buckets)
 
 
+@given(columns(INTEGERS), st.integers(1, 2**63 - 1))
+def test_hash_bucket_with_a_bucket_for_nulls(series: pl.Series, buckets: int):
+    wanted = [buckets if value is None else hash_of(value) % buckets for value in series.to_list()]
+    arguments = {"buckets": buckets, "null_bucket": True}
+    assert run("hash_bucket", arguments, series).to_list() == wanted
+    lists = pl.Series([series.to_list(), None, []], dtype=pl.List(series.dtype))
+    assert run("hash_bucket", arguments, lists).to_list() == [wanted, None, []]
+    strings = series.cast(pl.String)
+    wanted = [buckets if value is None else hash_of(value) % buckets for value in strings.to_list()]
+    assert run("hash_bucket", arguments, strings).to_list() == wanted
+
+
 def test_hash_bucket_does_not_depend_on_the_layout():
     strings = ["Paris", None, "a name of more than twelve bytes", "Paris", ""]
     wanted = [None if value is None else hash_of(value) % 1000 for value in strings]

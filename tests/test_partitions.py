@@ -21,6 +21,9 @@ def column(*values: str) -> pa.Array:
     return typed_columns([f"k={value}/f.parquet" for value in values])["k"]
 
 
+UTC = pa.timestamp("ms", "UTC")
+
+
 @pytest.mark.parametrize(
     ("values", "kind", "expected"),
     [
@@ -62,6 +65,7 @@ def test_keys_stand_in_path_order_and_missing_ones_are_null() -> None:
     [
         ("int", ["01", NULL_VALUE, "-3"], pa.array([1, None, -3])),
         ("string", ["01", "2026-01-31", NULL_VALUE], pa.array(["01", "2026-01-31", None])),
+        ("date", ["20260131", NULL_VALUE], pa.array([datetime.date(2026, 1, 31), None])),
         ("date", ["2026-01-31", NULL_VALUE], pa.array([datetime.date(2026, 1, 31), None])),
         (
             "timestamp",
@@ -90,7 +94,8 @@ def test_a_declared_type_is_taken(kind: str, values: list[str], expected: pa.Arr
         ("int", "1.0"),
         ("int", "9223372036854775808"),
         ("date", "2026-02-30"),
-        ("date", "20260131"),
+        ("date", "20260231"),
+        ("date", "2026-0131"),
         ("timestamp", "noon"),
         ("timestamp", "2026-01-31T12:30:00+01:00"),
     ],
@@ -116,7 +121,20 @@ def test_a_key_that_no_path_has_is_refused() -> None:
         (["1", NULL_VALUE], pa.float64(), pa.array([1.0, None])),
         (["01", "2"], pa.string(), pa.array(["01", "2"])),
         (["2026-01-31"], pa.timestamp("us"), pa.array([datetime.datetime(2026, 1, 31)], pa.timestamp("us"))),
+        (
+            ["2026-01-31"],
+            pa.timestamp("ms", "UTC"),
+            pa.array([datetime.datetime(2026, 1, 31)], pa.timestamp("ms", "UTC")),
+        ),
         (["x"], pa.int64(), pa.array(["x"])),
+        # a whole number is no time, a date no number, and midnight not the same everywhere
+        (["20260101"], pa.timestamp("us"), pa.array([20260101])),
+        (["20260101"], pa.timestamp("s", "UTC"), pa.array([20260101])),
+        (["12"], pa.date64(), pa.array([12])),
+        (["12"], pa.time64("us"), pa.array([12])),
+        (["12"], pa.duration("s"), pa.array([12])),
+        (["2026-01-31"], pa.int32(), pa.array([datetime.date(2026, 1, 31)])),
+        (["2026-01-31"], pa.timestamp("us", "Asia/Tokyo"), pa.array([datetime.date(2026, 1, 31)])),
         (["1"], pa.list_(pa.int8()), pa.array([1])),
         (["2026-01-31"], pa.large_string(), pa.array(["2026-01-31"], pa.large_string())),
     ],

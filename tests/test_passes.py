@@ -198,7 +198,7 @@ def test_no_rows_and_no_values_are_errors(tmp_path: Path, clicks: Path, rows: pa
 def test_nothing_to_fit(tmp_path: Path, clicks: Path):
     report = Pipeline.from_yaml(written(tmp_path, clicks, features={"dense": {"dense_0": []}})).fit()
     assert (report.fits, report.made, report.manifest) == ((), 0, None)
-    assert not (tmp_path / "work" / "artifacts" / "artifacts.json").exists()
+    assert not (tmp_path / "work" / "artifacts" / "pipelines").exists()
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])
@@ -213,9 +213,10 @@ def test_an_interrupted_fit_leaves_what_counted(tmp_path: Path, clicks: Path, wh
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Pipeline.from_yaml(path, {"fit.where": "id_0 > 5"}).fit(say=stop)
+        Pipeline.from_yaml(path, {"source.where": "id_0 > 5"}).fit(say=stop)
     assert next(Pipeline.from_yaml(path).batches()) is not None
-    pointer = json.loads((tmp_path / "work" / "artifacts" / "artifacts.json").read_text())
+    [file] = (tmp_path / "work" / "artifacts").glob("pipelines/*/*.json")
+    pointer = json.loads(file.read_text())
     assert pointer["manifest"] == before.manifest
     assert not list((tmp_path / "work").glob("fitting*"))
     assert not list((tmp_path / "work").rglob("*.tmp"))
@@ -227,7 +228,7 @@ def test_fits_at_the_same_time_leave_one_whole_set(tmp_path: Path, clicks: Path)
     reports: list[FitReport] = []
     threads = [
         threading.Thread(
-            target=lambda where=where: reports.append(Pipeline.from_yaml(path, {"fit.where": where}).fit())
+            target=lambda where=where: reports.append(Pipeline.from_yaml(path, {"source.where": where}).fit())
         )
         for where in wheres
     ]
@@ -245,7 +246,7 @@ def test_the_fingerprint_of_features_is_of_what_was_learnt(tmp_path: Path, click
     path = written(tmp_path, clicks)
 
     def fitted(where: str) -> str:
-        Pipeline.from_yaml(path, {"fit.where": where}).fit()
+        Pipeline.from_yaml(path, {"source.where": where}).fit()
         return Pipeline.from_yaml(path).plan().features.fingerprint
 
     first = fitted("id_0 >= 0")
@@ -289,7 +290,7 @@ def test_what_would_learn_from_itself_is_refused(tmp_path: Path, clicks: Path, n
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, clicks: Path):
     path = written(tmp_path, clicks, artifacts="taken")
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(SpecError, match=r"artifacts cannot be read: .*taken/artifacts.json.*Name a folder"):
+    with pytest.raises(SpecError, match=r"artifacts cannot be read: .*taken/.*Name a folder"):
         next(Pipeline.from_yaml(path).batches())
     with pytest.raises(SpecError, match=r"cannot be .*taken.*Name"):
         Pipeline.from_yaml(path).fit()

@@ -58,6 +58,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "float": st.sampled_from([-1.5, -0.0, 0.0, 0.5, 2.0, math.inf, -math.inf]),
     "text": st.sampled_from(["", "a", "ab", "b", "ba", "é", "\U0001f600"]),
     "key": st.integers(0, 2),
+    "ratio": st.sampled_from([-0.0, 0.0, 1.5]),
 }
 
 
@@ -86,7 +87,8 @@ def predicates() -> st.SearchStrategy[Predicate]:
 def row_groups(draw: st.DrawFn) -> list[list[Row]]:
     groups = []
     for _ in range(draw(st.integers(1, 5))):
-        key = draw(st.one_of(st.none(), VALUES["key"]))
+        keys = {"key": draw(st.one_of(st.none(), VALUES["key"]))}
+        keys["ratio"] = draw(st.one_of(st.none(), st.just(NAN), VALUES["ratio"]))
         nullable = draw(st.booleans())
         pools = {
             name: draw(st.lists(st.one_of(st.none(), value) if nullable else value, min_size=1, max_size=3))
@@ -97,7 +99,8 @@ def row_groups(draw: st.DrawFn) -> list[list[Row]]:
         groups.append(
             [
                 {name: draw(st.sampled_from(pool)) for name, pool in pools.items()}
-                | {"key": key, "opaque": draw(st.sampled_from([True, False, None]))}
+                | keys
+                | {"opaque": draw(st.sampled_from([True, False, None]))}
                 for _ in range(draw(st.integers(0, 4)))
             ]
         )
@@ -106,14 +109,14 @@ def row_groups(draw: st.DrawFn) -> list[list[Row]]:
 
 def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> ColumnStatistics:
     """What an honest writer could have said: exact or wider bounds, or nothing."""
-    text, floating, key = name == "text", name == "float", name == "key"
+    text, floating, key = name == "text", name == "float", name in ("key", "ratio")
     low, high = np.empty(len(groups), object), np.empty(len(groups), object)
     bounded = np.zeros(len(groups), np.bool_)
     exact = np.ones(len(groups), np.bool_)
     nulls = np.zeros(len(groups), np.int64)
     for index, rows in enumerate(groups):
         values = [row[name] for row in rows]
-        known = [value for value in values if value is not None and value == value]
+        known = [value for value in values if value is not None and (key or value == value)]
         nulls[index] = sum(value is None for value in values) if key or draw(st.booleans()) else -1
         if known and (key or draw(st.integers(0, 3))):
             bounded[index] = True
@@ -124,7 +127,8 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
         else:
             low[index] = high[index] = "" if text else 0
     if not text:
-        low, high = low.astype(float if floating else int), high.astype(float if floating else int)
+        kind = float if name in ("float", "ratio") else int
+        low, high = low.astype(kind), high.astype(kind)
     return ColumnStatistics(
         low=low,
         high=high,
@@ -215,6 +219,22 @@ def test_hidden_nan_never_lets_a_float_be_proven_but_for_unequal() -> None:
     assert prune(Not(item=Comparison(column="x", op="<", value=5.0)), given).outcome[0] == SOME
     assert [verdict(op, NAN, given) for op in OPERATORS] == [SOME] * 6
     assert verdict("in", (NAN,), given) == SOME
+
+
+def test_a_key_that_is_nan_is_settled_by_every_comparison() -> None:
+    """It differs from everything and is nothing else, in any combination; no row has to be read for that."""
+    given = statistics(NAN, NAN, partition=True)
+    assert [verdict(op, 1.5, given) for op in OPERATORS] == [NONE, ALL, NONE, NONE, NONE, NONE]
+    assert verdict("in", (1.5, -0.0), given) == NONE
+    column = "x"
+    equal, listed = Comparison(column=column, op="==", value=1.5), Membership(column=column, values=(1.5, 2.0))
+    low, high = Comparison(column=column, op=">", value=1.0), Comparison(column=column, op="<", value=2.0)
+    assert prune(Not(item=equal), given).outcome[0] == ALL
+    assert prune(Not(item=listed), given).outcome[0] == ALL
+    assert prune(Or(items=(Not(item=low), Not(item=high))), given).outcome[0] == ALL
+    assert prune(And(items=(low, high)), given).outcome[0] == NONE
+    assert prune(IsNull(column=column), given).outcome[0] == NONE
+    assert prune(equal, given).by_partition[0]
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])

@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -24,9 +25,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedline import Table
 from feedline.expressions import bind_where
 from feedline.warehouse.footer_structure import BYTE_ARRAY, Chunk, Structure, structure_of
+from feedline.warehouse.frame import plan_fragments
 from feedline.warehouse.pruning import ALL, NONE, SOME, prune
+from feedline.warehouse.reading import read_arrow
+from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.sieve import mask
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
 from feedline.warehouse.statistics import statistics_of
@@ -218,3 +223,50 @@ def test_bounds_that_duckdb_truncated(tmp_path: Path) -> None:
     assert check(snapshot, table, 's < "j"', 2048) == [NONE] * 4
     assert check(snapshot, table, 's >= "l"', 2048) == [NONE] * 4
     assert check(snapshot, table, "s is not None", 2048) == [ALL] * 4
+
+
+CONDITIONS = (
+    *(f"k {op} {value}" for op in ("==", "!=", "<", "<=", ">", ">=") for value in ("1.5", "0.0", "-0.0")),
+    *("k in [1.5, 0.0]", "k not in [1.5, 2.5]", "not k == 1.5", "not k < 2.0", "k is None", "k is not None"),
+    *("1.0 < k < 2.0", "not 1.0 < k < 2.0", "k != 1.5 or x > 3", "not (k == 1.5 and x > 3)", "k > 1.0 or k is None"),
+)
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("format", ["hive", "delta"])
+def test_folders_of_keys_that_are_nan(tmp_path: Path, kind: str, format: str) -> None:
+    """Each condition, settled by the folders alone where it names the key alone, against Python's own comparisons."""
+    keys = [1.5, math.nan, -0.0 if format == "delta" else 0.0, None]
+    rows = pa.table({"k": pa.array(keys * 2, getattr(pa, kind + "32", pa.float64)()), "x": range(8)})
+    table = tmp_path / "t"
+    if format == "delta":
+        deltalake = pytest.importorskip("deltalake")
+        deltalake.write_deltalake(str(table), rows, partition_by=["k"])
+    else:
+        for folder, key in zip(("1.5", "nan", "0", "__HIVE_DEFAULT_PARTITION__"), keys, strict=True):
+            (table / f"k={folder}").mkdir(parents=True)
+            places = [place for place in range(8) if str(rows["k"][place].as_py()) == str(key)]
+            pq.write_table(rows.take(places), table / f"k={folder}" / "f.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the key is a column of the files, too
+        snapshot = Table(table, format=format).snapshot()
+    assert snapshot.schema.field("k").type == rows.schema.field("k").type
+    for text in CONDITIONS:
+        python = text.replace("k is not None", "(k is not None)").replace("k is None", "(k is None)")
+        kept = [row for row in rows.to_pylist() if sql_truth(python, row)]
+        where = bind_where(text, snapshot.schema)
+        report = screen_rows(snapshot, where).report
+        fragments = plan_fragments(snapshot, screen_rows(snapshot, where), 100)
+        read = [x for part in fragments for x in read_arrow(part, ["x"], where, snapshot.schema)["x"].to_pylist()]
+        assert sorted(read) == [row["x"] for row in kept], text
+        if "x" not in text:
+            assert report.counted.rows == 0, text
+
+
+def sql_truth(text: str, row: dict[str, Any]) -> bool:
+    """Whether Python finds it true; a null key makes every comparison null, which the conditions here never turn."""
+    if row["k"] is None:
+        return {"k != 1.5 or x > 3": row["x"] > 3, "not (k == 1.5 and x > 3)": row["x"] <= 3}.get(text, False) or (
+            text.endswith("(k is None)")
+        )
+    return bool(eval(text, {}, row))

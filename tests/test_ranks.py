@@ -7,11 +7,148 @@ import pytest
 from feedline.errors import PlanError
 from feedline.loader.ranks import RankInfo, detect_rank
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "5",
+    "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
+HOROVOD = {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"}
+LAUNCHERS = {
+    "torchrun": TORCHRUN,
+    "a launcher that sets torch's variables": {k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"},
+    "srun": SLURM,
+    "srun --mpi=pmix": {**SLURM, "PMIX_RANK": "5"},
+    "srun --mpi=pmi2": {**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8"},
+    "srun, and a script that exports torch's": {**SLURM, "RANK": "5", "WORLD_SIZE": "8"},
+    "srun within a larger job": {**SLURM, "SLURM_NTASKS": "64"},
+    "mpirun": OPEN_MPI,
+    "mpirun, and a script that exports torch's": {**OPEN_MPI, "RANK": "5", "WORLD_SIZE": "8"},
+    "mpirun in the body of an sbatch script": {**OPEN_MPI, "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+    "mpirun, whose daemons srun starts": {**OPEN_MPI, **SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    "mpirun, one rank per daemon": {**OPEN_MPI, **SLURM, "SLURM_PROCID": "2"},
+    "mpiexec": HYDRA,
+    "mpirun_rsh": MVAPICH,
+    "mpiexec of MVAPICH": {**MVAPICH, **HYDRA},
+    "jsrun": JSRUN,
+    "horovodrun": HOROVOD,
+    "torchrun on each node of an srun": {**TORCHRUN, **SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    "torchrun, one per task, its own order": {**TORCHRUN, **SLURM, "SLURM_PROCID": "2"},
+    "torchrun --standalone in each task of a srun --mpi=pmix": {**TORCHRUN, **SLURM, "PMIX_RANK": "1"},
+    "a launcher like torchrun on each node of an srun": {
+        **{k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"},
+        **SLURM,
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+    },
+}
 
 
 def detect(rank=None, world_size=None, distributed=None, environment=None) -> RankInfo:
     return detect_rank(rank=rank, world_size=world_size, distributed=distributed, environment=environment or {})
+
+
+@pytest.mark.parametrize("environment", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_launchers_rank_is_found(environment: dict[str, str]):
+    """All of these are the same place: the second of four on a host, the sixth of eight in the world."""
+    found = detect(environment=environment)
+    assert (found.rank, found.world_size) == (5, 8), found.source
+    assert (found.local_rank, found.local_ranks) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_JOB_ID": "7"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # the body of an sbatch script
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"},  # the same, numbered
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"},  # salloc's shell
+        {"SLURM_STEP_ID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # srun -n 1
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_SIZE": "1"},
+        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    ],
+)
+def test_else_a_trainer_is_alone(environment: dict[str, str]):
+    found = detect(environment=environment)
+    assert (found.rank, found.world_size, found.local_ranks) == (0, 1, 1)
+
+
+UNKNOWN = {
+    "Slurm's size alone": {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"},
+    "Open MPI's size alone": {"OMPI_COMM_WORLD_SIZE": "8"},
+    "a size of MPICH alone": {"PMI_SIZE": "2"},
+    "MVAPICH's size alone": {"MV2_COMM_WORLD_SIZE": "2"},
+    "PMIx' rank alone": {"PMIX_RANK": "0"},
+    "a rank of MPICH alone": {"PMI_RANK": "3"},
+    "a neighbour on this host": {"LOCAL_RANK": "1"},
+    "neighbours on this host": {"LOCAL_WORLD_SIZE": "4"},
+}
+
+
+@pytest.mark.parametrize("environment", UNKNOWN.values(), ids=UNKNOWN)
+def test_several_processes_without_a_rank_are_refused(environment: dict[str, str]):
+    """Each would take itself for the only one, and train on all the data."""
+    with pytest.raises(PlanError, match=r"does not say which rank of how many this is: got .*rank=0, world_size=1"):
+        detect(environment=environment)
+    assert detect(0, 1, environment=environment).source == "arguments"
+    assert detect(distributed=(1, 2), environment=environment).rank == 1
+
+
+CONTRADICTIONS = {
+    "one rank for all tasks of an srun": {**SLURM, "RANK": "0", "WORLD_SIZE": "8"},
+    "a world of one in each task of an srun": {**SLURM, "RANK": "0", "WORLD_SIZE": "1"},
+    "one rank for all of an mpirun": {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "8"},
+    "two MPIs": {**OPEN_MPI, "PMI_RANK": "4", "PMI_SIZE": "8"},
+    "two MPIs of two sizes": {**OPEN_MPI, "PMI_RANK": "5", "PMI_SIZE": "16"},
+    "PMIx and Slurm": {**SLURM, "PMIX_RANK": "0"},
+    "what an mpirun left to an srun": {**SLURM, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+}
+
+
+@pytest.mark.parametrize("environment", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_are_refused_with_both_sides(environment: dict[str, str]):
+    with pytest.raises(PlanError, match=r"says two ranks: got \w+=\d.* and \w+=\d.*, expected one"):
+        detect(environment=environment)
+    assert detect(0, 1, environment=environment).world_size == 1
+    assert detect(distributed=(1, 2), environment=environment).rank == 1
+
+
+def test_both_sides_of_a_contradiction_are_named():
+    with pytest.raises(PlanError, match="RANK=0, WORLD_SIZE=1 and SLURM_PROCID=5, SLURM_STEP_NUM_TASKS=8"):
+        detect(environment={**SLURM, "RANK": "0", "WORLD_SIZE": "1"})
 
 
 def test_arguments_come_first():
@@ -20,25 +157,40 @@ def test_arguments_come_first():
     assert found.local_ranks == 3, "never more on this host than there are in the world"
 
 
+@pytest.mark.parametrize("environment", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_sweep_says_that_each_is_alone(environment: dict[str, str]):
+    found = detect(0, 1, environment=environment)
+    assert (found.rank, found.world_size, found.source) == (0, 1, "arguments")
+
+
 def test_then_torch_distributed():
     found = detect(distributed=(1, 2), environment=TORCHRUN)
-    assert (found.rank, found.world_size, found.local_ranks, found.source) == (1, 2, 4, "torch.distributed")
+    assert (found.rank, found.world_size, found.local_ranks, found.source) == (1, 2, 2, "torch.distributed")
 
 
-def test_then_the_launchers_environment():
-    found = detect(environment=TORCHRUN)
-    assert (found.rank, found.world_size, found.local_ranks, found.source) == (5, 8, 4, "RANK and WORLD_SIZE")
-    assert detect(environment={"RANK": "0", "WORLD_SIZE": "1"}).local_ranks == 1
+def test_the_variables_that_decided_are_said():
+    assert detect(environment=TORCHRUN).source == "RANK and WORLD_SIZE"
+    assert detect(environment=SLURM).source == "SLURM_PROCID and SLURM_STEP_NUM_TASKS"
+    assert detect(environment={"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}).source == (
+        "SLURM_PROCID and SLURM_NTASKS"
+    )
+    assert detect().source == "no launcher found"
 
 
-def test_else_a_trainer_is_alone():
-    found = detect()
-    assert (found.rank, found.world_size, found.local_ranks, found.source) == (0, 1, 1, "no launcher found")
-    assert detect(environment={"LOCAL_WORLD_SIZE": "4"}).world_size == 1
-
-
-def test_slurm_says_how_many_share_a_host():
-    assert detect(1, 16, environment={"SLURM_NTASKS_PER_NODE": "8"}).local_ranks == 8
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 3),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "5"}, 5),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "1"}, 1),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "many"}, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+    ],
+)
+def test_how_many_share_a_host(environment: dict[str, str], ranks: int):
+    assert detect(1, 16, environment=environment).local_ranks == ranks
 
 
 @pytest.mark.parametrize("half", [{"rank": 1}, {"world_size": 2}])
@@ -59,8 +211,9 @@ def test_half_of_a_launchers_environment_is_refused(half: str):
 def test_a_rank_outside_of_its_world_is_refused(rank: int, size: int):
     with pytest.raises(PlanError, match="rank is out of range"):
         detect(rank, size)
-    with pytest.raises(PlanError, match="rank is out of range"):
-        detect(environment={"RANK": str(rank), "WORLD_SIZE": str(size)})
+    for names in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        with pytest.raises(PlanError, match="rank is out of range"):
+            detect(environment=dict(zip(names, (str(rank), str(size)), strict=True)))
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])

@@ -105,6 +105,9 @@ def test_examples(op: Op, example: Any, tmp_path: Path):
 
 def test_a_bare_value_is_the_first_parameter():
     assert resolve(call("hash_bucket", 10)) == resolve(call("hash_bucket", {"buckets": 10, "seed": 0}))
+    spelled = resolve(call("hash_bucket", {"buckets": 10, "seed": 0, "null_bucket": False}))
+    assert spelled.identity[2] == '{"buckets":10,"seed":0}', "the text that older fingerprints hold"
+    assert resolve(call("hash_bucket", {"buckets": 10, "null_bucket": True})).identity != spelled.identity
     assert resolve(call("bucketize", [1, 2])).identity == resolve(call("bucketize", {"borders": [1, 2]})).identity
     assert resolve(call("log1p")).op is OPS["log1p"]
 

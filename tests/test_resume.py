@@ -60,7 +60,18 @@ def test_the_state_is_a_few_plain_values(shared: FeedlineDataset, fresh: dict[st
     shared.load_state_dict(fresh)
     state = shared.state_dict()
     assert state == fresh
-    assert list(state) == ["version", "snapshot", "plan", "features", "seed", "lanes", "batch_size", "epoch", "step"]
+    assert list(state) == [
+        "version",
+        "snapshot",
+        "plan",
+        "features",
+        "seed",
+        "lanes",
+        "batch_size",
+        "epoch",
+        "step",
+        "environment",
+    ]
     assert {type(value) for value in state.values()} == {int, str}
     assert json.loads(json.dumps(state)) == state
     torch.save(state, tmp_path / "state.pt")

@@ -19,7 +19,8 @@ from pipelines import Place, eventually, furnished, image, oracle
 from processes import Program, all_gone, connections, ended, feedline, trainer
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.errors import StateError
+from feedline.cli import parse_ranks
+from feedline.errors import SpecError, StateError
 from feedline.loader.rendezvous import job_fingerprint
 from feedline.spec import load_spec
 
@@ -310,6 +311,21 @@ def test_what_a_dead_run_left_is_swept_by_the_next(place: Place):
             assert [image(batch) for batch in dataset] == oracle(path)
             assert dataset._feed.attached
         assert run.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}],
+)
+def test_a_run_that_a_launcher_multiplies_names_its_ranks(environment: dict, monkeypatch: pytest.MonkeyPatch):
+    """Each would serve rank 0 of 1 and drain everything, or wait for a trainer that never comes."""
+    assert parse_ranks(None, None) == [0]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match="--ranks and --world-size are missing under a launcher"):
+        parse_ranks(None, None)
+    assert parse_ranks(None, 1) == [0]
+    assert parse_ranks("0-1", 4) == [0, 1]
 
 
 def test_wrong_options(place: Place):

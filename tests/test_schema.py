@@ -86,13 +86,23 @@ class Validator:
             self.valid(value[key], schemas[key]) for key in value if key in schemas
         )
 
+    def _patternProperties(self, schemas, value, _):  # noqa: N802
+        return not isinstance(value, dict) or all(
+            self.valid(item, schema)
+            for key, item in value.items()
+            for pattern, schema in schemas.items()
+            if re.search(pattern, key)
+        )
+
     def _propertyNames(self, schema, value, _):  # noqa: N802
         return not isinstance(value, dict) or all(self.valid(key, schema) for key in value)
 
     def _additionalProperties(self, schema, value, parent):  # noqa: N802
         if not isinstance(value, dict):
             return True
-        others = [item for key, item in value.items() if key not in parent.get("properties", {})]
+        patterns = parent.get("patternProperties", {})
+        known = {key for key in value if any(re.search(pattern, key) for pattern in patterns)}
+        others = [item for key, item in value.items() if key not in known | parent.get("properties", {}).keys()]
         return all(schema if isinstance(schema, bool) else self.valid(item, schema) for item in others)
 
     def _anyOf(self, schemas, value, _):  # noqa: N802
@@ -195,6 +205,7 @@ CHANGES = [
     ("insecure: false", ["insecure: no", "insecure: 0"]),
     ("wait_s: 5", ["wait_s: 0.5", "wait_s: 0", "wait_s: soon", "wait_s: -1"]),
     ("window: 7", ["window: null", "window: 0"]),
+    ("cpu: x86-64-v3", ["cpu: null", "cpu: native", "cpu: x86-64-v4", "cpu: 3"]),
     (
         "memory: 500 MB",
         ["memory: 5", "memory: 0", "memory: 4G", "memory: 1.5 tib", "memory: null", "memory: true", "memory: 4 B"],
@@ -209,6 +220,29 @@ def test_schema_and_reader_agree(old, new, monkeypatch):
     assert old in COMPLETE
     text = COMPLETE.replace(old, new, 1)
     assert valid(text) == accepted(text)
+
+
+@pytest.mark.parametrize(
+    ("features", "right"),
+    [
+        ("{'I{1..3}': [log1p]}", True),
+        ("{'I{1..3}': log1p}", False),
+        ("{'I{1..3}': {ops: [log1p]}}", True),
+        ("{'I{1..3}': {expr: a}}", False),
+        ("{'I{1..2}': {columns: [a, b], on_nonfinite: zero}}", True),
+        ("{x: {columns: [a, 'b{1..2}'], expect: {null_rate: <= 0.5}}}", True),
+        ("{x: {columns: []}}", False),
+        ("{x: {columns: a}}", False),
+        ("{x: {columns: [a], column: b}}", False),
+        ("{price: []}, extra: ['k{1..3}']", True),
+        ("{price: []}, extra: {'k{1..3}': []}", True),
+        ("{price: []}, extra: {x: {columns: [a]}}", True),
+        ("{price: []}, extra: {x: {columns: [a], ops: []}}", False),
+    ],
+)
+def test_entries_for_several_features(features, right):
+    text = MINIMAL.replace("{price: []}", features)
+    assert (accepted(text), valid(text)) == (right, right)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ cluster:
   insecure: false
   wait_s: 5
   window: 7
+  cpu: x86-64-v3
 memory: 500 MB
 allow_code: false
 on_nonfinite: zero

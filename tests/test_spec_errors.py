@@ -73,24 +73,24 @@ from feedline.spec import PipelineSpec
         (
             "memory: 500 MB",
             "memory: 4G",
-            "p.yaml:43:9: memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '4G'",
+            "p.yaml:44:9: memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '4G'",
         ),
         (
             "allow_code: false",
             "allow_code: yes",
-            "p.yaml:44:13: allow_code: must be true or false: got 'yes'",
+            "p.yaml:45:13: allow_code: must be true or false: got 'yes'",
         ),
         ("wait_s: 5", "wait_s: soon", "p.yaml:41:11: cluster.wait_s: must be a number: got 'soon'"),
         ("    key: key.pem\n", "", "p.yaml:36:3: cluster.tls.key: missing key: expected a value"),
         (
             "on_nonfinite: zero",
             "on_nonfinite: drop",
-            "p.yaml:45:15: on_nonfinite: must be one of error, zero, keep: got 'drop'",
+            "p.yaml:46:15: on_nonfinite: must be one of error, zero, keep: got 'drop'",
         ),
         (
             "on_expect: error",
             "on_expect: stop",
-            "p.yaml:46:12: on_expect: must be one of warn, error: got 'stop'",
+            "p.yaml:47:12: on_expect: must be one of warn, error: got 'stop'",
         ),
         (
             "lanes: 4",
@@ -111,7 +111,11 @@ from feedline.spec import PipelineSpec
         ),
         ("lanes: 4", "fit: {golden: silver}", "fit.golden: must be one of rows, synthetic, none: got 'silver'"),
         ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
-        ("lanes: 4", "artifacts: 5", "p.yaml:32:12: artifacts: must be a string: got 5. Quote it"),
+        (
+            "lanes: 4",
+            "artifacts: 5",
+            "p.yaml:32:12: artifacts: must be a path or URI, or a mapping with the keys folder, from: got 5. Quote it",
+        ),
         ("lanes: 4", "tail: pad", "p.yaml:32:1: tail: unknown key: got 'tail'"),
         ("lanes: 4", "tail: pad", "It is a key of batch"),
     ],
@@ -209,8 +213,9 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    ("cluster",): "threads workers scheduler tls insecure wait_s window",
+    ("cluster",): "threads workers scheduler tls insecure wait_s window cpu",
     ("cluster", "tls"): "ca cert key",
+    ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",
 }
 

@@ -23,17 +23,19 @@ import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.bad_file_texts import warning_of
-from feedline.errors import FeedlineError, PlanError, StateError, from_wire
+from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.pinning import register, unregister
+from feedline.loader.rank_agreement import agree
 from feedline.loader.ranks import RankInfo, detect_rank
 from feedline.loader.rendezvous import job_fingerprint, socket_path
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
+    environment_warning,
     first_step_of,
     rebased_state,
     state_of,
@@ -197,6 +199,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         resume, policy = checked_state(state), checked_rewritten(rewritten)
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
         self._open(resume, accept_features=features == "changed", rebase=rebase)
+        if (text := environment_warning(resume, self._facts)) is not None:
+            warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
             _say_rebased(self._ranks, self._facts, resume)
             resume = rebased_state(self._facts, resume)
@@ -278,11 +282,13 @@ class FeedlineDataset(IterableDataset[Batch]):
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
-        before = self._facts.get("bad_files")
+        before = self._facts
         self._facts = _agree(self._feed, self._ranks, hello)
         bad_files = self._facts.get("bad_files")
-        if bad_files and bad_files != before:
+        if bad_files and bad_files != before.get("bad_files"):
             warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
+        for text in self._facts.get("nulls", ()) if self._facts.get("nulls") != before.get("nulls") else ():
+            warnings.warn(text, UserWarning, stacklevel=3)
         self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
 
 
@@ -311,37 +317,8 @@ def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> dict[str, Any]
     """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
     if ranks.world_size == 1 or _distributed() != (ranks.rank, ranks.world_size):
         return feed.open(hello)
-    chosen: list[Any] = [None]
-    if ranks.rank == 0:
-        chosen[0] = _attempt(feed, hello)
-    torch.distributed.broadcast_object_list(chosen, src=0)
-    leader = chosen[0]
-    if "error" in leader:
-        raise from_wire(leader["error"], leader["message"])
-    mine = leader
-    if ranks.rank != 0:
-        plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
-        chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
-        mine = _attempt(feed, {**hello, **chosen_there})
-    everyone: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(everyone, mine)
-    for rank, facts in enumerate(everyone):
-        if "error" in facts:
-            raise from_wire(facts["error"], f"rank {rank}: {facts['message']}")
-        for key in ("plan", "features"):
-            if facts[key] != leader[key]:
-                raise PlanError(
-                    f"the ranks do not agree on the {key}: got {facts[key]} on rank {rank}, expected "
-                    f"{leader[key]} as on rank 0. Start every rank with the same pipeline.yaml and overrides"
-                )
-    return dict(mine)
-
-
-def _attempt(feed: Feed, hello: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return feed.open(hello)
-    except FeedlineError as error:
-        return {"error": type(error).__name__, "message": str(error)}
+    store = torch.distributed.distributed_c10d._get_default_store()
+    return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def _distributed() -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.loader.channel import pair
+from feedline.processor import chosen, variables
 from feedline.resources import available_cores
 from feedline.spec import PipelineSpec
 
@@ -133,6 +134,11 @@ def feeder_threads(spec: PipelineSpec, *, local_ranks: int) -> int:
 
 
 def feeder_environment(spec: PipelineSpec, *, local_ranks: int) -> dict[str, str]:
-    """What has to be set before a feeder starts: allocators, and Polars' pool of a thread per Dask thread, not core."""
+    """What has to be set before a feeder starts: allocators, and Polars' pool of a thread per Dask thread, not core;
+    numpy's instructions as `cluster.cpu` says, whatever this process was started with.
+
+    Raises ClusterError where this machine does not have the level that is asked for.
+    """
     wanted = {"POLARS_MAX_THREADS": str(feeder_threads(spec, local_ranks=local_ranks)), **ALLOCATOR_ENVIRONMENT}
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    kept = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {**kept, **variables(chosen(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}

@@ -15,6 +15,8 @@ from feedline.errors import StateError
 
 STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
+# What a state may say besides: older ones do not.
+ENVIRONMENT_KEY = "environment"
 _FILES = {"unchanged": "as they were", "rewritten": "rewritten", "gone": "gone", "new": "new"}
 REWRITTEN = ("error", "skip", "repeat")
 
@@ -32,7 +34,10 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("snapshot", "plan", "features"):
         if not isinstance(state[key], str):
             raise StateError(f"the state's {key} is no text: got {state[key]!r}")
-    return {key: state[key] for key in STATE_KEYS}
+    environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
+    if not all(isinstance(value, str) for value in environment.values()):
+        raise StateError(f"the state's environment is no text: got {state[ENVIRONMENT_KEY]!r}")
+    return {**{key: state[key] for key in STATE_KEYS}, **environment}
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -54,14 +59,28 @@ def state_of(facts: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
     if step >= steps_of(facts, epoch):
         epoch, step = epoch + 1, 0
     named = {key: facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-    return {"version": STATE_VERSION, **named, "epoch": epoch, "step": step}
+    return {"version": STATE_VERSION, **named, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts[ENVIRONMENT_KEY]}
+
+
+def environment_warning(state: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """What to say where features were computed elsewhere before: by other versions, or on other instructions."""
+    before, now = (set(str(known.get(ENVIRONMENT_KEY, "")).split(", ")) for known in (state, facts))
+    if ENVIRONMENT_KEY not in state or before == now:
+        return None
+    return (
+        f"the state was saved in another environment: got {', '.join(sorted(before - now))}, here is "
+        f"{', '.join(sorted(now - before))}. Rows and their order are the same, floats may differ in their last bits; "
+        "see `cluster.cpu`"
+    )
 
 
 def rebased_state(facts: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """What becomes of a state in a rebase with these facts: itself, where the table is as it was."""
     if facts["snapshot"] == state["snapshot"]:
         return dict(state)
-    return state_of(facts, facts["rest"]["epoch"], facts["rest"]["first_step"])
+    environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
+    rest = state_of({**facts, **environment}, facts["rest"]["epoch"], facts["rest"]["first_step"])
+    return rest if environment else {key: rest[key] for key in STATE_KEYS}  # whoever plans a rebase computes nothing
 
 
 def steps_of(facts: Mapping[str, Any], epoch: int) -> int:

@@ -12,10 +12,10 @@ from distributed import get_worker
 
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.service.blame import BlockFailure, Kind
-from feedline.service.tasks import BlockRequest, BlockResult, Job, run_block
+from feedline.service.tasks import BlockRequest, BlockResult, Job, UnknownJobError, run_block
 
 
-def attempt_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
+def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
     """`run_block`, or what it raised."""
     try:
         return run_block(job, request, key, packed)
@@ -41,4 +41,6 @@ def _kind(error: BaseException) -> Kind:
         return "data"
     if isinstance(error, ClusterError | ImportError):
         return "unfit"
+    if isinstance(error, UnknownJobError):
+        return "unknown"
     return "transient" if isinstance(error, OSError) else "other"

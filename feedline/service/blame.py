@@ -20,14 +20,15 @@ ATTEMPTS = 4
 EXCLUDED_S = 300.0
 _AGREE = 2
 
-Kind = Literal["data", "unfit", "transient", "killed", "other"]
+Kind = Literal["unknown", "data", "unfit", "transient", "killed", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFailure:
     """What a task raised, in words, and where. `worker`: its address, "" where nobody knows; `host`: for messages.
 
-    kind: "data" for what is the same everywhere; "unfit" for a worker that can do nothing; "killed" for one that died.
+    kind: "data" for what is the same everywhere; "unfit" for a worker that can do nothing; "killed" for one that died;
+    "unknown" for one that was not told of the job, which is nobody's fault.
     ours: whether `name` is the class of a FeedlineError.
     """
 

@@ -21,10 +21,12 @@ from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
+from feedline.processor import chosen, variables
 from feedline.sections import ClusterSpec
 from feedline.service.blame import EXCLUDED_S, Exclusions
 from feedline.service.connection import Connection, no_worker
-from feedline.service.tasks import Job, check_environment, check_job, local_environment
+from feedline.service.environment import Environment, check_environment, environment_at
+from feedline.service.tasks import Job, check_job
 from feedline.transforms.user_functions import Needed, check_functions
 
 logger = logging.getLogger(__name__)
@@ -58,11 +60,12 @@ class Cluster:
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._exclusions = Exclusions()
+        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
             config["temporary-directory"] = scratch
-        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads}.items():
+        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
@@ -78,6 +81,11 @@ class Cluster:
     def client(self) -> Client:
         """Of the connection there is now."""
         return self.connection.client
+
+    @property
+    def environment(self) -> Environment:
+        """What every worker has to be, for blocks to have the same bytes wherever they are computed."""
+        return environment_at(self._cpu)
 
     @property
     def packed(self) -> bool:
@@ -167,9 +175,11 @@ class Cluster:
             self.client.wait_for_workers(1, timeout=self._spec.wait_s)
         except TimeoutError:
             raise no_worker(self._address(), self._spec.wait_s) from None
-        if self.kind == "scheduler":
-            self._examine(check_environment, local_environment())
-        if code and self.kind != "threads":
+        if self.kind == "threads":
+            check_environment(self.environment)
+            return
+        self._examine(check_environment, self.environment)
+        if code:
             self._examine(check_functions, tuple(code))
 
     def check_job(self, job: Job) -> None:

@@ -27,7 +27,7 @@ from feedline.service.attempts import attempt_block
 from feedline.service.blame import BlockFailure, Retry, decide, elsewhere
 from feedline.service.cluster import Cluster
 from feedline.service.gathering import Gathering, Outcome
-from feedline.service.tasks import BlockRequest, BlockResult, Job, unpack
+from feedline.service.tasks import BlockRequest, BlockResult, Job, hold_job, unpack
 from feedline.service.timing import Priorities, Recent, overdue_after_s
 from feedline.service.window import Window
 
@@ -95,7 +95,7 @@ class Delivery:
     ) -> None:
         self._cluster = cluster
         self._job = job
-        self._job_digest = hashlib.blake2b(repr(job).encode()).digest()
+        hold_job(job)  # for threads of this process
         self._layout = layout
         self._name = name
         self._blocks = blocks
@@ -172,13 +172,15 @@ class Delivery:
 
     def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
         block = work.block
-        digest = hashlib.blake2b(self._job_digest + repr(work.request).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
         place = f"{self._name}-l{block.lane}-b{block.index}"
         key = f"feedline-block-{place}-{digest}-a{work.number}-{'p' if self._cluster.packed else 'r'}"
+        # Workers were sent the job (`check_job`). One that came later or has forgotten it gets it in the next attempt.
+        job = self._job if work.number else self._job.digest
         work.number += 1
         options = {"workers": sorted(workers)} if workers is not None else {}
         future = self._cluster.submit(
-            attempt_block, self._job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
+            attempt_block, job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
         )
         if future is None:
             self._lost.append(work)
@@ -258,10 +260,11 @@ class Delivery:
                 self._keep(work, attempt, outcome, now_s)
                 continue
             self._give_up(work, attempt)
-            if outcome is not None:
-                work.failures.append(outcome)
+            failure = None if outcome is None or outcome.kind == "unknown" else outcome
+            if failure is not None:
+                work.failures.append(failure)
             if not work.attempts:
-                self._retry(work, outcome)
+                self._retry(work, failure)
 
     def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
         if failure is None:  # nobody's fault

@@ -18,6 +18,7 @@ from distributed.scheduler import KilledWorker
 
 from feedline.errors import ClusterError, FeedlineError
 from feedline.service.cluster import Cluster
+from feedline.service.environment import Environment
 
 _LOOK_S = 1.0  # between looks at a cluster that says nothing
 _END_S, _END_PAUSE_S = 10.0, 0.05  # tasks that were called off have this long to end
@@ -31,6 +32,11 @@ class DaskWorkers:
         self._name = secrets.token_hex(8)
         self._begun = 0
         self._working = False  # on what nobody wants any more
+
+    @property
+    def environment(self) -> Environment:
+        """Of every worker."""
+        return self._cluster.environment
 
     @property
     def threads(self) -> int:

@@ -56,5 +56,7 @@ def _empty(job: Job) -> pa.Table:
     compiled = compile_job(job)
     frame = pl.from_arrow(compiled.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)
-    encoded = encode(compiled.features.apply(frame.select(compiled.features.columns)), compiled.layout.schema)
+    marks = [pl.Series(name, [], pl.Boolean()) for name in compiled.features.marks]
+    rows = frame.select(compiled.features.columns).with_columns(marks)
+    encoded = encode(compiled.features.apply(rows), compiled.layout.schema)
     return arrow_table(encoded, compiled.layout.schema)

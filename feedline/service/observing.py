@@ -8,7 +8,6 @@ states are merged as they come, and one that grows beyond its limit goes on in t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,9 @@ from feedline.artifacts import KnowledgeRef, Stored
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.features import FeatureSpec
+from feedline.service.environment import Environment, check_environment
+from feedline.service.single_flight import SingleFlight
 from feedline.service.spilling import Scratch, Spilled, State, merge_part, merged, spill
-from feedline.service.tasks import check_environment
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.fitting import Learner
 from feedline.transforms.user_functions import Needed, check_functions
@@ -51,7 +51,7 @@ class FitJob:
     keys: tuple[str, ...]
     knowledge: KnowledgeRef
     scratch: Scratch
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     code: tuple[Needed, ...]
 
 
@@ -81,9 +81,15 @@ class Observing:
     sample: BoundSample | None
 
 
-@functools.lru_cache(maxsize=8)
+_compiled: SingleFlight[FitJob, Observing] = SingleFlight()
+
+
 def compile_fit(job: FitJob) -> Observing:
-    """What the job's tasks compute, for this process."""
+    """What the job's tasks compute, for this process; compiled by the first who asks."""
+    return _compiled.get(job, lambda: _compile(job))
+
+
+def _compile(job: FitJob) -> Observing:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     knowledge = Stored(job.knowledge)

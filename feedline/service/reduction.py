@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from feedline.service.environment import Environment, local_environment
 from feedline.warehouse.retrying import Pool, interruptible
 
 FAN_IN = 4  # at least two; more means fewer merges and more states at once
@@ -20,6 +21,11 @@ FAN_IN = 4  # at least two; more means fewer merges and more states at once
 
 class Workers(Protocol):
     """Who computes: handles stand for results, wherever these are."""
+
+    @property
+    def environment(self) -> Environment:
+        """What their processes compute with: every one refuses a task that expects something else."""
+        ...
 
     @property
     def threads(self) -> int:
@@ -124,6 +130,7 @@ class Threads:
         self._pool = pool
         self.threads = threads
         self.processes = 1
+        self.environment = local_environment()
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Future[Any]:
         """Begin function(*arguments); what handles stand for is there already."""

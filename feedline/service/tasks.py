@@ -7,13 +7,12 @@ needs to know travels as values (feature specs, schema, text of the filter) and 
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import itertools
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -29,14 +28,17 @@ from feedline.loader.layout import BatchSchema, Column, SlotLayout
 from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import permuted_rows
 from feedline.loader.slot import Segment, draft, encoded_rows, write
+from feedline.projection import not_null
+from feedline.service.environment import Environment, check_environment
+from feedline.service.single_flight import SingleFlight
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures, compile_features
 from feedline.transforms.user_functions import Needed, check_functions
-from feedline.version import VERSION
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.records import Recording, recorder_of
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
 CHUNK_ROWS = 32_768
@@ -46,6 +48,8 @@ CHUNK_ROWS = 32_768
 class Job:
     """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
 
+    Workers are sent it once; tasks name it by its `digest`, which is of everything else here.
+
     With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
     parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
     """
@@ -54,11 +58,19 @@ class Job:
     schema: bytes
     where: str | None
     by: str | None
-    environment: tuple[tuple[str, str], ...]
+    environment: Environment
     knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[Needed, ...] = ()
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest())
+
+
+class UnknownJobError(Exception):
+    """A task names a job that this process was not sent, or has forgotten: to be sent with the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +124,46 @@ class Compiled:
     columns: tuple[str, ...]
     layout: SlotLayout
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
+    filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
 
 
-@functools.lru_cache(maxsize=8)
+_jobs: SingleFlight[str, Job] = SingleFlight()
+_compiled: SingleFlight[str, Compiled] = SingleFlight()
+
+
+def hold_job(job: Job) -> None:
+    """From now on tasks of this process may name the job by its digest."""
+    _jobs.get(job.digest, lambda: job)
+
+
+def held_job(named: Job | str) -> Job:
+    """The job that a task names, or brings along. Raises UnknownJobError."""
+    if isinstance(named, Job):
+        return _jobs.get(named.digest, lambda: named)
+
+    def missing() -> Job:
+        raise UnknownJobError(f"job {named} was not sent to {platform.node()}")
+
+    return _jobs.get(named, missing)
+
+
 def compile_job(job: Job) -> Compiled:
-    """The job's expressions for this process: the same object each time, so that a block does not pay for it."""
+    """The job's expressions for this process, compiled by the first who asks: the same object each time."""
+    return _compiled.get(job.digest, lambda: _compile(job))
+
+
+def _compile(job: Job) -> Compiled:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
     features = compile_features(job.features, schema, Stored(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
-    return Compiled(features, schema, where, tuple(columns), SlotLayout(batch_schema(features)), sample)
+    marks = bind_marks(features.marks, schema)
+    filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
+    layout = SlotLayout(batch_schema(features))
+    return Compiled(features, schema, where, tuple(columns), layout, sample, marks, filters)
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
@@ -132,46 +172,24 @@ def kept_columns(job: Job) -> tuple[str, ...]:
     return (*by, *(job.record.identity.key if job.record is not None else ()))
 
 
-def local_environment() -> tuple[tuple[str, str], ...]:
-    """What a block's bytes may depend on besides its request: versions, and the CPU features numpy chooses code by."""
-    versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
-    return (*versions.items(), ("machine", platform.machine()), ("avx512f", _avx512()))
-
-
-def check_environment(expected: tuple[tuple[str, str], ...]) -> None:
-    """Raise ClusterError where this worker would compute something else than the feeder expects."""
-    for (name, wanted), (_, found) in zip(expected, local_environment(), strict=True):
-        if wanted != found:
-            raise ClusterError(
-                f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
-                f"Install the same versions of feedline, polars, pyarrow and numpy on every worker"
-            )
-
-
 def check_job(job: Job) -> None:
-    """Raise where this worker cannot do what a job asks: ClusterError for other versions, or for artifacts that are not
-    there."""
+    """Hold a job, and raise where this worker cannot do what it asks: ClusterError for other versions, or for artifacts
+    that are not there."""
     check_environment(job.environment)
     try:
         prove(job.knowledge)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
+    hold_job(job)
 
 
-@functools.cache
-def _avx512() -> str:
-    try:
-        return str(" avx512f" in Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return "unknown"
-
-
-def run_block(job: Job, request: BlockRequest, key: str, packed: bool) -> BlockResult:
+def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
     """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
 
-    Raises DataError naming file, row group and row, CorruptFileError, TableChangedError naming file and row group;
-    ClusterError for other versions.
+    job: or its digest. Raises UnknownJobError where the digest says nothing here; DataError naming file, row group and
+    row, CorruptFileError, TableChangedError naming file and row group; ClusterError for another environment.
     """
+    job = held_job(job)
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = _Clock()
@@ -254,6 +272,7 @@ def _chunks(compiled: Compiled, piece: PieceRequest) -> Iterator[Chunk]:
         compiled.where,
         compiled.schema,
         sample=compiled.sample,
+        marks=compiled.marks,
         chunk_rows=CHUNK_ROWS,
     )
     for chunk in chunks:
@@ -317,7 +336,7 @@ class _Encoder:
         for name, (asked, missed) in lookups.items():
             self.observer.looked_up(name, asked, missed)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema, self.observer)
+        encoded = encode(finished, self._compiled.layout.schema, self.observer, self._compiled.filters)
         self._clock.lap("encode")
         return encoded
 

@@ -16,14 +16,14 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expression_types import column_type, nearest
 from feedline.features import FeatureInput, FeatureSpec, OpCall
 from feedline.projection import has_column, part_field, part_of
-from feedline.transforms.fitting import Knowledge, Learning
+from feedline.transforms.fitting import SEEN, Knowledge, Learning
 from feedline.transforms.generated import row_expression
 from feedline.transforms.groups import finish
 from feedline.transforms.kinds import Lookup, Value
 from feedline.transforms.registry import UNTOLD, BoundOp, OpError, Told
 from feedline.transforms.stages import Stages, source_key
 from feedline.transforms.user_code import bind, word
-from feedline.transforms.wants import Key, Origin, Place, Wants
+from feedline.transforms.wants import Key, Origin, Place, Wants, fit_key
 
 
 def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -> str:
@@ -48,7 +48,7 @@ class Compiler:
         self.stages = Stages(schema.names)
         self._shared = shared
         self.wants = Wants(knowledge)
-        self.left_out = False  # whether an op leaves each row out of what it was learnt from
+        self.seen: dict[str, bool | str] = {}  # by fit: which rows an op leaves out of what they are told
         self._knowledge = knowledge
         self.columns: set[str] = set()
         self.fields: dict[str, pa.Field] = {}
@@ -127,12 +127,17 @@ class Compiler:
         columns = learns.beside(bound.parameters)
         if origin.depends != place.origin.depends:  # it is still to be learnt
             self._beside(bound, learns, columns)
-        if not self._knowledge.out_of_fold:
+        roles, key = learns.rows(bound.parameters), fit_key(bound, place)
+        seen = self._knowledge.seen(key) if roles else False
+        if roles:
+            self.seen[key] = seen
+        if not seen:
             return Told(artifact=artifact), origin
-        beside = self._beside(bound, learns, {role: columns[role] for role in learns.rows(bound.parameters)})
+        beside = self._beside(bound, learns, {role: columns[role] for role in roles})
         for role in beside:
             self._read(columns[role], self._type(columns[role]))
-        self.left_out = self.left_out or bool(beside)
+        if isinstance(seen, str):
+            beside[SEEN] = Value(expr=pl.col(seen), dtype=pl.Boolean())
         return Told(artifact=artifact, beside=beside), origin
 
     def _ids(self, bound: BoundOp, told: Told, key: Key, inputs: Sequence[Key]) -> int | None:

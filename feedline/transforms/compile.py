@@ -32,6 +32,7 @@ from feedline.transforms.user_code import bind
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
+_MARK = pl.Boolean()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +57,22 @@ class CompiledFeatures:
     """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
 
     columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
-    only parts are used: what a frame has to hold. outputs: one per feature, in the features' order. fingerprint: what a
-    row becomes (features, op versions, artifacts, input types), as hex. wanted: what has still to be learnt from data,
-    before which `apply` computes nothing true.
+    only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that it has to hold besides, which
+    say of each row whether a fit has seen it. outputs: one per feature, in the features' order. fingerprint: what a row
+    becomes (features, op versions, artifacts and the rows that they have seen, input types), as hex. wanted: what has
+    still to be learnt from data, before which `apply` computes nothing true.
     """
 
     features: tuple[FeatureSpec, ...]
     schema: pa.Schema
     columns: tuple[str, ...]
     parts: tuple[str, ...]
+    types: tuple[pl.DataType, ...]
+    marks: tuple[str, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
     wanted: tuple[Wanted, ...]
     knowledge: Knowledge
-    _types: tuple[pl.DataType, ...]
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
@@ -92,16 +95,17 @@ class CompiledFeatures:
         the message names the column or the feature, and the error knows the row.
         """
         if not set(self.parts).issubset(frame.columns):
-            frame = project(frame, self.parts)
+            marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
+            frame = project(frame, self.parts).with_columns(marks)
         schema = frame.schema
-        for name, dtype in zip(self.parts, self._types, strict=True):
+        for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
             if (met := schema.get(name)) != dtype:
                 got = "none" if met is None else str(met)
                 raise DataError(
                     f"column {name!r} is not what the features were compiled for: got {got}, expected {dtype}"
                 )
         if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
-            frame = frame.select(self.parts).rechunk()
+            frame = frame.select(*self.parts, *self.marks).rechunk()
         try:
             return self._pass.run(
                 frame, lambda expressions: self._select(frame, expressions).collect(engine="in-memory")
@@ -178,6 +182,7 @@ def compile_features(
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
+    marks = tuple(sorted({seen for seen in compiler.seen.values() if isinstance(seen, str)}))
     outputs = tuple(
         Output(
             name=feature.name,
@@ -195,13 +200,14 @@ def compile_features(
         schema=schema,
         columns=columns,
         parts=tuple(parts),
+        types=tuple(compiler.types[name] for name in parts),
+        marks=marks,
         outputs=outputs,
         fingerprint=_fingerprint(
-            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.wants.known, compiler.left_out
+            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.wants.known, compiler.seen
         ),
         wanted=compiler.wants.wanted,
         knowledge=knowledge,
-        _types=tuple(compiler.types[name] for name in parts),
         _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)
@@ -224,7 +230,10 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
     return [bind(feature.op).identity, inputs]
 
 
-def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], left_out: bool) -> str:
+def _fingerprint(
+    features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], seen: dict[str, bool | str]
+) -> str:
+    """`seen`: by fit that leaves rows out, which rows it has seen; all of them, mostly, or none."""
     content: dict[str, Any] = {
         "version": FINGERPRINT_VERSION,
         "features": [
@@ -242,6 +251,8 @@ def _fingerprint(features: Sequence[FeatureSpec], types: dict[str, str], known: 
         "types": types,
     }
     if known:
-        content |= {"artifacts": known, "out_of_fold": left_out}
+        content |= {"artifacts": known, "out_of_fold": any(seen.values())}
+        if any(seen.values()) and not all(one is True for one in seen.values()):
+            content["seen"] = seen
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,6 +28,7 @@ from feedline.errors import SpecError
 from feedline.features import FeatureSpec
 
 T = TypeVar("T")
+SEEN = "seen"  # the role of the column that says of each row whether a fit has seen it, beside those of `Learning.rows`
 _DIGESTED_ROWS = 1 << 20  # at a time: a vocabulary may fill most of the memory
 Parts = Iterable[pl.DataFrame]  # merged states without a key in common; may be iterated again
 
@@ -113,7 +114,8 @@ class Learning:
 
     learner: of the parameters and the values that the op takes; None where the parameters say everything. beside: the
     columns that are observed beside the values, by role. rows: the roles that are needed once more where rows are
-    transformed that were learnt from (each row is then left out of what it is told). check: raises SpecError for values
+    transformed that the fit has seen (each row is then left out of what it is told); where only some rows are, a
+    Boolean column in the role `SEEN` says which. check: raises SpecError for values
     of such columns, by role, that cannot be learnt from. name: joins the fits of all
     features with the same name, op and parameters; None: of the same chain only.
     """
@@ -150,7 +152,8 @@ class Wanted:
     key: hex, of everything but types that says what is learnt. op: name, version, parameters as JSON. chain: for
     people. types: the table's columns that the values are made of, with their Arrow types. streams: for each feature
     that shares the fit the columns to observe, as features of the group `observed`. depends: the keys of fits that have
-    to be there first.
+    to be there first. behind: for each stream what names the column and the ops that it comes through. shared: whether
+    a name joins them, so that the key says nothing of them.
     """
 
     key: str
@@ -161,16 +164,16 @@ class Wanted:
     types: Mapping[str, str]
     streams: tuple[tuple[FeatureSpec, ...], ...]
     depends: frozenset[str]
+    behind: tuple[str, ...] = ()
+    shared: bool = False
 
 
 class Knowledge(Protocol):
-    """Where artifacts come from.
+    """Where artifacts come from."""
 
-    out_of_fold: whether rows are transformed that were learnt from.
-    """
-
-    @property
-    def out_of_fold(self) -> bool: ...
+    def seen(self, key: str) -> bool | str:
+        """Which of the rows that are transformed a fit has seen: all, none, or where a column of that name is true."""
+        ...
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         """What was learnt; None where nothing was, or otherwise than it is asked for."""
@@ -183,10 +186,14 @@ class Knowledge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """Knowledge of what is in memory: artifacts by key."""
+    """Knowledge of what is in memory: artifacts by key. out_of_fold: which rows all fits have seen, see `seen`."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    out_of_fold: bool = False
+    out_of_fold: bool | str = False
+
+    def seen(self, key: str) -> bool | str:
+        """The same for every fit."""
+        return self.out_of_fold
 
     def fitted(self, wanted: Wanted) -> Artifact | None:
         """What was learnt under the key."""

@@ -5,6 +5,7 @@ Built in every process, run on the workers. The hash is defined in `feedline.has
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated
 
 import numpy as np
@@ -27,10 +28,13 @@ class HashBucket(Parameters):
 
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+    null_bucket: Annotated[
+        bool, Field(exclude_if=operator.not_, description="A null becomes the id `buckets`, which no value becomes.")
+    ] = False  # left out of fingerprints where it is not set: they are older than this parameter
 
 
 @op(
-    ids=lambda parameters, *_: parameters.buckets,
+    ids=lambda parameters, *_: parameters.buckets + parameters.null_bucket,
     takes={INTEGER, STRING, BINARY},
     gives="int64",
     parameters=HashBucket,
@@ -40,6 +44,7 @@ class HashBucket(Parameters):
             "hash_bucket", {"buckets": 1000, "seed": 7}, pl.List(pl.Int32()), [[0, 1], [], None], [[940, 533], [], None]
         ),
         example("hash_bucket", 1000000, pl.String(), ["", "a", "Zürich", None], [607535, 515345, 580026, None]),
+        example("hash_bucket", {"buckets": 9, "null_bucket": True}, pl.Int64(), [0, 1, None], [7, 5, 9]),
     ),
 )
 def hash_bucket(x: Value, parameters: HashBucket) -> Value:
@@ -67,8 +72,9 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
     | `"123456789"` | 0 | 5864485854665714674 |
     | `"Zürich, Bahnhofstrasse 1"` | 0 | 13709498184340734823 |
 
-    An id has the same hash in columns of int32, int64 and uint64. Nulls stay null, also as elements of lists. Different
-    values may share a bucket.
+    An id has the same hash in columns of int32, int64 and uint64. Different values may share a bucket. Nulls stay null,
+    also as elements of lists; with `null_bucket` they become the id `buckets` (a null list stays null), the ids of all
+    values stay as they are, and an embedding needs buckets + 1 rows.
     """
     buckets, seed = parameters.buckets, parameters.seed
 
@@ -81,9 +87,10 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
             bucket_integers(digests[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES], seed, buckets)
 
     if x.kind.element == INTEGER:
-        x = widened(x)
-        return x.through(integers, pl.Int64())
-    return Value(expr=over_series(x.expr, strings), dtype=pl.Int64())
+        found = widened(x).through(integers, pl.Int64())
+    else:
+        found = Value(expr=over_series(x.expr, strings), dtype=pl.Int64())
+    return found.filled(buckets) if parameters.null_bucket else found
 
 
 class Modulo(Parameters):

@@ -276,9 +276,9 @@ class Quantiles:
         wide = values.astype(np.float64)
         size = np.minimum(np.abs(wide), mapping.max_possible)
         fraction, exponent = np.frexp(np.maximum(size, mapping.min_possible))
-        part = 2 * fraction - 1  # as `_cubic_log2_approx` of the mapping, which takes one value
+        part = 2 * fraction - 1  # as `key` of the mapping, which takes one value
         logs = ((mapping.A * part + mapping.B) * part + mapping.C) * part + (exponent - 1)
-        buckets = np.ceil(logs * mapping._multiplier).astype(np.int32) - np.int32(lowest - 1)
+        buckets = np.ceil(logs * _multiplier(self.error)).astype(np.int32) - np.int32(lowest - 1)
         buckets[size <= mapping.min_possible] = 0
         np.negative(buckets, out=buckets, where=wide < 0)
         least, most = (int(buckets.min()), int(buckets.max())) if len(buckets) else (0, -1)
@@ -298,6 +298,13 @@ class Quantiles:
 def _mapping(error: float) -> CubicallyInterpolatedMapping:
     """Its keys are made by sums and products alone, so that they are the same on every processor."""
     return CubicallyInterpolatedMapping(error)
+
+
+@lru_cache
+def _multiplier(error: float) -> float:
+    """Buckets per unit of the mapping's logarithm: 1 / log(gamma), with gamma = (1 + error) / (1 - error), by `C`, the
+    slope that the logarithm has at powers of two."""
+    return 1 / math.log1p(2 * error / (1 - error)) / CubicallyInterpolatedMapping.C
 
 
 @lru_cache

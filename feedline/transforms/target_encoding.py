@@ -20,7 +20,7 @@ from feedline.errors import DataError, SpecError
 from feedline.key_hashing import hashable, key_hash
 from feedline.transforms.exact_sums import Bins, normal
 from feedline.transforms.exact_sums import total as exact
-from feedline.transforms.fitting import Artifact, Learning, Parts
+from feedline.transforms.fitting import SEEN, Artifact, Learning, Parts
 from feedline.transforms.group_keys import KEY, GroupKeys, Rows
 from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite, total
 from feedline.transforms.key_index import KeyIndex
@@ -234,12 +234,13 @@ def target_encoding(
     fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each
     with its row's target; a null list stays null.
 
-    **Out of fold.** In training (`run`, `batches`, `to_dask`) a row is told nothing of its own fold: count, sum and
-    mean are those of the other folds, so that its own target is in none of them. The fold is the hash of the columns of
-    `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the seed, so that a row has the
-    same fold on every machine, however the table is cut. Rows of equal values go together: by a request's id each row
-    is by itself, by a user's id no row is told what its user did elsewhere. In serving (`transform`) every key has the
-    value over all rows, and neither target nor `fold_by` are needed.
+    **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) is told nothing of its own
+    fold: count, sum and mean are those of the other folds, so that its own target is in none of them. The fold is the
+    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the
+    seed, so that a row has the same fold on every machine, however the table is cut. Rows of equal values go together:
+    by a request's id each row is by itself, by a user's id no row is told what its user did elsewhere. Any other row,
+    such as one of a day that is held out, has the value over all rows. So has every row in serving (`transform`), where
+    neither target nor `fold_by` are needed.
 
     Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so that the order of
     rows and the cut of the table do not matter to the last bit.
@@ -249,23 +250,26 @@ def target_encoding(
     """
     keys = GroupKeys.of(values)
     keys.check(artifact)
-    fold_exprs = [beside[role].expr for role in parameters.fold_columns if role in beside]
+    told = [beside[role].expr for role in (*parameters.fold_columns, SEEN) if role in beside]
 
     places, lookup = keys.places(values, artifact)
 
-    def run(found_at: pl.Series, *fold_columns: pl.Series) -> pl.Series:
+    def run(found_at: pl.Series, *told: pl.Series) -> pl.Series:
         rows, index = Rows.of([found_at]), keys.index(artifact)
         found = rows.keys[0].to_numpy()
-        if not fold_columns:
+        if not told:
             encoded = artifact.made(f"encoded {keys.types}", lambda: _encodings(artifact, index, 1))
             return rows.series(encoded[0][found])
         means = parameters.folds + 1
         encoded = artifact.made(f"encoded by fold {keys.types}", lambda: _encodings(artifact, index, means))
-        without = folds(fold_columns, parameters, len(found_at))
-        return rows.series(encoded[rows.each(without + np.uint8(1)), found])
+        columns, seen = told[: len(parameters.fold_columns)], told[len(parameters.fold_columns) :]
+        without = folds(columns, parameters, len(found_at)) + np.uint8(1)
+        if seen:  # the first mean, over all folds, for the others
+            without *= seen[0].to_numpy()
+        return rows.series(encoded[rows.each(without), found])
 
     dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
-    return Value(expr=over_columns([places, *fold_exprs], run, dtype), dtype=dtype, lookup=lookup)
+    return Value(expr=over_columns([places, *told], run, dtype), dtype=dtype, lookup=lookup)
 
 
 def _encodings(artifact: Artifact, index: KeyIndex, means: int) -> Floats:

@@ -128,6 +128,16 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
     return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
 
 
+def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | bytes:
+    """The value that an id stands for, or "padding", "null", "unknown" in angle brackets where it stands for none."""
+    assert artifact.table is not None
+    first = FIRST_BUCKET + parameters.oov_buckets
+    if id >= first:
+        value: int | str | bytes = artifact.table["value"][id - first].as_py()
+        return value
+    return "<unknown>" if id >= FIRST_BUCKET else ("<padding>", "<null>")[id]
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """An artifact in use; its tables are made where the first values are looked up."""

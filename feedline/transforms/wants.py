@@ -63,7 +63,12 @@ class Wants:
     def wanted(self) -> tuple[Wanted, ...]:
         """What is missing, in the order of features."""
         return tuple(
-            replace(want, streams=tuple(self._streams[key].values()), depends=self._behind(want.depends))
+            replace(
+                want,
+                streams=tuple(self._streams[key].values()),
+                depends=self._behind(want.depends),
+                behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
+            )
             for key, want in self._wanted.items()
         )
 
@@ -97,8 +102,7 @@ class Wants:
 
     def _fitted(self, bound: BoundOp, learner: Learner, place: Place) -> tuple[Artifact, Origin]:
         assert bound.op.learns is not None
-        shared = bound.op.learns.name(bound.parameters)
-        key = _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+        shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, place)
         beside = bound.op.learns.beside(bound.parameters)
         stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
@@ -115,6 +119,8 @@ class Wants:
             types=dict(sorted(place.origin.types.items())),
             streams=(named,),
             depends=place.origin.depends,
+            behind=(_text(place.key),),
+            shared=shared is not None,
         )
         if key in self._behind(want.depends):
             raise OpError(
@@ -144,6 +150,13 @@ class Wants:
         self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
 
 
+def fit_key(bound: BoundOp, place: Place) -> str:
+    """What names the fit of an op that learns, in its place."""
+    assert bound.op.learns is not None
+    shared = bound.op.learns.name(bound.parameters)
+    return _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+
+
 def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
     return FeatureSpec(name=name, group="observed", column=name, path=feature.path)
 
@@ -152,5 +165,18 @@ def _types(want: Wanted) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in want.types.items())
 
 
+def shown_chain(name: str) -> str:
+    """What `Wanted.behind` names, for people: `item_id → modulo {"divisor":100}`."""
+    chain = json.loads(name)
+    if not chain or chain[0] not in ("column", "expr"):
+        return name
+    _, source, *ops = chain
+    return " → ".join([source, *(f"{op} {parameters}" for op, _, parameters in ops)])
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, separators=(",", ":"))
+
+
 def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_text(content).encode()).hexdigest()

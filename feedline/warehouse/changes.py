@@ -62,10 +62,12 @@ def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
     return found
 
 
-def row_groups(snapshot: Snapshot, file: int) -> npt.NDArray[np.int64]:
-    """A file's row groups, as indices in the table."""
-    first, stop = np.searchsorted(snapshot.file_of_row_group, [file, file + 1])
-    return np.arange(first, stop)
+def by_file(snapshot: Snapshot, row_groups: Sequence[int]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Some row groups of the table, in its order, file by file: the file, and those of it."""
+    groups = np.asarray(row_groups, np.int64)
+    files = snapshot.file_of_row_group[groups]
+    for part in np.split(groups, np.flatnonzero(np.diff(files)) + 1) if len(groups) else ():
+        yield int(snapshot.file_of_row_group[part[0]]), part
 
 
 def _facts(snapshot: Snapshot, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

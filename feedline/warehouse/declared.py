@@ -25,7 +25,7 @@ from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.warehouse.discovery import Listing, listing_of
 from feedline.warehouse.faults import explained
 from feedline.warehouse.listing import listed
-from feedline.warehouse.locations import Location, ancestor, is_uri, locate, shown
+from feedline.warehouse.locations import Location, is_uri, locate, shown, uri_on
 from feedline.warehouse.schemas import (
     KindChangedError,
     SchemaRules,
@@ -70,7 +70,7 @@ def declared_listing(
             f"{shown(table)} has lost files of this version: {names}. They were vacuumed or deleted; "
             "read a newer version"
         )
-    uri = table if root == location.path else _uri_of(root, location)
+    uri = table if root == location.path else uri_on(location, root)
     listing = listing_of(uri, root, found, None)
     place = {path: index for index, path in enumerate(full)}
     start = len(root) + (not root.endswith("/"))
@@ -256,15 +256,6 @@ def _common_folder(paths: Sequence[str], table: str) -> str:
     if not folder:
         raise TableError(f"{shown(table)} has files in places that share no folder. Copy the table to one place")
     return folder
-
-
-def _uri_of(root: str, location: Location) -> str:
-    """The URI of another folder on the table's store."""
-    if not is_uri(location.uri):
-        return root
-    address, mark, options = location.uri.partition("?")
-    top = ancestor(address, len([part for part in location.path.split("/") if part]))
-    return f"{top.rstrip('/')}/{root.lstrip('/')}{mark}{options}"
 
 
 def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:

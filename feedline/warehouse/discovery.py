@@ -11,13 +11,16 @@ then by path. Below the root,
 A file that the user names, alone or in a list, is taken whatever it is called. A folder named alone is the root. For
 files, lists and globs the root is their deepest common folder, less the `key=value` folders at its end, so that a
 list of one day's files still has the day as a column.
+
+A folder whose own log says which files count (`logs`) is refused, and so is a file that links make the table hold twice
+(`links`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,10 +32,12 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.faults import explained
+from feedline.warehouse.links import Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
-from feedline.warehouse.partitions import is_partition, typed_columns
-from feedline.warehouse.retrying import retried
+from feedline.warehouse.logs import logs_above, logs_below, refuse_logged
+from feedline.warehouse.partitions import is_hidden, is_partition, typed_columns
+from feedline.warehouse.retrying import is_local, retried
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # as s3fs, adlfs and gcsfs name it
@@ -67,13 +72,19 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one of the user's names stands for: its place, the folder that it fixes, and its files."""
+    """What one of the user's names stands for: its place, the folder that it fixes, and its files.
+
+    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `again`: as in `links.Walk`.
+    """
 
     location: Location
     anchor: str
     files: tuple[pafs.FileInfo, ...]
     ignored: tuple[str, ...] = ()
     whole_folder: bool = False
+    logs: Mapping[str, str] = field(default_factory=dict)
+    links: frozenset[str] = frozenset()
+    again: Mapping[str, str] = field(default_factory=dict)
 
 
 def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None) -> Listing:
@@ -93,12 +104,38 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     ignored = sorted({path for entry in found for path in entry.ignored})
     if not infos:
         raise _nothing(shown(first.uri), ignored)
+    _refuse_logged(found, infos)
+    if is_local(first.filesystem) and (len(found) > 1 or found[0].links or found[0].again):
+        again = {folder: known for entry in found for folder, known in entry.again.items()}
+        refuse_same_files(infos, {link for entry in found for link in entry.links}, again)
     root = first.path if len(found) == 1 and found[0].whole_folder else common_root([entry.anchor for entry in found])
     uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(uri, root, infos, partitions)
     if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
         listing = _tagged(listing, first)
     return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
+
+
+def named_by(uri: str, names: Iterable[str]) -> bool:
+    """Whether a file is one of some files, or of those that folders or globs among them hold; nothing is listed."""
+    return any(_holds(name, uri) for name in names)
+
+
+def _holds(name: str, uri: str) -> bool:
+    if uri == name or uri.startswith(join(name, "")):
+        return True
+    base, pattern = _split_glob(name)
+    folder = join(base, "")
+    return bool(pattern) and uri.startswith(folder) and _names(pattern.split("/"), uri[len(folder) :].split("/"))
+
+
+def _refuse_logged(found: Sequence[_Found], infos: Mapping[str, pafs.FileInfo]) -> None:
+    first = found[0].location
+    logs = {root: mark for entry in found for root, mark in entry.logs.items()}
+    shown_already = {entry.anchor for entry in found if entry.location.path == entry.anchor}
+    anchors = sorted({entry.anchor for entry in found})
+    above = logs_above(first, anchors, listed=shown_already, name=shown(first.uri))
+    refuse_logged(first, infos, {**above, **logs})
 
 
 def _refuse_several_stores(uris: list[str]) -> None:
@@ -116,7 +153,8 @@ def _find(uri: str) -> _Found:
     if location is not None:
         info = _info(location)
         if info.type == pafs.FileType.File:
-            return _Found(location, parent(location.path), (info,))
+            links = links_among([info.path]) if is_local(location.filesystem) else ()
+            return _Found(location, parent(location.path), (info,), links=frozenset(links))
         return _folder(location)
     base, pattern = _split_glob(uri)
     folder = _existing(base) if pattern else None
@@ -140,24 +178,42 @@ def _info(location: Location) -> pafs.FileInfo:
 
 
 def _folder(location: Location) -> _Found:
+    root, local = location.path, is_local(location.filesystem)
     with explained(shown(location.uri)):
-        infos = listed(location)
+        found = walk(root) if local else Walk(listed(location))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}
-    for info in infos:
+    for info in found.infos:
         if info.type == pafs.FileType.Directory:
             continue
         folder = parent(info.path)
         if folder not in hidden:
-            hidden[folder] = any(_hidden(segment) for segment in _relative(folder, location.path).split("/"))
-        if hidden[folder] or _hidden(info.base_name):
+            hidden[folder] = any(is_hidden(segment) for segment in _relative(folder, root).split("/"))
+        if hidden[folder] or is_hidden(info.base_name):
             continue
-        if _is_parquet_name(info.base_name):
-            files.append(info)
-        else:
+        if not _is_parquet_name(info.base_name):
             ignored.append(info.path)
-    return _Found(location, location.path, tuple(files), tuple(ignored), whole_folder=True)
+            continue
+        if local and info.type != pafs.FileType.File:
+            raise _no_file(info)
+        files.append(info)
+    return _Found(
+        location,
+        root,
+        tuple(files),
+        tuple(ignored),
+        whole_folder=True,
+        logs=logs_below(root, [folder for folder, covered in hidden.items() if covered], ignored),
+        links=frozenset(found.links),
+        again=found.again,
+    )
+
+
+def _no_file(info: pafs.FileInfo) -> TableError:
+    if info.type == pafs.FileType.NotFound:
+        return TableError(f"{info.path} is a link to nothing: expected a file. Restore the file, or remove the link")
+    return TableError(f"{info.path} is a pipe or a device: expected a file. Remove it, or name the files")
 
 
 def _matching(folder: _Found, pattern: str) -> _Found:
@@ -171,7 +227,7 @@ def _matching(folder: _Found, pattern: str) -> _Found:
             f"{join(shown(folder.location.uri), pattern)} matches no Parquet file: expected at least one, "
             f"got none of the {len(folder.files)} below {shown(folder.location.uri)}"
         )
-    return _Found(folder.location, folder.anchor, files, ignored)
+    return replace(folder, files=files, ignored=ignored, whole_folder=False)
 
 
 def _names(pattern: list[str], segments: list[str]) -> bool:
@@ -192,10 +248,6 @@ def _split_glob(uri: str) -> tuple[str, str]:
             base = "/".join(segments[:index]) or "/"
             return base + mark + options, "/".join(segments[index:])
     return uri, ""
-
-
-def _hidden(segment: str) -> bool:
-    return segment.startswith((".", "_")) and not is_partition(segment)
 
 
 def _is_parquet_name(name: str) -> bool:

@@ -104,6 +104,11 @@ def outlook(error: BaseException) -> Outlook:
     return Outlook.TRANSIENT if passing or _classes(error) & _TRANSIENT_CLASSES else Outlook.FINAL
 
 
+def is_denied(error: BaseException) -> bool:
+    """Whether a store, or the operating system, refused because of who asks."""
+    return isinstance(error, PermissionError) or bool(_names(error) & _DENIED) or _status(error) in (401, 403)
+
+
 def last_words(error: BaseException) -> str:
     """An error's text in one line, without anything that could be a secret."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -156,7 +161,7 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
         return TableNotFoundError(f"{where} does not exist: expected a Parquet file or a folder of them{detail}")
     if isinstance(error, PermissionError):
         return TableError(f"{where} may not be {doing}: permission denied. Ask for access, or name another place")
-    if names & _DENIED or status in (401, 403):
+    if is_denied(error):
         return TableError(
             f"{where} may not be {doing}: the store denies it ({text}). Check the credentials and what they may do"
         )

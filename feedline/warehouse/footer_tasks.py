@@ -15,13 +15,14 @@ from feedline.errors import CorruptFileError
 from feedline.warehouse.footers import FileFacts, file_facts
 from feedline.warehouse.locations import join, locate, shown
 from feedline.warehouse.retrying import interruptible
-from feedline.warehouse.tallies import Block, blocks_of
+from feedline.warehouse.tallies import Block, blocks_of, joined
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results
 _WAVE_TASKS = 64
+_PARSED_CHUNKS = 131_072  # column chunks whose facts are Python objects, about 650 bytes each, until they are packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,22 @@ def footer_task(task: FooterTask) -> FooterResult:
             return error
 
     good: list[tuple[int, FileFacts]] = []
+    blocks: list[Block] = []
     corrupt: list[tuple[int, str]] = []
+    first, count, chunks, most = 0, _THREADS, 0, 1
     with interruptible(min(_THREADS, len(task.files)), "feedline-footers") as pool:
-        for (place, _, _), found in zip(task.files, pool.map(facts, task.files), strict=True):
-            if isinstance(found, CorruptFileError):
-                corrupt.append((place, str(found)))
-            else:
-                good.append((place, found))
-    return FooterResult(blocks=tuple(blocks_of(good)), corrupt=tuple(corrupt))
+        while first < len(task.files):
+            part = task.files[first : first + count]
+            first += count
+            for (place, _, _), found in zip(part, pool.map(facts, part), strict=True):
+                if isinstance(found, CorruptFileError):
+                    corrupt.append((place, str(found)))
+                else:
+                    good.append((place, found))
+                    chunks += len(found.columns) * len(found.rows)
+                    most = max(most, len(found.columns) * len(found.rows))
+            count = max(_THREADS, _PARSED_CHUNKS // most)
+            if chunks >= _PARSED_CHUNKS // 2:
+                blocks += blocks_of(good)
+                good, chunks = [], 0
+    return FooterResult(blocks=tuple(joined([*blocks, *blocks_of(good)])), corrupt=tuple(corrupt))

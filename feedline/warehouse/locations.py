@@ -172,3 +172,12 @@ def ancestor(uri: str, levels: int) -> str:
     address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
     parent = address.rsplit("/", levels)[0]
     return (parent or "/") + mark + options
+
+
+def uri_on(location: Location, path: str) -> str:
+    """The URI of another path on a location's store."""
+    if not is_uri(location.uri):
+        return path
+    address, mark, options = location.uri.partition("?")
+    top = ancestor(address, len([part for part in location.path.split("/") if part]))
+    return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"

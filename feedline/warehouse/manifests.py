@@ -2,7 +2,8 @@
 
 Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; what else they hold is
 not looked at. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order means
-nothing: the table has its usual one. Nothing is listed: the files are asked for their sizes and times, many at once.
+nothing: the table has its usual one. Nothing is listed: the files are asked for their sizes and times, many at once. A
+manifest may name files of a table that has a log of its own (`logs`): whoever wrote it knew which of them count.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery import Listing, common_root, depth, listing_of, parent
 from feedline.warehouse.faults import explained
 from feedline.warehouse.fetching import read_range
+from feedline.warehouse.links import links_among, refuse_same_files
 from feedline.warehouse.locations import Location, absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.retrying import is_local, retried
 
@@ -49,6 +51,8 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
             )
         if info.type != pafs.FileType.File:
             raise TableError(f"{shown(uri)} is a folder: expected that {shown(place.uri)} names files alone")
+    if is_local(first.filesystem):
+        refuse_same_files(paths, links_among(paths), {})
     root = common_root(sorted({parent(info.path) for info in infos}))
     root_uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(root_uri, root, {info.path: info for info in infos}, partitions)

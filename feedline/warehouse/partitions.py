@@ -3,8 +3,8 @@
 Pure. A folder `key=value` below the table's root gives its files the column `key`. Keys and values are
 percent-decoded; `__HIVE_DEFAULT_PARTITION__` is null, and so is a key that some other file's path has and this one's
 has not. The type of a key is the one that the pipeline names (`declared`); else, where the files hold the key as a
-column too, that column's (`refined`: the snapshot knows it), if all values fit; else it is inferred from every value
-the table has:
+column too, that column's (`refined`: the snapshot knows it), if all values fit and mean the same there: a whole number
+never becomes a time, nor a date a number; else it is inferred from every value the table has:
 
 - int64 if each is a whole number that fits, zero-padded ones (`month=01`) included, as Spark and pyarrow have it;
 - date32 if each is an ISO date (`ds=2026-01-31`);
@@ -28,12 +28,18 @@ NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 _INTEGER = re.compile(r"-?[0-9]{1,40}\Z", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}\Z", re.ASCII)
+_BASIC_DATE = re.compile(r"[0-9]{8}\Z", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 
 
 def is_partition(segment: str) -> bool:
     """Whether a folder's name is `key=value` with a key."""
     return segment.find("=") > 0
+
+
+def is_hidden(segment: str) -> bool:
+    """Whether files and folders of that name are a writer's own, and no part of a table."""
+    return segment.startswith((".", "_")) and not is_partition(segment)
 
 
 def keys_of(path: str) -> dict[str, str | None]:
@@ -82,11 +88,23 @@ def refined(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]
     """An inferred key in the type that a column of its name has in the files; unchanged where a value does not fit."""
     if pat.is_string(kind) or pat.is_large_string(kind):
         return typed_columns(paths, {name: "string"})[name].cast(kind)  # as the path spells it, leading zeros included
+    if not _means_the_same(column.type, kind):
+        return column
     try:
         found = column.cast(kind)
         return found if found.cast(column.type).equals(column) else column
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return column
+
+
+def _means_the_same(inferred: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether a value of a folder can be meant as one of a column's type: 20260101 is no microsecond of 1970, and a
+    day is midnight in no zone but UTC."""
+    if pat.is_integer(inferred):
+        return not pat.is_temporal(kind)
+    if pat.is_date(inferred):
+        return bool(pat.is_date(kind) or (pat.is_timestamp(kind) and kind.tz in (None, "UTC")))
+    return True
 
 
 def _declared(name: str, texts: Sequence[str | None], paths: Sequence[str], kind: str) -> pa.Array:
@@ -110,6 +128,9 @@ def _integer(text: str) -> int | None:
 
 
 def _date(text: str) -> datetime.date | None:
+    """ISO 8601, with or without hyphens."""
+    if _BASIC_DATE.match(text):
+        text = f"{text[:4]}-{text[4:6]}-{text[6:]}"
     return datetime.date.fromisoformat(text) if _is_date(text) else None
 
 

@@ -43,6 +43,8 @@ def first_absence(
 def files_without(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
     """The files that lack a column or a part of one (int64 [n], indices of `files`)."""
     lacking = np.array([not has(schema, name, snapshot.schema) for schema in snapshot.file_schemas], np.bool_)
+    if not lacking.any():
+        return np.empty(0, np.int64)
     return np.flatnonzero(lacking[snapshot.files["schema"].to_numpy()])
 
 

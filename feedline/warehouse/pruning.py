@@ -13,6 +13,7 @@ is), any other is SOME and has to be counted. Both verdicts are proofs, as the s
 - bounds need not be values: min is a lower bound and max an upper one, so truncated strings do no harm to NONE. ALL is
   never concluded from bounds that may be truncated (not `exact`);
 - float statistics hide NaN, for which `!=` is true and every other operator false: those are always in the set;
+- a partition key that is NaN is its own bound: `!=` is true for it and every other comparison false;
 - -0.0 and 0.0 are equal, so it does not matter which of them a writer put into its statistics.
 """
 
@@ -40,7 +41,8 @@ class ColumnStatistics:
     `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); only where
     `bounded`. `nulls`: int64, -1 where unknown. `unit`: what literals are converted with before they are compared
     (None for a value that the column's statistics cannot judge). `exact`: bounds are values of the column, not
-    truncated ones. `floating`: NaN may hide. `partition`: the column is a partition key.
+    truncated ones. `floating`: NaN may hide among the values; a bound that is NaN is the only value. `partition`: the
+    column is a partition key.
     """
 
     low: npt.NDArray[Any]
@@ -136,6 +138,8 @@ def _leaf(leaf: Comparison | Membership | IsNull, column: ColumnStatistics, rows
         true, false = _compared(leaf.op, column.unit(leaf.value), column)
     else:
         true, false = _contained([column.unit(value) for value in leaf.values], column)
+    nan, unequal = _is_nan(column.low), isinstance(leaf, Comparison) and leaf.op == "!="
+    true, false = np.where(nan, unequal, true), np.where(nan, not unequal, false)
     unknown = ~column.bounded
     return _Truths((true | unknown) & some_value, (false | unknown) & some_value, some_null, column.exact | unknown)
 
@@ -169,7 +173,7 @@ def _contained(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bool
         return may, may
     wanted = np.empty(len(values), object)
     wanted[:] = sorted(values)
-    bounded = np.flatnonzero(column.bounded)
+    bounded = np.flatnonzero(column.bounded & ~_is_nan(column.low))
     low, high = column.low[bounded].astype(object), column.high[bounded].astype(object)
     place = np.searchsorted(wanted, low)
     inside = place < len(wanted)
@@ -181,6 +185,10 @@ def _contained(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bool
     if not column.floating:
         false[bounded] = ~(hit & (low == high).astype(np.bool_))
     return true, false
+
+
+def _is_nan(bounds: npt.NDArray[Any]) -> Bools:
+    return np.isnan(bounds) if bounds.dtype.kind == "f" else np.zeros(len(bounds), np.bool_)
 
 
 def _order(bounds: npt.NDArray[Any], value: Any, bounded: Bools) -> npt.NDArray[np.int8]:

@@ -33,6 +33,7 @@ from feedline.warehouse.opening import OpenFile, Seen, unchanged
 from feedline.warehouse.parts import FileColumns, part_bytes
 from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.schemas import children
+from feedline.warehouse.seen_rows import Mark
 from feedline.warehouse.sieve import Sieve
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits
@@ -118,7 +119,7 @@ class Chunk:
 class Batch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file, where there is a sample (else 0); `sieve`: what decides which
+    `first_row`: index of the first of them in the file, where that was asked for (else 0); `sieve`: what decides which
     of them stay.
     """
 
@@ -176,11 +177,13 @@ def read_fragment(
     schema: pa.Schema,
     *,
     sample: BoundSample | None = None,
+    marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """The kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
-    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold.
+    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold. `marks`: Boolean
+    columns behind them.
 
     Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
     DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
@@ -188,8 +191,10 @@ def read_fragment(
     refuse_foreign(schema, columns)
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     sieve = _sieve(where, sample, columns)
-    for batch in batches(fragment, columns, sieve, schema, chunk_rows=chunk_rows, counts=counts):
-        frame, position = _kept_frame(batch, columns, fragment.path), batch.position
+    read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
+    placed = any(mark.sieve.sample is not None for mark in marks)
+    for batch in batches(fragment, read, sieve, schema, chunk_rows=chunk_rows, counts=counts, placed=placed):
+        frame, position = _kept_frame(batch, columns, marks, fragment), batch.position
         del batch
         first = counts[position]
         counts[position] += frame.height
@@ -246,11 +251,12 @@ def batches(
     chunk_rows: int = CHUNK_ROWS,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
+    placed: bool = False,
 ) -> Iterator[Batch]:
     """Decode the fragment's row groups: `columns`, and what is needed to sift them.
 
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
-    fragment's row groups (their positions) need not be read.
+    fragment's row groups (their positions) need not be read. `placed`: `first_row` is wanted without a sample, too.
     """
     refuse_foreign(schema, sieve.parts)
     location = locate(fragment.table)
@@ -260,7 +266,8 @@ def batches(
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        starts = file.row_starts() if sieve.sample is not None else None  # a footer may name thousands of row groups
+        placed = placed or sieve.sample is not None
+        starts = file.row_starts() if placed else None  # a footer may name thousands of row groups
         needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
@@ -351,14 +358,17 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _kept_frame(batch: Batch, columns: Sequence[str], path: str) -> pl.DataFrame:
-    """A chunk's kept rows, with exactly `columns`."""
+def _kept_frame(batch: Batch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
+    """A chunk's kept rows, with exactly `columns` and `marks`."""
     frame, sieve = _frame(batch.data), batch.sieve
+    if marks:
+        told = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
+        frame, columns = frame.with_columns(told), [*columns, *(mark.name for mark in marks)]
     if sieve.idle:
-        return frame
+        return frame.select(columns) if marks else frame
     if sieve.sample is None and not sieve.weigh and sieve.where is not None:
         return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
-    sifted = sieve.sift(batch.data, path, batch.first_row)
+    sifted = sieve.sift(batch.data, fragment.path, batch.first_row)
     if sieve.weigh:
         frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))
     frame = frame.select(columns)

@@ -35,6 +35,7 @@ from feedline.warehouse.discovery import Listing, discover
 from feedline.warehouse.facts import Facts, arranged
 from feedline.warehouse.footer_tasks import Map, read_footers
 from feedline.warehouse.locations import absolute, join, shown
+from feedline.warehouse.overflow import Overflow, overflow_folder
 from feedline.warehouse.partitions import refined
 from feedline.warehouse.remembered import taken_over, unchanged
 from feedline.warehouse.schemas import SchemaRules
@@ -93,6 +94,13 @@ class Snapshot:
         """int32 [row groups]: index of each one within its file."""
         place: npt.NDArray[np.int32] = _array(self.row_groups, "row_group").to_numpy()
         return place
+
+    def row_groups_of(self, file: int) -> npt.NDArray[np.int64]:
+        """int64: a file's row groups, as indices of the table's. Bisected, so that a loop over files stays linear."""
+        files = self.file_of_row_group
+        # needles of another type would have numpy convert, and so copy, the whole array
+        first, stop = np.searchsorted(files, np.array([file, file + 1], files.dtype))
+        return np.arange(first, stop)
 
     @property
     def file_columns(self) -> tuple[str, ...]:
@@ -243,11 +251,13 @@ def snapshot_of(
     last = None if work_dir is None else _recalled(work_dir, listing)
     sources, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
     corrupt: dict[int, str] = {}
+    overflow = Overflow(overflow_folder(work_dir))
     for result in read_footers(listing.uri, _listed(listing, unread), map):
-        sources += [block.source() for block in result.blocks]
+        overflow.add(result.blocks)
         corrupt |= dict(result.corrupt)
         if corrupt and on_bad is None:
             raise CorruptFileError(next(iter(corrupt.values())))
+    sources += overflow.sources()
     if on_bad is not None and corrupt:
         for place, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))

@@ -29,6 +29,11 @@ class Splits:
     def __len__(self) -> int:
         return len(self.file)
 
+    def of_file(self, file: int) -> range:
+        """The splits of a file. Bisected, with needles of the array's own type: others would have numpy copy it."""
+        first, stop = np.searchsorted(self.file, np.array([file, file + 1], self.file.dtype))
+        return range(int(first), int(stop))
+
 
 def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: int) -> Splits:
     """Cut the row groups (in the table's order, with the rows to be read of each) into splits.

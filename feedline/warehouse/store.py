@@ -11,11 +11,15 @@ is proved, so a truncated or altered file is refused, never half believed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +35,7 @@ _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of the index: a part's size (little-endian) 
 _TRAILER_BYTES = 8 + _DIGEST_BYTES
 _GUESS_BYTES = 16 * 1024  # holds an index of 400 parts
 _RUN_BYTES = 4 * 2**20  # of parts read together: a request costs about as much as moving one or two megabytes
+_SPOOLED_BYTES = 64 * 2**20  # of what is written to a store, in memory; more goes to a temporary file first
 _OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
 
 
@@ -182,16 +187,19 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
     if is_local(filesystem):
         _write_aside(filesystem, target, parts)
         return
-    held = list(parts)  # to be written again, should the store fail
+    with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as held:  # to be written again, should the store fail
+        for part in parts:
+            held.write(memoryview(part))
 
-    def write() -> None:
-        if filesystem.type_name not in _OBJECT_STORES:
-            filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-        with filesystem.open_output_stream(target) as sink:
-            for part in held:
-                sink.write(part)
+        def write() -> None:
+            held.seek(0)
+            if filesystem.type_name not in _OBJECT_STORES:
+                filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+            with filesystem.open_output_stream(target) as sink:
+                while content := held.read(_RUN_BYTES):
+                    sink.write(content)
 
-    retried(write, filesystem, join(shown(location.uri), name), doing="written")
+        retried(write, filesystem, join(shown(location.uri), name), doing="written")
 
 
 def get(location: Location, name: str) -> bytes | pa.Buffer:
@@ -203,6 +211,22 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
             return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
 
     return retried(read, filesystem, join(shown(location.uri), name))
+
+
+@contextlib.contextmanager
+def exclusive(location: Location, name: str) -> Iterator[None]:
+    """One process at a time with a file below a place, where the file system has locks; elsewhere the last one wins."""
+    if not is_local(location.filesystem):
+        yield
+        return
+    path = Path(location.path, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _write_aside(filesystem: pafs.FileSystem, target: str, parts: Iterable[bytes | pa.Buffer]) -> None:

@@ -124,7 +124,7 @@ def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
 
 def whole_file(snapshot: Snapshot, file: int) -> Fragment:
     """The order to read all of a file's rows."""
-    groups = np.flatnonzero(snapshot.file_of_row_group == file)
+    groups = snapshot.row_groups_of(file)
     return fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))
 
 

@@ -8,7 +8,7 @@ chunk's facts take about 10 bytes so, and 40 otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -36,16 +36,56 @@ class Block:
     row_groups: pa.Table
     columns: tuple[pa.Buffer, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory, about."""
+        return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
+
     def source(self) -> Source:
         """As what a snapshot is put together from."""
-        places = {name: index for index, name in enumerate(self.schema.names)}
-        rows = self.row_groups["rows"].combine_chunks()
+        return source_of(self.schema, self.files, self.row_groups, self.columns.__getitem__)
 
-        def fetch(field: pa.Field) -> pa.StructArray:
-            place = places.get(field.name)
-            return arranged(None if place is None else _unpacked(self.columns[place]), rows, field)
 
-        return Source(files=self.files, schemas=(self.schema,), row_groups=self.row_groups, facts=Facts(fetch))
+def source_of(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]) -> Source:
+    """Files of one schema as what a snapshot is put together from; `column` gives the facts of one, packed."""
+    places = {name: index for index, name in enumerate(schema.names)}
+    rows = row_groups["rows"].combine_chunks()
+
+    def fetch(field: pa.Field) -> pa.StructArray:
+        place = places.get(field.name)
+        return arranged(None if place is None else _unpacked(column(place)), rows, field)
+
+    return Source(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
+
+
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks with those of one schema put together: a stream of few facts is mostly its own description."""
+    return [
+        same[0]
+        if len(same) == 1
+        else Block(
+            schema=same[0].schema,
+            files=pa.concat_tables([block.files for block in same]),
+            row_groups=pa.concat_tables([block.row_groups for block in same]),
+            columns=tuple(joined_columns(same)),
+        )
+        for same in of_one_schema(blocks)
+    ]
+
+
+def of_one_schema(blocks: Iterable[Block]) -> list[list[Block]]:
+    """The blocks of each schema, in the order in which schemas first appear."""
+    alike: dict[bytes, list[Block]] = {}
+    for block in blocks:
+        alike.setdefault(block.schema.serialize().to_pybytes(), []).append(block)
+    return list(alike.values())
+
+
+def joined_columns(blocks: Sequence[Block]) -> Iterator[pa.Buffer]:
+    """The columns of blocks of one schema, one after the other, each packed as one."""
+    for column in range(len(blocks[0].columns)):
+        parts = [_unpacked(block.columns[column]) for block in blocks]
+        yield _packed({name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]})
 
 
 def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[Block]:

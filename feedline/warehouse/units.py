@@ -7,6 +7,7 @@ where they make few files); else its units are tasks of their own, after a scatt
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,11 +125,8 @@ def small_units(
     groups = list(_row_groups(snapshot, partition))
     if not keep_files or not groups:
         return [Unit(number=0, units=1, fragments=tuple(groups))]
-    paths = list(dict.fromkeys(group.path for group in groups))
-    return [
-        Unit(number=number, units=len(paths), fragments=tuple(group for group in groups if group.path == path))
-        for number, path in enumerate(paths)
-    ]
+    files = [tuple(of_file) for _, of_file in itertools.groupby(groups, key=lambda group: group.path)]
+    return [Unit(number=number, units=len(files), fragments=of_file) for number, of_file in enumerate(files)]
 
 
 def write_large(
@@ -194,9 +192,8 @@ def _runs(
 def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
     """The partition's row groups in order, one fragment each."""
     rows = snapshot.rows_per_row_group
-    ends = np.searchsorted(snapshot.file_of_row_group, np.arange(len(snapshot.files) + 1))
     for file in partition.files:
-        for group in range(int(ends[file]), int(ends[file + 1])):
+        for group in snapshot.row_groups_of(file).tolist():
             if rows[group]:
                 yield fragment_at(snapshot, file, np.array([group]), np.array([UNCOUNTED]))
 

@@ -1,0 +1,148 @@
+"""Which instructions numpy computes with: told apart where results differ, and chosen before a process starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+from processes import finished
+
+from feedline import processor
+from feedline.errors import ClusterError
+from feedline.loader.launch import feeder_environment
+from feedline.processor import DISABLE, ENABLE, active, chosen, disabling, instructions, libm, remedy, variables
+from feedline.service import environment
+from feedline.service.environment import check_environment, environment_at, environment_differences, local_environment
+from feedline.spec import PipelineSpec
+
+COMPUTE = """
+import hashlib, json
+import numpy as np
+from feedline.service.environment import local_environment
+values = np.random.Generator(np.random.Philox(1)).random(4096) * 100
+digests = [hashlib.sha256(np.log1p(values.astype(kind)).tobytes()).hexdigest() for kind in ("f4", "f8")]
+digests.append(hashlib.sha256(np.exp(values.astype("f4") / 10).tobytes()).hexdigest())
+print(json.dumps([digests, local_environment()]))
+"""
+X86_NAMES = (("X86_V2",), ("X86_V3", "X86_V4", "AVX512_ICL", "AVX512_SPR"))
+OLDER_NAMES = (("SSE", "SSE2", "SSE3"), ("SSSE3", "SSE41", "POPCNT", "AVX", "F16C", "FMA3", "AVX2", "AVX512F", "XOP"))
+ARM_NAMES = (("NEON", "ASIMD"), ("ASIMDHP", "SVE"))
+
+
+def elsewhere(set_: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What a process with these variables computes, and what it says its environment is."""
+    kept = {name: value for name, value in os.environ.items() if name not in (DISABLE, ENABLE)}
+    done = finished(sys.executable, "-c", COMPUTE, env={**kept, **set_})
+    assert done.returncode == 0, done.stderr
+    digests, found = json.loads(done.stdout)
+    return digests, dict(found)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, names: Any, *, has: Any, kind: str = "x86_64") -> None:
+    """From now on this is a machine with these features, and a numpy with these names."""
+    baseline, dispatch = names
+    every = dict.fromkeys([*baseline, *dispatch, "AVX2", "FMA3"], False) | dict.fromkeys([*baseline, *has], True)
+    monkeypatch.setattr(processor, "__cpu_baseline__", list(baseline))
+    monkeypatch.setattr(processor, "__cpu_dispatch__", list(dispatch))
+    monkeypatch.setattr(processor, "__cpu_features__", every)
+    monkeypatch.setattr(processor.platform, "machine", lambda: kind)
+    for name in (DISABLE, ENABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_environments_differ_where_results_do():
+    """By the variable itself: numpy's own names for what goes beyond a level, then for all that it dispatches."""
+    digests, native = elsewhere({})
+    if len(native["cpu"].split()) == len(processor.__cpu_baseline__):
+        pytest.skip("this processor has nothing that numpy dispatches to")
+    seen = {native["cpu"]: digests}
+    beyond = [name for name in processor.__cpu_dispatch__ if name not in instructions("x86-64-v3")]
+    for names in (beyond, list(processor.__cpu_dispatch__)):
+        digests, found = elsewhere({DISABLE: " ".join(names)})
+        assert {name for name in found if found[name] != native[name]} <= {"cpu"}
+        assert seen.setdefault(found["cpu"], digests) == digests, "one environment, two results"
+    assert len({json.dumps(digests) for digests in seen.values()}) == len(seen) > 1
+
+
+@pytest.mark.skipif(len(active()) <= len(instructions("x86-64-v3")), reason="this processor has nothing beyond v3")
+def test_log1p_differs_beyond_x86_64_v3():
+    level = elsewhere(variables("x86-64-v3"))
+    assert level[1]["cpu"] == " ".join(instructions("x86-64-v3"))
+    native = elsewhere({})
+    assert all(one != other for one, other in zip(level[0][:2], native[0][:2], strict=True))
+
+
+@pytest.mark.skipif("glibc" not in processor.libc(), reason="GLIBC_TUNABLES is glibc's")
+def test_another_choice_of_glibc_is_another_environment():
+    _, found = elsewhere({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-AVX2"})
+    if found["libm"] == libm():
+        pytest.skip("glibc computes the same without FMA here")
+    assert environment_differences(dict(local_environment()), found) == [("libm", libm(), found["libm"])]
+
+
+@pytest.mark.parametrize(
+    ("names", "has", "disabled"),
+    [
+        (X86_NAMES, ("X86_V3", "X86_V4", "AVX512_ICL"), "X86_V4 AVX512_ICL"),  # what the machine lacks is not named
+        (X86_NAMES, ("X86_V3",), ""),
+        (OLDER_NAMES, ("SSSE3", "SSE41", "POPCNT", "AVX", "F16C", "AVX512F"), "AVX512F"),
+    ],
+)
+def test_a_level_disables_what_goes_beyond_by_the_names_of_this_numpy(
+    monkeypatch: pytest.MonkeyPatch, names: Any, has: Any, disabled: str
+):
+    machine(monkeypatch, names, has=(*has, "AVX2", "FMA3"))
+    assert chosen(None, shared=True) == chosen("x86-64-v3", shared=False) == "x86-64-v3"
+    assert chosen(None, shared=False) == chosen("native", shared=True) == "native"
+    assert variables("x86-64-v3") == {DISABLE: disabled}
+    assert variables("native") == {}
+    assert set(active()) - set(instructions("x86-64-v3")) == set(disabled.split())
+    if disabled:
+        assert f'{DISABLE}="{disabled}"' in remedy(" ".join(instructions("x86-64-v3")))
+
+
+def test_what_this_process_was_started_with_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    machine(monkeypatch, X86_NAMES, has=("X86_V3", "AVX2", "FMA3"))  # X86_V4 is off here by the variable
+    monkeypatch.setenv(DISABLE, "X86_V4,AVX512_ICL")
+    monkeypatch.setenv(ENABLE, "X86_V3")
+    assert variables("x86-64-v3") == {DISABLE: "X86_V4 AVX512_ICL", ENABLE: ""}
+
+
+@pytest.mark.parametrize(("names", "kind"), [(ARM_NAMES, "aarch64"), (X86_NAMES, "x86_64")])
+def test_machines_without_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, kind: str):
+    machine(monkeypatch, names, has=names[1][:1] if kind == "aarch64" else (), kind=kind)
+    assert chosen(None, shared=True) == "native"
+    with pytest.raises(ClusterError, match=f"cluster.cpu asks for what .*: got x86-64-v3 on {kind} .* `cpu: native`"):
+        chosen("x86-64-v3", shared=False)
+    document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
+    spec = PipelineSpec.model_validate({**document, "cluster": {"cpu": "x86-64-v3"}}, strict=False)
+    with pytest.raises(ClusterError, match="got x86-64-v3"):
+        feeder_environment(spec, local_ranks=1)
+
+
+def test_a_worker_is_refused_with_the_line_to_add(monkeypatch: pytest.MonkeyPatch):
+    machine(monkeypatch, X86_NAMES, has=("X86_V3", "X86_V4", "AVX2", "FMA3"))
+    expected = environment_at("x86-64-v3")
+    line = "another cpu: got X86_V2 X86_V3 X86_V4, expected X86_V2 X86_V3 as in the feeder. Start it with NPY_DISABLE_"
+    with pytest.raises(ClusterError, match=f'{line}CPU_FEATURES="X86_V4" in its environment'):
+        check_environment(expected)
+    machine(monkeypatch, X86_NAMES, has=("X86_V3", "AVX2", "FMA3"))
+    check_environment(expected)
+    machine(monkeypatch, X86_NAMES, has=())
+    with pytest.raises(ClusterError, match=r"got X86_V2, expected X86_V2 X86_V3 .* This machine has no X86_V3, or"):
+        check_environment(expected)
+
+
+def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch):
+    expected = local_environment()
+    monkeypatch.setattr(environment, "libc", lambda: "musl 1.2")
+    with pytest.raises(ClusterError, match=r"another libc: got musl 1\.2, expected .* from the same image"):
+        check_environment(expected)
+
+
+def test_the_line_to_add_keeps_the_order_of_numpy():
+    names = list(processor.__cpu_dispatch__)
+    assert disabling(reversed(names)) == f'{DISABLE}="{" ".join(names)}"'
