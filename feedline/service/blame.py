@@ -76,6 +76,13 @@ def elsewhere(tried: Collection[str], members: Collection[str]) -> frozenset[str
     return others or frozenset(members) - frozenset(tried)
 
 
+def among(workers: frozenset[str] | None, allowed: frozenset[str] | None) -> frozenset[str] | None:
+    """Those of some workers that are allowed, or all of them where none is. None stands for any worker."""
+    if workers is None or allowed is None:
+        return allowed if workers is None else workers
+    return workers & allowed or workers
+
+
 def _agreed(failures: Sequence[BlockFailure], members: Collection[str]) -> int:
     """How many places have met the last error: hosts, or workers where all are on one host."""
     workers = {failure.worker for failure in failures if failure.name == failures[-1].name}

@@ -27,6 +27,7 @@ from feedline.service.blame import EXCLUDED_S, Exclusions
 from feedline.service.connection import Connection, no_worker
 from feedline.service.environment import Environment, check_environment, environment_at
 from feedline.service.tasks import Job, check_job
+from feedline.service.timing import priority
 from feedline.transforms.user_functions import Needed, check_functions
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,13 @@ class Cluster:
         now_s = time.monotonic()
         return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
 
+    def preferences(self) -> dict[str, Any]:
+        """Options of tasks that are not blocks: they keep away from workers that are left out while there are others,
+        and come after what trainers need by now."""
+        allowed = self.allowed()
+        where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
+        return {"priority": priority(time.time()), **where}
+
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while, and say so once."""
         if worker and self._exclusions.exclude(worker, self.members(), time.monotonic()):
@@ -207,7 +215,9 @@ class Cluster:
         while True:
             self.connection.await_scheduler()
             try:
-                futures = self.client.map(function, list(arguments), pure=False, key="feedline-count")
+                futures = self.client.map(
+                    function, list(arguments), pure=False, key="feedline-count", **self.preferences()
+                )
                 return iter(self.connection.gathered(futures))
             except (CancelledError, ClosedClientError):  # lost with the scheduler
                 continue

@@ -82,7 +82,7 @@ class Connection:
         verdict = self._patience.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
-        elif verdict == "over":
+        elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
             raise no_worker(self._address(), self._wait_s)
 
     def alive(self) -> bool:

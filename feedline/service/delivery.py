@@ -24,7 +24,7 @@ from feedline.loader.layout import SlotLayout
 from feedline.loader.quality import Quality
 from feedline.loader.schedule import Block
 from feedline.service.attempts import attempt_block
-from feedline.service.blame import BlockFailure, Retry, decide, elsewhere
+from feedline.service.blame import BlockFailure, Retry, among, decide, elsewhere
 from feedline.service.cluster import Cluster
 from feedline.service.gathering import Gathering, Outcome
 from feedline.service.tasks import BlockRequest, BlockResult, Job, hold_job, unpack
@@ -229,8 +229,7 @@ class Delivery:
             return
         places = self._cluster.places([work.attempts[0].key for work in late])
         slow = {places[work.attempts[0].key] for work in needed if work.attempts[0].key in places}
-        others = elsewhere(slow, self._cluster.members())
-        others = others & (self._cluster.allowed() or others) or others
+        others = among(elsewhere(slow, self._cluster.members()), self._cluster.allowed())
         for work in late:
             place = places.get(work.attempts[0].key)
             if place in slow and others:
@@ -271,13 +270,13 @@ class Delivery:
             self._again(work, self._cluster.allowed())
             return
         members = self._cluster.members() if self._cluster.packed else ()
-        if failure.kind == "unfit":
-            self._cluster.exclude(failure.worker, str(failure))
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
             raise decision
         logger.warning("a block failed on %s (%s): it is computed once more", failure.host or "a worker", failure)
-        self._again(work, decision.workers if decision.workers is not None else self._cluster.allowed())
+        if failure.kind == "unfit":
+            self._cluster.exclude(failure.worker, str(failure))
+        self._again(work, among(decision.workers, self._cluster.allowed()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
         if result.key != attempt.key or result.rows != work.request.rows:

@@ -58,8 +58,13 @@ class Pace:
         return self._recent.median
 
 
+def priority(due_s: float) -> int:
+    """For Dask, where the larger goes first: ms, negated."""
+    return -round(due_s * 1000)
+
+
 class Priorities:
-    """Of one stream's blocks, for Dask, where the larger goes first: when they are due, in ms, negated."""
+    """Of one stream's blocks: when they are due."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -73,7 +78,7 @@ class Priorities:
     def of(self, first_step: int, now_s: float) -> int:
         """Of a block that begins with a step."""
         ahead_s = self._delay_s + max(0, first_step - self.step) * self._step_s
-        return -round((now_s + min(HORIZON_S, ahead_s)) * 1000)
+        return priority(now_s + min(HORIZON_S, ahead_s))
 
     def next(self, first_step: int, now_s: float) -> int:
         """Of the block that follows in the plan: Dask computes equal ones in any order."""
