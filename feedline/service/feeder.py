@@ -19,13 +19,14 @@ from typing import Any, Protocol
 from feedline.errors import FeedlineError, StateError
 from feedline.expectations import OnExpect
 from feedline.loader.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.connection import PROTOCOL
 from feedline.loader.cutting import segments_of
-from feedline.loader.feed import PROTOCOL
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.quality import Quality
 from feedline.loader.ring import RingWriter
 from feedline.loader.schedule import Block, Schedule, rank_lanes
 from feedline.loader.slot import Draft, draft, write
+from feedline.loader.told import report_packet
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
@@ -123,6 +124,7 @@ class Feeder:
         self._memory_bytes = memory_bytes
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._hello_number = 0  # of the hello that is being answered, or was
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
@@ -204,7 +206,7 @@ class Feeder:
 
     def _tell(self, name: str, message: str) -> None:
         with contextlib.suppress(ChannelClosedError):
-            self._channel.send_json({"type": "error", "name": name, "message": message})
+            self._channel.send_json({"type": "error", "number": self._hello_number, "name": name, "message": message})
 
     # -- hearing --------------------------------------------------------------------------------------------------
 
@@ -224,6 +226,7 @@ class Feeder:
                 self.stats.epochs = max(self.stats.epochs, int(message["epoch"]) + 1)
 
     def _on_hello(self, hello: dict[str, Any]) -> None:
+        self._hello_number = int(hello.get("number", 0))
         _refuse_other_installations(hello)
         if (hello["rank"], hello["world_size"]) != (self._rank, self._world_size):
             raise StateError(
@@ -234,7 +237,7 @@ class Feeder:
         self._plan = plan = self._resolve(hello)
         self.observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
-        self._channel.send_json({"type": "facts", "facts": facts})
+        self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
         number, epoch, step = int(message["stream"]), int(message["epoch"]), int(message["step"])
@@ -346,8 +349,9 @@ class Feeder:
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
         self._reported_s = time.monotonic()
-        quality = {"stream": self._stream.number, "seen": self.observed.seen(), "warnings": warnings}
-        self._channel.send_json({"type": "stats", "stats": asdict(self.stats), "quality": quality})
+        self._channel.send_long(report_packet(self._stream.number, asdict(self.stats), self.observed.seen()))
+        if warnings:
+            self._channel.send_json({"type": "warnings", "texts": list(warnings)})
 
 
 def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
