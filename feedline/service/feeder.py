@@ -129,10 +129,8 @@ class Feeder:
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
         self._starved = False  # the trainer's next step waits for a block
-        self._look_due_s = 0.0
         self._pace = Pace()
-        self._reported_s = 0.0
-        self._dashboard_due_s = 0.0
+        self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
         self._dashboard_asked = False
         self.stats = stats
         self.observed = Observed(BatchSchema(()), (), "warn")
