@@ -189,7 +189,7 @@ def check(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find bad files before a run does: all of them. Exit status 1 where there are any."""
+    """Find bad files, and nulls that features cannot hold, before a run does: all of them. Exit status 1 if any."""
     if all_columns and not deep:
         raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
     line = ProgressLine()
