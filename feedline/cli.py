@@ -36,7 +36,7 @@ from feedline.spec import load_spec
 from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
-from feedline.warehouse.waves import CountProgress
+from feedline.warehouse.waves import CountProgress, heard_by
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -124,7 +124,8 @@ def plan(
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    resolved = asked.plan(world_size=world_size, say=_say_counted)
+    with heard_by(_say_counted):
+        resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))

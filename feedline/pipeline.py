@@ -46,7 +46,6 @@ from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebases import Rebase, split_name
 from feedline.warehouse.snapshot import Snapshot
-from feedline.warehouse.waves import Say as SayCounted
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -95,18 +94,9 @@ class Pipeline:
             raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
         return snapshot
 
-    def plan(
-        self,
-        *,
-        world_size: int = 1,
-        snapshot: Snapshot | None = None,
-        map: Map | None = None,
-        say: SayCounted | None = None,
-    ) -> Plan:
-        """The exact plan for a number of ranks, on a new snapshot unless one is given. `say` hears how far counting is,
-        wave by wave (default: the log)."""
-        taken = snapshot or self.snapshot(map=map)
-        return make_plan(self.spec, taken, lanes=_lanes(self.spec, world_size), map=map, say=say)
+    def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
+        """The exact plan for a number of ranks, on a new snapshot unless one is given."""
+        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None

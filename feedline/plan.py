@@ -58,7 +58,6 @@ from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
 from feedline.warehouse.statistics import value_ranges
-from feedline.warehouse.waves import Say
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _LITERAL = 40  # characters of a value in a message
@@ -287,10 +286,8 @@ def make_plan(
     map: Map | None = None,
     rebase: Rebase | None = None,
     knowledge: KnowledgeRef | None = None,
-    say: Say | None = None,
 ) -> Plan:
-    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process), of which
-    `say` hears (default: the log).
+    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
     `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
     `Plan.require_fitted`.
@@ -312,7 +309,7 @@ def make_plan(
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
         require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
-    selection = select(spec, snapshot, map, say)
+    selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
             raise PlanError(
@@ -363,11 +360,11 @@ def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | No
     return Stored(ref, newest=knowledge is None)
 
 
-def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None, say: Say | None = None) -> Selection:
+def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
     """The counting pass; its counts are kept in work_dir."""
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
-    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map, say=say)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
 def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:

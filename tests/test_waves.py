@@ -18,7 +18,7 @@ from feedline.warehouse import selection, store
 from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
 from feedline.warehouse.selection import CountTask, Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot, take_snapshot
-from feedline.warehouse.waves import FIRST_TASKS, WAVE_S, CountProgress, next_tasks
+from feedline.warehouse.waves import FIRST_TASKS, WAVE_S, CountProgress, heard_by, next_tasks, tell
 
 FILES, GROUPS, ROWS = 12, 2, 5
 
@@ -62,8 +62,9 @@ def expected() -> list[int]:
     return [sum(x % 3 == 0 for x in range(first, first + ROWS)) for first in range(0, FILES * 10, ROWS)]
 
 
-def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, **options: Any) -> Selection:
-    return select_rows(table, where, work_dir=str(folder), map=map, **options)
+def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, say: Any = print) -> Selection:
+    with heard_by(say):
+        return select_rows(table, where, work_dir=str(folder), map=map)
 
 
 def begun(folder: Path) -> list[Path]:
@@ -164,3 +165,14 @@ def test_waves_follow_the_pace():
         sizes.append(tasks)
         tasks = next_tasks(tasks, tasks * pace_s)
     assert [*sizes, tasks] == [64, 256, 1024, 4096, 30, 1, 4]
+
+
+def test_progress_is_in_the_log_where_nobody_hears(caplog):
+    heard: list[CountProgress] = []
+    with caplog.at_level("INFO", logger="feedline.warehouse.waves"):
+        with heard_by(heard.append):
+            tell(CountProgress(rows=1, all_rows=2))
+        assert caplog.messages == []
+        tell(CountProgress(rows=1_000, all_rows=2_000))
+    assert heard == [CountProgress(rows=1, all_rows=2)]
+    assert caplog.messages == ["counted 1,000 of 2,000 rows"]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,9 +51,7 @@ from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, sample
 from feedline.warehouse.sieve import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.statistics import statistics_of
-from feedline.warehouse.waves import FIRST_TASKS, Begun, CountProgress, Say, counts_table, loaded_counts, next_tasks
-
-logger = logging.getLogger(__name__)
+from feedline.warehouse.waves import FIRST_TASKS, Begun, CountProgress, counts_table, loaded_counts, next_tasks, tell
 
 _COUNTS_VERSION = 2
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
@@ -102,11 +99,6 @@ class Map(Protocol):
     ) -> Iterable[tuple[Count, ...]]: ...
 
 
-def log_progress(progress: CountProgress) -> None:
-    """Write down how far a count is."""
-    logger.info("counted %s of %s rows", f"{progress.rows:,}", f"{progress.all_rows:,}")
-
-
 def select_rows(
     snapshot: Snapshot,
     where: BoundExpression | None,
@@ -114,11 +106,10 @@ def select_rows(
     sample: BoundSample | None = None,
     work_dir: str,
     map: Map | None = None,
-    say: Say | None = None,
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    `say` hears of every wave of tasks that is done (default: the log does).
+    `waves.heard_by` says who hears how far it is.
 
     Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
@@ -140,7 +131,7 @@ def select_rows(
                     asked = _Asked(
                         snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads
                     )
-                    table = _counted(asked, open_groups, begun, say or log_progress)
+                    table = _counted(asked, open_groups, begun)
                     store.create(work_dir, name, [table])
                     begun.forget()
         rows[open_groups] = table["rows"].to_numpy()
@@ -251,7 +242,7 @@ class _Asked:
     map: Map
 
 
-def _counted(asked: _Asked, row_groups: Int64s, begun: Begun, say: Say) -> pa.Table:
+def _counted(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
     """The counts of row groups that are to be read, and of those that are arithmetic."""
     placed = asked.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
     found = []
@@ -260,11 +251,11 @@ def _counted(asked: _Asked, row_groups: Int64s, begun: Begun, say: Say) -> pa.Ta
         stored, none = asked.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
         found.append(counts_table(row_groups[placed], [rows, stored, none, none]))
     if not placed.all():
-        found.append(_read(asked, row_groups[~placed], begun, say))
+        found.append(_read(asked, row_groups[~placed], begun))
     return pa.concat_tables(found).sort_by("row_group").combine_chunks()
 
 
-def _read(asked: _Asked, row_groups: Int64s, begun: Begun, say: Say) -> pa.Table:
+def _read(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
     """The counts of row groups that are to be read, wave by wave; those that an interrupted run counted are known.
 
     Raises BadFilesMetError, with all of them, where the map raises it, after everything was counted.
@@ -289,7 +280,7 @@ def _read(asked: _Asked, row_groups: Int64s, begun: Begun, say: Say) -> pa.Table
         counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
         size = next_tasks(len(wave), _now_s() - began_s)
         found = begun.save([found, counted]) if first < len(left) else pa.concat_tables([found, counted])
-        say(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
+        tell(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
     if bad:
         begun.forget()
         raise BadFilesMetError(bad)

@@ -8,7 +8,10 @@ cluster: an interruption loses little, and a wave is long beside its last tasks,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +21,8 @@ import pyarrow as pa
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse import store
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = {"row_group": "int64", "rows": "int64", "matched": "int64", "by_bloom": "bool", "bloom_bytes": "int64"}
 WAVE_S = 30.0
@@ -35,6 +40,26 @@ class CountProgress:
 
 
 Say: TypeAlias = Callable[[CountProgress], None]
+_hearer: ContextVar[Say | None] = ContextVar("feedline_count_hearer", default=None)
+
+
+@contextmanager
+def heard_by(say: Say) -> Iterator[None]:
+    """While this lasts, `say` hears of every wave that a count in this thread has done, whoever asked for the count."""
+    before = _hearer.set(say)
+    try:
+        yield
+    finally:
+        _hearer.reset(before)
+
+
+def tell(progress: CountProgress) -> None:
+    """Tell whoever hears how far a count is; the log, where nobody does."""
+    say = _hearer.get()
+    if say is not None:
+        say(progress)
+    else:
+        logger.info("counted %s of %s rows", f"{progress.rows:,}", f"{progress.all_rows:,}")
 
 
 def next_tasks(tasks: int, seconds: float) -> int:
