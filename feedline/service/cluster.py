@@ -159,7 +159,8 @@ class Cluster:
 
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while, and say so once."""
-        if worker and self._exclusions.exclude(worker, self.members(), time.monotonic()):
+        members = self.members() if worker and self.kind != "threads" else ()
+        if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
