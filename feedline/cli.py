@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ from feedline.layout_commands import optimize, usage
 from feedline.loader.ranks import detect_rank
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
-from feedline.overrides import parse_overrides
+from feedline.overrides import CommandLineOverrides, parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
@@ -54,6 +54,21 @@ def main() -> NoReturn:
     end_with(app)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print Feedline's version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass  # `--version` has ended the program by now
+
+
 @app.command()
 def run(
     pipeline: PipelinePath,
@@ -70,7 +85,7 @@ def run(
     spec = load_spec(pipeline, values)
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(), overrides=dict(values), spec=spec, ranks=here, world_size=world_size or len(here)
+        path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
     )
     console = Console(stderr=as_json)
     stop = Stop()
@@ -172,7 +187,7 @@ def check(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find bad files before a run does: all of them. Exit status 1 where there are any."""
+    """Find bad files, and nulls that features cannot hold, before a run does: all of them. Exit status 1 if any."""
     if all_columns and not deep:
         raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
     line = ProgressLine()
@@ -294,6 +309,7 @@ def feed(
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
     overrides: Annotated[str, typer.Option()] = "{}",
+    from_command_line: Annotated[bool, typer.Option()] = False,
     fd: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
@@ -301,10 +317,10 @@ def feed(
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """The feeder process: started by FeedlineDataset and by `feedline run`."""
-    values: dict[str, Any] = json.loads(overrides)
+    values: dict[str, object] = json.loads(overrides)
     request = FeedRequest(
         path=str(pipeline),
-        overrides=values,
+        overrides=CommandLineOverrides(values) if from_command_line else values,
         rank=rank,
         world_size=world_size,
         local_ranks=local_ranks,
