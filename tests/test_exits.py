@@ -53,7 +53,7 @@ WRONG = [
     ("plan nowhere.yaml", "nowhere.yaml"),
     *((f"{command} missing.yaml", "does not exist") for command in ("plan", "check", "fit", "run --sink null")),
     *((f"{command} empty.yaml", "is empty") for command in ("plan", "check", "fit")),
-    *((f"{command} col.yaml", "column") for command in ("plan", "check", "fit", "run --sink null")),
+    *((f"{command} col.yaml", "column") for command in ("plan", "check", "fit", "head", "run --sink null")),
     ("snapshot missing.yaml OUT/s", "does not exist"),
     ("rebase p.yaml nowhere.json", "holds no state"),
     ("rebase p.yaml no.json", "holds no state"),
