@@ -31,6 +31,7 @@ from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.schema_report import describe_schema, schema_table
 from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.transform_commands import transform
@@ -215,9 +216,26 @@ def snapshot(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of pipeline.yaml."""
-    print(json.dumps(Pipeline.json_schema(), indent=2))
+def schema(
+    pipeline: Annotated[
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tensors of a pipeline's batches: places, widths, rows of embeddings. Without a pipeline, print the JSON
+    Schema of pipeline.yaml."""
+    if pipeline is None:
+        if overrides:
+            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or leave --set out")
+        print(json.dumps(Pipeline.json_schema(), indent=2))
+        return
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(schema_table(facts), highlight=False)
 
 
 app.command()(fit)
