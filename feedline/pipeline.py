@@ -26,7 +26,9 @@ from feedline.fit_report import FitReport
 from feedline.knowing import Start, ready
 from feedline.loader.cutting import segments_of
 from feedline.loader.encode import EncodedRows
+from feedline.loader.layout import BatchSchema
 from feedline.loader.quality import measures, merge
+from feedline.loader.row_arrays import Encoded
 from feedline.loader.schedule import Schedule, rank_lanes
 from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
@@ -34,10 +36,11 @@ from feedline.passes import Say, fit_pipeline
 from feedline.plan import Map, Plan, make_plan, select
 from feedline.rebasing import comparable, rebase
 from feedline.resources import available_cores
+from feedline.row_forms import Rows
 from feedline.service.reduction import Workers, threads_here
-from feedline.service.tasks import BlockResult, run_block
+from feedline.service.tasks import BlockRequest, BlockResult, run_block
 from feedline.service.watching import Observed
-from feedline.serving import Encoded, Rows, Serving
+from feedline.serving import Serving
 from feedline.skipping import Take, good_snapshot
 from feedline.sources import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
@@ -96,9 +99,8 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        plan = make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
-        _record_types(plan, fill=True)
-        return plan
+        table, lanes = snapshot or self.snapshot(map=map), _lanes(self.spec, world_size)
+        return _recorded(make_plan(self.spec, table, lanes=lanes, map=map), fill=True)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -196,9 +198,7 @@ class Pipeline:
         def fit_missing() -> str | None:
             return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
 
-        plan = ready(made(), made, fit_missing, start=start, features=features)
-        _record_types(plan)
-        return plan
+        return _recorded(ready(made(), made, fit_missing, start=start, features=features))
 
     def _agreed(self, start: Start, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
@@ -250,10 +250,19 @@ class Pipeline:
     def transform(self, data: Rows) -> Encoded:
         """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
 
-        `data`: see `Rows`. Raises SpecError where a column is missing or of a kind that the features do not take,
-        DataError for nulls and for values that do not fit.
+        `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
+        where a column is missing or of a kind that the features do not take, DataError for nulls and for values that do
+        not fit.
         """
         return self._serving.transform(data)
+
+    @property
+    def schema(self) -> BatchSchema:
+        """Every column of a batch, as `dataset.schema` has it: a model is made of it, where there is no table, too.
+
+        The table is looked at where no types of it are recorded. Raises SpecError where something is not fitted yet.
+        """
+        return self._serving.schema(lambda: self.snapshot().schema)
 
     def batches(
         self,
@@ -295,24 +304,29 @@ class Pipeline:
 
         plan = self._fresh(world_size)
         _warn(plan)
-        schedule = plan.schedule(epoch)
-        requests = [
-            plan.request(block, epoch)
-            for lane in range(plan.lanes)
-            for block in schedule.blocks(lane, everything=True)
-            if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
-        ]
-        return blocks_to_dask(plan.job, requests)
+        return blocks_to_dask(plan.job, _all_blocks(plan, epoch))
 
 
-def _record_types(plan: Plan, *, fill: bool = False) -> None:
-    """Keep the types of the table's columns for serving; `fill`: those that nobody kept.
+def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
+    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
+    schedule = plan.schedule(epoch)
+    return [
+        plan.request(block, epoch)
+        for lane in range(plan.lanes)
+        for block in schedule.blocks(lane, everything=True)
+        if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
+    ]
+
+
+def _recorded(plan: Plan, *, fill: bool = False) -> Plan:
+    """The plan, after the types of its table's columns were kept for serving; `fill`: those that nobody kept.
 
     A run needs no record, so one goes on where the folder of artifacts cannot be written; serving says what it lacks.
     """
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
         save_types(artifacts_dir(spec), fit_request(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+    return plan
 
 
 def _lanes(spec: PipelineSpec, world_size: int) -> int:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from feedline.artifacts import Stored
 from feedline.binding import (
@@ -25,6 +22,7 @@ from feedline.binding import (
     fit_request,
     knowledge_ref,
     named_columns,
+    planned_schema,
     require_fitted,
 )
 from feedline.errors import DataError, SpecError
@@ -33,36 +31,20 @@ from feedline.features import GROUPS, FeatureSpec
 from feedline.loader.encode import EncodedRows, encode
 from feedline.loader.encoded_table import arrow_table
 from feedline.loader.layout import BatchSchema
+from feedline.loader.row_arrays import Encoded
 from feedline.null_types import Unsettled, refuse_unsettled, settled, without_type
+from feedline.row_forms import Rows, frame_of
 from feedline.service.tasks import batch_schema
-from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same, table_of
+from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same
 from feedline.spec import PipelineSpec
 from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures
 from feedline.type_records import load_types
+from feedline.warehouse.sampling import SAMPLE_WEIGHT
 
 SERVED = ("dense", "categorical", "sparse")
-# Arrow, Polars, or columns by name: sequences, numpy arrays, Arrow arrays, Polars series.
-Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Mapping[str, Any]
 
 _SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few schemas
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """What `Pipeline.transform` makes of N rows.
-
-    dense: float32 [N, D]. categorical: int64 [N, K]. sparse[name]: (values [V], offsets int64 [N + 1] from 0).
-    weights[name]: float32 [V] beside the values, of the weighted features only. `names` lists the features of each
-    group in their order.
-    """
-
-    rows: int
-    dense: NDArray[np.float32]
-    categorical: NDArray[np.int64]
-    sparse: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
-    weights: dict[str, NDArray[np.float32]]
-    names: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +59,9 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought (default: as `feedline fit` recorded
-    them; without a record columns are taken as they come).
+    types: the columns as training saw them, to which those of rows are brought (default: as fits, runs and plans
+    recorded them). Columns without a record are taken as they come, and those that hold nulls only in the type that
+    the ops fix.
     """
 
     def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
@@ -89,6 +72,7 @@ class Serving:
         self._types = types
         self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
+        self._schema: BatchSchema | None = None
         self._lock = threading.Lock()
 
     def encode(self, rows: Rows) -> tuple[EncodedRows, BatchSchema]:
@@ -98,37 +82,32 @@ class Serving:
         where it is about one, for nulls, for values that cannot be computed, and for columns and values that do not fit
         the types of training.
         """
-        if isinstance(rows, Mapping):
-            rows = table_of(rows, self._trained())
-        if not isinstance(rows, pa.Table | pa.RecordBatch | pl.DataFrame):
-            raise DataError(
-                f"transform takes a table: got {type(rows).__name__}, expected Arrow, Polars, or columns by name"
-            )
-        form = self.form(rows.schema)
-        frame = project(_converted(rows, form.casts) if form.casts else rows, form.features.parts)
+        given = frame_of(rows, self._trained())
+        form = self.form(given.schema)
+        frame = project(_converted(given, form.casts) if form.casts else given, form.features.parts)
         return encode(form.features.apply(frame), form.columns), form.columns
 
     def transform(self, rows: Rows) -> Encoded:
-        """The same as one array per group, and per sparse feature."""
+        """The same under the names of a batch."""
         try:
             encoded, columns = self.encode(rows)
         except DataError as error:
             raise error if error.row is None else DataError(f"{error} (row {error.row})") from error
-        return Encoded(
-            rows=encoded.rows,
-            dense=encoded.dense,
-            categorical=np.array(encoded.categorical, np.int64).reshape(len(encoded.categorical), encoded.rows).T,
-            sparse={
-                column.name: (values, offsets)
-                for column, values, offsets in zip(columns.sparse, encoded.values, encoded.offsets, strict=True)
-            },
-            weights={
-                column.name: weights
-                for column, weights in zip(columns.sparse, encoded.weights, strict=True)
-                if weights is not None
-            },
-            names={group: tuple(column.name for column in columns.group(group)) for group in SERVED},
-        )
+        return Encoded(schema=columns, encoded=encoded)
+
+    def schema(self, table: Callable[[], pa.Schema]) -> BatchSchema:
+        """The columns of a batch of all groups, by the types of training or, where nobody recorded them, the table's.
+
+        Raises SpecError where something has not been learnt yet, or a feature's column is not there.
+        """
+        if self._schema is None:
+            types = self._trained() if len(self._trained()) else table()
+            if SAMPLE_WEIGHT not in types.names:  # which is recorded with the others
+                types = planned_schema(self._spec, types)
+            features = compile_spec(self._spec, types, knowledge=self._knowledge)
+            require_fitted(self._spec, features)
+            self._schema = batch_schema(features)
+        return self._schema
 
     def alone(self) -> Iterator[Serving]:
         """Each of the features by itself."""

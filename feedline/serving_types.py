@@ -19,6 +19,7 @@ What has no type of its own (Python lists) is taken in training's type at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -135,11 +136,33 @@ def table_of(columns: Mapping[str, Any], types: pa.Schema | None) -> pa.Table:
     return pa.table(arrays)
 
 
+def is_pandas(value: Any, name: str) -> bool:
+    """Whether a value is pandas' DataFrame or Series; pandas is not loaded to know it."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, getattr(pandas, name))
+
+
+def series_array(name: str, series: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
+    """A pandas series, whose NaN stand for nulls; whole numbers among them for integers, in a column that holds those.
+
+    Raises DataError for values that do not fit the type of their column.
+    """
+    try:
+        array = pa.array(series, kind if series.dtype == object else None, from_pandas=True)
+        if kind is not None and pat.is_integer(kind) and pat.is_floating(array.type):
+            return array.cast(kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise _other_type(name, kind, error) from None
+    return array
+
+
 def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, pl.Series):
         return values.to_arrow()
+    if is_pandas(values, "Series"):
+        return series_array(name, values, kind)
     if isinstance(values, np.ndarray):
         if values.ndim == 1:
             return pa.array(values)
@@ -151,10 +174,14 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        text = str(error).partition("\n")[0]
-        raise DataError(
-            f"column {name!r} holds values of another type: expected {kind or 'one type'} ({text})"
-        ) from None
+        raise _other_type(name, kind, error) from None
+
+
+def _other_type(name: str, kind: pa.DataType | None, error: Exception) -> DataError:
+    text = str(error).partition("\n")[0]
+    listed = kind is not None and _is(kind, _LISTS)
+    remedy = ". A dict of lists holds columns: write one row of lists as [row]" if listed else ""
+    return DataError(f"column {name!r} holds values of another type: expected {kind or 'one type'} ({text}){remedy}")
 
 
 def _is(kind: pa.DataType, tests: Sequence[Any]) -> bool:

@@ -419,7 +419,7 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     [file] = Path(away, "work", "artifacts", "serving").glob("*/*.out.parquet")
     wrong = nudged(pq.read_table(file), "item", 3, lambda value: value + 1)
     pq.write_table(wrong, file)
-    [record] = Path(away, "work", "artifacts", "serving").glob("*.json")
+    [record] = Path(away, "work", "artifacts", "serving").glob("*/*.json")
     facts = json.loads(record.read_text())
     facts["sha256"]["out"] = hashlib.sha256(file.read_bytes()).hexdigest()
     record.write_text(json.dumps(facts))

@@ -60,7 +60,8 @@ def test_a_column_of_nulls_is_of_the_type_that_ops_fix(tmp_path: Path):
         found = pipeline.transform(rows)
         assert found.dense.tobytes() == expected.dense.tobytes()
         assert found.categorical.tolist() == expected.categorical.tolist()
-        assert [part.tolist() for part in found.sparse["ids"]] == [[], [0, 0]]
+        ids = found.sparse["ids"]
+        assert (ids.values.tolist(), ids.offsets.tolist()) == ([], [0, 0])
     later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # nothing was settled for other requests
     np.testing.assert_allclose(later.dense, [[np.log1p(3.0), 1.5]], rtol=1e-6)
 
@@ -147,3 +148,12 @@ def test_a_plan_of_another_table_leaves_the_types_of_training(tmp_path: Path):
     next(Pipeline.from_yaml(path).batches())  # a run says what training sees from now on
     expected = np.float32(np.log1p(0.7))
     assert Pipeline.from_yaml(path).transform({"price": [0.7]}).dense.tobytes() == expected.tobytes()
+
+
+def test_the_weight_of_a_sample_is_recorded_with_the_columns(tmp_path: Path):
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"price": pa.array([1.5] * 8, pa.float32())}), tmp_path / "t" / "0.parquet")
+    path = written(tmp_path, "t", dense={"price": [], "weight": {"column": "sample_weight"}})
+    sampled = {"source.sample": {"fraction": 0.5, "seed": 1}}
+    next(Pipeline.from_yaml(path, sampled).batches())
+    assert [column.name for column in Pipeline.from_yaml(path, sampled).schema.group("dense")] == ["price", "weight"]

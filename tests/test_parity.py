@@ -161,13 +161,22 @@ def served_like(batch: Batch, served: Encoded, leaving_out: tuple[str, ...] = ()
         ), name
     assert np.array_equal(served.categorical, batch.categorical.numpy())
     assert served.names["sparse"] == tuple(FEATURES["sparse"])
-    for name, (values, offsets) in served.sparse.items():
+    for name, held in served.sparse.items():
         trained = batch.sparse[name]
-        assert values.dtype == trained.values.numpy().dtype
-        assert lists(values, offsets) == lists(trained.values.numpy(), trained.offsets.numpy()), name
-        assert (trained.weights is None) == (name not in served.weights)
-        if trained.weights is not None:
-            assert lists(served.weights[name], offsets) == lists(trained.weights.numpy(), trained.offsets.numpy())
+        assert held.values.dtype == trained.values.numpy().dtype
+        assert lists(held.values, held.offsets) == lists(trained.values.numpy(), trained.offsets.numpy()), name
+        assert (trained.weights is None) == (held.weights is None)
+        if trained.weights is not None and held.weights is not None:
+            assert lists(held.weights, held.offsets) == lists(trained.weights.numpy(), trained.offsets.numpy())
+
+
+def test_a_model_can_be_made_where_there_is_no_table(place: Place, expected: list[bytes]):
+    """`Pipeline.schema` is that of batches, labels and extras with it, by the types that the fit recorded."""
+    path = written(place, "served")
+    batch = next(iter(Pipeline.from_yaml(path).batches()))
+    elsewhere = Pipeline.from_yaml(path, {"source.table": str(place.folder / "nowhere")})
+    assert elsewhere.schema == batch.schema
+    assert elsewhere.schema is elsewhere.schema
 
 
 @pytest.mark.parametrize("out_of_fold", [True, False])
@@ -198,6 +207,6 @@ def test_some_of_the_features_use_what_all_of_them_learnt(place: Place, expected
     }
     path.write_text(json.dumps(document))
     served = Pipeline.from_yaml(path).transform(rows)
-    assert np.array_equal(served.sparse["others"][0], batch.sparse["others"].values.numpy())
+    assert np.array_equal(served.sparse["others"].values, batch.sparse["others"].values.numpy())
     assert np.array_equal(served.dense[:, 0], batch["scaled"].numpy())
     assert check(load_spec(path, {})).passed

@@ -91,7 +91,7 @@ def test_serving_transforms_what_training_does(mixed: tuple[str, pa.Table], tmp_
     place = {n: row for row, n in enumerate(whole["n"].to_pylist())}
     for data in (whole, whole.combine_chunks().to_batches()[0], pl_frame(whole), stored, pl_frame(stored)):
         encoded = made.transform(data)
-        values, offsets = encoded.sparse["list"]
+        values, offsets = encoded.sparse["list"].values, encoded.sparse["list"].offsets
         for n, row in expected.items():
             at = place[n]
             ids = tuple(values[offsets[at] : offsets[at + 1]].tolist())

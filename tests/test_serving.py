@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -66,9 +67,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arrays(encoded: Encoded) -> dict[str, Any]:
     found: dict[str, Any] = {"dense": encoded.dense, "categorical": encoded.categorical}
-    for name, (values, offsets) in encoded.sparse.items():
-        found |= {f"{name} values": values, f"{name} offsets": offsets}
-    return found | {f"{name} weights": weights for name, weights in encoded.weights.items()}
+    for name, held in encoded.sparse.items():
+        found |= {f"{name} values": held.values, f"{name} offsets": held.offsets, f"{name} lengths": held.lengths}
+        if held.weights is not None:
+            found[f"{name} weights"] = held.weights
+    return found
 
 
 def same_bits(one: Encoded, other: Encoded) -> bool:
@@ -96,6 +99,97 @@ def test_rows_come_in_any_container(path: Path):
     series = {name: frame[name] for name in SCHEMA.names}
     for given_rows in (TABLE.combine_chunks().to_batches()[0], frame, halves, columns, series):
         assert same_bits(pipeline.transform(given_rows), expected)
+
+
+def test_rows_come_as_people_have_them(path: Path):
+    """Each compared with Arrow's own table of the same values."""
+    serving, rows = trained(path), TABLE.to_pylist()
+    expected = serving.transform(TABLE)
+    frame = pl.from_arrow(TABLE)
+    assert isinstance(frame, pl.DataFrame)
+    given: list[Any] = [rows, tuple(rows), frame.lazy(), TABLE.to_pandas(), TABLE.to_pandas(types_mapper=pd.ArrowDtype)]
+    given.append(frame.to_pandas(use_pyarrow_extension_array=False))
+    given.append(_Stream(TABLE))
+    given.append({name: TABLE.to_pandas()[name] for name in SCHEMA.names})
+    for one in given:
+        assert same_bits(serving.transform(one), expected)
+    for place, row in enumerate(rows):
+        alone = serving.transform(TABLE[place : place + 1])
+        assert same_bits(serving.transform(row), alone)
+        arrays = {name: np.array(value) if name == "vector" else value for name, value in row.items()}
+        assert same_bits(serving.transform(arrays), alone)
+        assert same_bits(serving.transform([row]), alone)
+    assert same_bits(serving.transform([]), serving.transform(TABLE[:0]))
+    with pytest.raises(DataError, match="an empty list has no columns"):
+        Pipeline.from_yaml(path).transform([])
+
+
+class _Stream:
+    """What other libraries' tables show of themselves."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_pandas_writes_integers_with_holes_as_floats(path: Path):
+    serving = trained(path)
+    frame = TABLE.to_pandas()
+    holes = frame.assign(item=frame["item"].astype(float)).drop(columns=["price"])
+    holes["price"] = [0.1, np.nan, 2.5, 1e9]
+    assert same_bits(serving.transform(holes), serving.transform(TABLE))
+    with pytest.raises(DataError, match="column 'item' holds values of another type: expected int32"):
+        serving.transform(holes.assign(item=[0.5, 1, 2, 3]))
+    with pytest.raises(DataError, match="a pandas frame has a column twice: got 'item'"):
+        serving.transform(pd.concat([frame, frame[["item"]]], axis=1))
+
+
+def test_rows_of_lists_alone(tmp_path: Path):
+    """A dict of lists holds columns, whatever training's types are; a list of one dict is the row."""
+    path = tmp_path / "p.yaml"
+    features = {"sparse": {"ids": [], "scores": []}}
+    document = {"version": 1, "name": "p", "source": {"table": "none"}, "features": features, "batch": {"size": 8}}
+    path.write_text(json.dumps(document))
+    row = {"ids": [1, 2], "scores": [0.5]}
+    serving = Serving(load_spec(path, {}), types=pa.schema([SCHEMA.field("ids"), SCHEMA.field("scores")]))
+    expected = serving.transform({"ids": [[1, 2]], "scores": [[0.5]]})
+    assert same_bits(serving.transform([row]), expected)
+    assert expected.sparse["ids"].values.tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"write one row of lists as \[row\]"):
+        serving.transform(row)
+
+
+def test_what_is_served_has_the_batch_s_interface(path: Path):
+    """Names, shapes, types and values; the tensors are copies of the arrays."""
+    encoded = Pipeline.from_yaml(path).transform(TABLE)
+    batch = encoded.to_batch()
+    assert batch.schema is encoded.schema
+    assert (batch.rows, len(batch)) == (encoded.rows, len(encoded)) == (4, 4)
+    for name in ("dense", "categorical", "labels", "valid"):
+        tensor, array = getattr(batch, name), getattr(encoded, name)
+        assert (tensor.numpy().dtype, tuple(tensor.shape)) == (array.dtype, array.shape)
+        assert np.array_equal(tensor.numpy(), array)
+    assert list(batch.sparse) == list(encoded.sparse)
+    assert dict(batch.extra) == encoded.extra == {}
+    assert list(batch.to_dict()) == list(encoded.to_dict()) == [column.name for column in encoded.schema]
+    for column in encoded.schema:
+        given, made = encoded[column.name], batch[column.name]
+        if column.group != "sparse":
+            assert np.array_equal(made.numpy(), given)
+            assert given.shape == tuple(made.shape)
+            continue
+        assert len(given) == len(made) == 4
+        for name in ("values", "lengths", "offsets"):
+            assert np.array_equal(getattr(made, name).numpy(), getattr(given, name))
+            assert getattr(made, name).numpy().dtype == getattr(given, name).dtype
+        assert (given.weights is None) == (made.weights is None)
+        assert given.weights is None or np.array_equal(made.weights.numpy(), given.weights)
+    for holder in (encoded, batch):
+        with pytest.raises(KeyError, match=r"no feature 'prize'.*expected one of price"):
+            holder["prize"]
+    assert Pipeline.from_yaml(path).transform(TABLE[:0]).to_batch().rows == 0
 
 
 def test_columns_without_types_are_taken_in_trainings(path: Path):
@@ -147,6 +241,13 @@ def test_the_logarithm_of_a_double_is_another_one_without_trainings_types(path: 
     assert same_bits(trained(path).transform(rows), trained(path).transform(narrow))
 
 
+def test_a_null_is_not_met_with_a_filter_that_serving_does_not_have(path: Path):
+    with pytest.raises(DataError) as caught:
+        Serving(load_spec(path, {"features.dense": {"price": []}})).transform({**ROWS, "price": [None, 1.0, 2.0, 3.0]})
+    words = "feature 'price' holds a null: got 1 nulls in 4 rows, expected none. Add fill_null to its ops (row 0)"
+    assert str(caught.value) == words
+
+
 def test_dictionaries_and_null_columns(path: Path):
     place = SCHEMA.get_field_index("word")
     coded = TABLE.set_column(place, "word", TABLE["word"].combine_chunks().dictionary_encode())
@@ -195,10 +296,19 @@ def test_missing_columns_are_all_named(path: Path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([1, 2], "transform takes a table: got list"),
+        (5, "transform takes rows: got int, expected Arrow, Polars or pandas"),
+        ("abc", "transform takes rows: got str"),
+        ([1, 2], "a list holds rows as dicts: got int as row 0"),
+        ([{"price": 1.0}, {"price": 1.0, "item": 2}], "rows have different columns: got none of 'item' in row 0"),
+        ([{"price": 1.0, "item": 2}, {"price": 1.0}], "rows have different columns: got none of 'item' in row 1"),
         ({"price": [1.0], "item": [1, 2]}, "different lengths: got 1 rows of 'price' and 2 of 'item'"),
-        ({"price": "abc"}, "column 'price' is no column: got str"),
-        ({"price": 5}, "column 'price' is no column: got int"),
+        ({"price": "abc"}, "column 'price' holds values of another type: expected float"),
+        ({"price": [1.0, 2.0], "item": 5}, r"single value \('item'\) is one row: got list for column 'price'"),
+        ({"price": {1.0}}, "column 'price' is no column: got set"),
+        (
+            {"ids": [1, 2], "scores": [0.5, 1.0]},
+            r"'ids' holds values of another type.*write one row of lists as \[row\]",
+        ),
         ({"price": np.zeros((1, 2, 3))}, "column 'price' has 3 dimensions"),
         ({"item": [2**31]}, "column 'item' holds values of another type: expected int32"),
         ({"item": ["x"]}, "column 'item' holds values of another type: expected int32"),
@@ -282,10 +392,9 @@ def test_parts_give_what_the_whole_gives(path: Path, cuts: list[int]):
     parts = [pipeline.transform(rows[a:b]) for a, b in pairwise(sorted({0, *cuts, 60}))]
     assert np.array_equal(np.concatenate([part.dense for part in parts]), whole.dense)
     assert np.array_equal(np.concatenate([part.categorical for part in parts]), whole.categorical)
-    for name, (values, offsets) in whole.sparse.items():
-        assert np.array_equal(np.concatenate([part.sparse[name][0] for part in parts]), values)
-        lengths = np.concatenate([np.diff(part.sparse[name][1]) for part in parts])
-        assert np.array_equal(lengths, np.diff(offsets))
+    for name, held in whole.sparse.items():
+        assert np.array_equal(np.concatenate([part.sparse[name].values for part in parts]), held.values)
+        assert np.array_equal(np.concatenate([part.sparse[name].lengths for part in parts]), np.diff(held.offsets))
 
 
 @pytest.mark.parametrize("start", range(4))

@@ -332,7 +332,7 @@ def test_a_pipeline_s_features_share_what_was_fitted_by_way_of_the_disk(
     rows = table.head(500).with_columns(pl.col("history").arr.to_list())
     found = pipeline.transform(rows)
     assert found.categorical[:, 0].tolist() == [ids[value] for value in rows["item"]]
-    assert found.sparse["history"][0].tolist() == [ids[value] for value in rows["history"].explode()]
+    assert found.sparse["history"].values.tolist() == [ids[value] for value in rows["history"].explode()]
     small = {"features.categorical.item": [{"vocabulary": {"max_memory": "50kB"}}]}
     with pytest.raises(DataError, match=r"item: vocabulary: vocabulary: the vocabulary is larger than max_memory: got"):
         Pipeline.from_yaml(tmp_path / "pipeline.yaml", set=small).fit()

@@ -1,0 +1,142 @@
+"""Encoded rows under the names of a batch: numpy arrays, for a process that serves a model with or without torch.
+
+Runs in: whatever process transforms rows. `Encoded` has the attributes, shapes and names of `Batch`, so that code that
+reads one reads the other; `to_batch` makes the tensors, and is where torch is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.loader.encode import EncodedRows
+from feedline.loader.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.slot import Segment, draft, write
+
+if TYPE_CHECKING:
+    from feedline.loader.batch import Batch
+
+_MODEL_GROUPS = ("dense", "categorical", "sparse")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseArrays:
+    """One ragged feature: `values` [V], `lengths` int32 [N], `offsets` int64 [N + 1] from 0; `weights` float32 [V].
+
+    Row i holds `values[offsets[i]:offsets[i + 1]]`. weights: None for a feature that has none.
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    weights: NDArray[np.float32] | None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Encoded:
+    """What `Pipeline.transform` makes of N rows: arrays under the names that a batch has.
+
+    `encoded["price"]` gives any feature, as a batch does; `schema` says which there are.
+    """
+
+    schema: BatchSchema
+    encoded: EncodedRows
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.encoded.rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return f"Encoded(rows={self.rows}, features={', '.join(column.name for column in self.schema)})"
+
+    @property
+    def dense(self) -> NDArray[np.float32]:
+        """float32 [N, D]."""
+        return self.encoded.dense
+
+    @property
+    def labels(self) -> NDArray[np.float32]:
+        """float32 [N, L]; L is 0 where rows are served."""
+        return self.encoded.labels
+
+    @cached_property
+    def categorical(self) -> NDArray[np.int64]:
+        """int64 [N, K]; each column is contiguous."""
+        columns = self.encoded.categorical
+        return np.array(columns, np.int64).reshape(len(columns), self.rows).T
+
+    @cached_property
+    def valid(self) -> NDArray[np.bool_]:
+        """bool [N]: True, as no row is padding."""
+        return np.ones(self.rows, np.bool_)
+
+    @cached_property
+    def sparse(self) -> dict[str, SparseArrays]:
+        """The ragged features by name, in the order of pipeline.yaml."""
+        found = {}
+        for place, column in enumerate(self.schema.sparse):
+            offsets = self.encoded.offsets[place]
+            found[column.name] = SparseArrays(
+                values=self.encoded.values[place],
+                lengths=np.diff(offsets).astype(np.int32),
+                offsets=offsets,
+                weights=self.encoded.weights[place],
+            )
+        return {column.name: found[column.name] for column in self.schema.group("sparse")}
+
+    @cached_property
+    def extra(self) -> dict[str, pa.Array]:
+        """Columns handed through, as Arrow arrays; none where rows are served."""
+        names = [column.name for column in self.schema.group("extra")]
+        return dict(zip(names, self.encoded.extra, strict=True))
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The features of each group that a model is given, in their order."""
+        return {group: tuple(column.name for column in self.schema.group(group)) for group in _MODEL_GROUPS}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.schema:
+            known = ", ".join(column.name for column in self.schema)
+            raise KeyError(f"there is no feature {name!r} here: expected one of {known}")
+        column = self.schema[name]
+        if column.group == "dense":
+            return _columns(self.dense, column)
+        if column.group == "categorical":
+            return self.categorical[:, column.offset]
+        if column.group == "label":
+            return _columns(self.labels, column)
+        return self.sparse[name] if column.group == "sparse" else self.extra[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every feature by name."""
+        return {column.name: self[column.name] for column in self.schema}
+
+    def to_batch(self) -> Batch:
+        """The same rows as tensors, in memory of their own: what a model's `forward` takes in training."""
+        from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, without which rows can be served
+
+        layout = SlotLayout(self.schema)
+        measured = draft(layout, [Segment(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
+        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
+        write(layout, measured, buffer)
+        return Batch.over(layout, buffer)
+
+
+def _columns(matrix: NDArray[np.float32], column: Column) -> NDArray[np.float32]:
+    """A feature's column [N] of a matrix, or the columns [N, width] of a vector."""
+    if column.width == 1:
+        return matrix[:, column.offset]
+    return matrix[:, column.offset : column.offset + column.width]
