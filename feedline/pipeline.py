@@ -99,8 +99,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        table, lanes = snapshot or self.snapshot(map=map), _lanes(self.spec, world_size)
-        return _recorded(make_plan(self.spec, table, lanes=lanes, map=map), fill=True)
+        return _dry_plan(self.spec, snapshot or self.snapshot(map=map), _lanes(self.spec, world_size), map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -316,6 +315,10 @@ def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
         for block in schedule.blocks(lane, everything=True)
         if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
     ]
+
+
+def _dry_plan(spec: PipelineSpec, snapshot: Snapshot, lanes: int, map: Map | None) -> Plan:
+    return _recorded(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
 
 
 def _recorded(plan: Plan, *, fill: bool = False) -> Plan:
