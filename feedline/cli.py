@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,12 +24,13 @@ from feedline.layout_commands import optimize, usage
 from feedline.loader.ranks import detect_rank
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
-from feedline.overrides import parse_overrides
+from feedline.overrides import CommandLineOverrides, parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.schema_report import describe_schema, schema_table
 from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.transform_commands import transform
@@ -53,6 +54,21 @@ def main() -> NoReturn:
     end_with(app)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print Feedline's version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass  # `--version` has ended the program by now
+
+
 @app.command()
 def run(
     pipeline: PipelinePath,
@@ -69,7 +85,7 @@ def run(
     spec = load_spec(pipeline, values)
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(), overrides=dict(values), spec=spec, ranks=here, world_size=world_size or len(here)
+        path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
     )
     console = Console(stderr=as_json)
     stop = Stop()
@@ -171,7 +187,7 @@ def check(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find bad files before a run does: all of them. Exit status 1 where there are any."""
+    """Find bad files, and nulls that features cannot hold, before a run does: all of them. Exit status 1 if any."""
     if all_columns and not deep:
         raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
     line = ProgressLine()
@@ -196,9 +212,26 @@ def snapshot(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of pipeline.yaml."""
-    print(json.dumps(Pipeline.json_schema(), indent=2))
+def schema(
+    pipeline: Annotated[
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tensors of a pipeline's batches: places, widths, rows of embeddings. Without a pipeline, print the JSON
+    Schema of pipeline.yaml."""
+    if pipeline is None:
+        if overrides:
+            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or leave --set out")
+        print(json.dumps(Pipeline.json_schema(), indent=2))
+        return
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(schema_table(facts), highlight=False)
 
 
 app.command()(fit)
@@ -276,6 +309,7 @@ def feed(
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
     overrides: Annotated[str, typer.Option()] = "{}",
+    from_command_line: Annotated[bool, typer.Option()] = False,
     fd: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
@@ -283,10 +317,10 @@ def feed(
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """The feeder process: started by FeedlineDataset and by `feedline run`."""
-    values: dict[str, Any] = json.loads(overrides)
+    values: dict[str, object] = json.loads(overrides)
     request = FeedRequest(
         path=str(pipeline),
-        overrides=values,
+        overrides=CommandLineOverrides(values) if from_command_line else values,
         rank=rank,
         world_size=world_size,
         local_ranks=local_ranks,

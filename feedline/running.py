@@ -61,7 +61,7 @@ class RunRequest:
     """A pipeline, and which of how many ranks run on this host."""
 
     path: Path
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     spec: PipelineSpec
     ranks: Sequence[int]
     world_size: int

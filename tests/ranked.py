@@ -35,6 +35,9 @@ def main() -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=200)
     )
+    torch.distributed.barrier()
+    # Far less than a feeder takes to start: NCCL's ten minutes, as it were, and a table that takes eleven.
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(milliseconds=200))
     with FeedlineDataset(folder / "p.yaml") as dataset:
 
         def epoch() -> dict[str, Any]:

@@ -162,14 +162,14 @@ def test_a_message_lost_to_an_interrupt_is_noticed(path: Path, epochs: list[list
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(20)]
-        queue = dataset._feed._queue
-        assert eventually(lambda: dataset._feed._drain() is None and len(queue) > 1)
+        queue = dataset._feed._connection.queue
+        assert eventually(lambda: dataset._feed._connection.drain() and len(queue) > 1)
         queue.popleft()
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[0]
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(STEPS - 2)]
-        assert eventually(lambda: dataset._feed._drain() is None and len(queue) == 3)
+        assert eventually(lambda: dataset._feed._connection.drain() and len(queue) == 3)
         del queue[1]  # the last batch; its end is announced
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[1]
@@ -285,7 +285,7 @@ def test_clones_of_a_whole_epoch_need_no_growth(path: Path, epochs: list[list[by
     with FeedlineDataset(path) as dataset:
         kept = [batch.clone() for batch in dataset]
         assert [image(batch) for batch in kept] == epochs[0]
-        assert dataset._feed._reader.slots == _FIRST_SLOTS
+        assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
 
 
 def test_reference_cycles_are_collected_rather_than_the_ring_grown(path: Path):
@@ -298,7 +298,7 @@ def test_reference_cycles_are_collected_rather_than_the_ring_grown(path: Path):
                 cycle = [batch]
                 cycle.append(cycle)
             assert seen == oracle(path, set={"batch.size": 1024})
-            assert dataset._feed._reader.slots == _FIRST_SLOTS
+            assert dataset._feed._connection.reader.slots == _FIRST_SLOTS
     finally:
         gc.enable()
 
@@ -340,9 +340,13 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
         feed = dataset._feed
-        assert eventually(lambda: feed._drain() is None and len(feed._reader._mapped) > 2), "none is read so far"
+        assert eventually(lambda: feed._connection.drain() and len(feed._connection.reader._mapped) > 2), (
+            "none is read so far"
+        )
         assert [image(batch) for batch in iterator] == expected
-        assert eventually(lambda: feed._reader.settle() is None and len(feed._reader._mapped) == 1), "the others went"
+        assert eventually(
+            lambda: feed._connection.reader.settle() is None and len(feed._connection.reader._mapped) == 1
+        ), "the others went"
         dataset.set_epoch(0)
         held = list(dataset)
         assert [image(batch) for batch in held] == expected
@@ -359,7 +363,7 @@ def test_more_messages_than_a_socket_holds_stop_nothing(place: Place):
         assert eventually(lambda: _is_idle(feeder))
         held.clear()
         gc.collect()
-        assert len(dataset._feed._channel._unsent) > 100
+        assert len(dataset._feed._connection._channel._unsent) > 100
         iterator = iter(dataset)
         assert sum(batch.rows for batch in iterator) == 20_000
 

@@ -14,10 +14,11 @@ from test_spec import MINIMAL, parse, refused
 
 from feedline.errors import DataError, SpecError
 from feedline.expectations import MEASURES, Bound, broken
+from feedline.loader.channel import REPORT
 from feedline.loader.layout import BatchSchema, Column
 from feedline.loader.quality import Observer, Quality
 from feedline.loader.schedule import Block
-from feedline.loader.told import Told
+from feedline.loader.told import Told, report_packet
 from feedline.service.watching import Observed
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile import compile_features
@@ -209,19 +210,73 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     first.add(1, [])
     first.add(2, [(block(2), part(20))])
     told = Told()
-    message = {"stream": 7, "seen": json.loads(json.dumps(first.seen())), "warnings": []}
-    told.hear({"type": "stats", "stats": {}, "quality": message})
+    told.hear(report_packet(7, {"batches": 3}, first.seen()))
+    assert told.stats == {"batches": 3}
     assert told.quality is not None
     assert told.quality.rows == 41
     second = epoch("warn")
-    second.begin(4, told.hand_over(7))  # the trainer goes on at step 1, which the first feeder had announced, too
-    assert told.quality is None
+    second.begin(4, told.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
     second.add(1, [(block(1), part(99))])
     second.add(2, [(block(2), part(20))])
     second.add(3, [(block(3), part(30))])
     assert rows_of(second) == 71
     assert second.seen() is not None
     assert second.seen()["through"] == 3
+    told.hear(report_packet(8, {}, second.seen()))
+    assert told.quality.rows == 71
+
+
+def test_counts_outlive_successors_that_die_before_they_speak():
+    told = Told()
+    observed = epoch("warn")
+    observed.add(0, [(block(0), part(10))])
+    told.hear(report_packet(1, {}, observed.seen()))
+    handed = told.hand_over(1, 2)
+    assert told.hand_over(2, 3) == handed
+    told.hear(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
+    assert told.quality is not None
+    assert told.quality.rows == 10
+    last = epoch("warn")
+    last.begin(4, told.hand_over(3, 4))
+    told.hear(report_packet(1, {}, observed.seen()))  # the first one's last words, late: they are counted in its heir's
+    assert told.quality.rows == 10
+    last.add(1, [(block(1), part(5))])
+    told.hear(report_packet(4, {}, last.seen()))
+    assert told.quality.rows == 15
+
+
+def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
+    observed = epoch("warn")
+    observed.add(0, [(block(0), part(10))])
+    seen = observed.seen()
+    observed.add(1, [(block(1), part(5))])
+    observed.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
+    observed.add(1, [(block(1), part(5))])
+    assert rows_of(observed) == 15
+    observed.begin(5)
+    observed.begin(5, {**seen, "through": 0})
+    assert rows_of(observed) == 25
+
+
+def test_what_is_kept_of_epochs_does_not_grow_with_them():
+    told = Told()
+    for stream in range(1, 50):
+        observed = epoch("warn")
+        for rows in (3, 7):
+            observed.add(rows, [(block(rows), part(rows))])
+            told.hear(report_packet(stream, {}, observed.seen()))
+        assert told.quality is not None
+        assert told.quality.rows == 10 * stream
+        assert len(told._counted[1]) == 1
+
+
+def test_a_report_is_parsed_when_somebody_asks():
+    told = Told()
+    told.hear(REPORT.pack(b"S", 1, 4) + b"{..." + b"not json")
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = told.stats
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = told.quality
 
 
 def test_epochs_are_summed_and_judged_alone():

@@ -35,7 +35,7 @@ def test_a_feeder_dies_again_and_again(place: Place, caplog: pytest.LogCaptureFi
     """Before its first batch, in mid-epoch twice, with batches held, and between two epochs."""
     path = place.write()
     with FeedlineDataset(path) as dataset:
-        dataset._feed._process._process.kill()
+        dataset._feed._connection._process._process.kill()
         for epoch, deaths in ((0, (2, 40)), (1, (60,))):
             seen, held = [], []
             for batch in dataset:
@@ -87,7 +87,7 @@ def test_three_deaths_without_a_batch_raise_with_the_last_words(
 
 
 def _feeder(dataset: FeedlineDataset) -> int:
-    return dataset._feed._feeder_pid
+    return dataset._feed._connection.feeder_pid
 
 
 # -- the worker, the scheduler ------------------------------------------------------------------------------------

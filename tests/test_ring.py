@@ -199,7 +199,7 @@ def test_a_fenced_slot_waits_for_its_event(rings):
     lease = ring.take()
     lease.fences.append(lambda: [slow])
     del lease
-    ring.reader.settle(wait=True)
+    ring.reader.wait()
     assert slow.waited
 
 

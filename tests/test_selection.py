@@ -7,7 +7,9 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,28 @@ def test_counts_are_remembered_per_snapshot_and_filter(ladder: Snapshot, tmp_pat
     os.utime(f"{ladder.uri}/ds=2026-01-01/f.parquet", ns=(0, 0))
     later = take_snapshot(ladder.uri)
     assert not select_rows(later, where, work_dir=work_dir).report.cached
+
+
+def test_ranks_that_start_together_count_once(ladder: Snapshot, tmp_path: Path) -> None:
+    where = bind_where("y < 3", ladder.schema)
+    every, several, counted = threading.Barrier(4), threading.Event(), []
+
+    def noting(function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]) -> list[tuple[Count, ...]]:
+        counted.append(len(tasks))
+        if len(counted) > 1:
+            several.set()
+        several.wait(0.2)  # time for another rank to begin, were it let
+        return [function(task) for task in tasks]
+
+    def rank(_: int) -> Selection:
+        every.wait()
+        return select_rows(ladder, where, work_dir=str(tmp_path / "w"), map=noting)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(rank, range(4)))
+    assert len(counted) == 1
+    assert sorted(selection.report.cached for selection in found) == [False, True, True, True]
+    assert all(selection.rows.tolist() == [3] * 20 for selection in found)
 
 
 @pytest.mark.parametrize(

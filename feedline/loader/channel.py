@@ -1,10 +1,12 @@
 """How do a feeder and its trainer talk? Small messages over one UNIX SOCK_SEQPACKET connection.
 
 Runs in: both. A message is one packet: a byte for its kind, then either a few packed integers (the ones sent for each
-batch) or JSON. JSON too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
+batch) or JSON. What is too long for a packet travels as a sealed memfd. The death of either side is an EOF for the
+other.
 
     trainer -> feeder   json hello, begin, grow, had;  FREE generation slot
-    feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, stats, error;  READY ...;  END ...
+    feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
+                        REPORT ..., a json of what the feeder counts, and one of what the features' values were like
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -24,6 +27,7 @@ from typing import Any
 FREE = struct.Struct("<cII")  # kind, generation, slot
 READY = struct.Struct("<cIIIQQQ")  # kind, stream, generation, slot, epoch, step, bytes of the batch
 END = struct.Struct("<cIQ")  # kind, stream, epoch
+REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of two JSON texts that follow
 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024
@@ -40,6 +44,29 @@ _open_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 class ChannelClosedError(ConnectionError):
     """The other side is gone."""
+
+
+class Descriptor:
+    """A descriptor that came with a message, closed when nobody has it any more: an interrupt may lose it anywhere."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @classmethod
+    def received(cls, ancillary: list[tuple[int, int, bytes]]) -> Descriptor:
+        """The one of a packet."""
+        return cls(int.from_bytes(ancillary[0][2][:4], sys.byteorder))
+
+    def close(self) -> None:
+        """Close it now."""
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Channel:
@@ -90,18 +117,22 @@ class Channel:
 
     def send_json(self, message: dict[str, Any], fd: int | None = None, *, wait: bool = True) -> bool:
         """As `send`, whatever the length of the message."""
-        text = json.dumps(message).encode()
-        if len(text) <= _INLINE_BYTES:
-            return self.send(b"J" + text, fd, wait=wait)
-        if fd is not None:
+        packet = b"J" + json.dumps(message).encode()
+        if fd is None:
+            return self.send_long(packet, wait=wait)
+        if len(packet) > _INLINE_BYTES:
             raise AssertionError("a message with a descriptor must be short")
-        blob = os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.write(blob, text)
+        return self.send(packet, fd, wait=wait)
+
+    def send_long(self, packet: bytes, *, wait: bool = True) -> bool:
+        """As `send`, whatever the length of the packet."""
+        if len(packet) <= _INLINE_BYTES:
+            return self.send(packet, wait=wait)
+        with open(os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as blob:
+            blob.write(packet)
+            blob.flush()
             fcntl.fcntl(blob, fcntl.F_ADD_SEALS, _SEALS)
-            return self.send(b"K", blob, wait=wait)
-        finally:
-            os.close(blob)
+            return self.send(b"L", blob.fileno(), wait=wait)
 
     def free(self, generation: int, slot: int) -> None:
         """Say that a slot is free, without waiting; what finds no room is sent with the next call or `flush`."""
@@ -128,7 +159,7 @@ class Channel:
         either.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
         either.poll()
 
-    def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], int | None] | None:
+    def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], Descriptor | None] | None:
         """The next packet as (packet, JSON or {}, descriptor); None if none is there and `wait` is False.
 
         Raises ChannelClosedError at the end of the connection.
@@ -141,14 +172,14 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
         if not packet:
             raise ChannelClosedError("end of the connection")
-        fd = array.array("i", ancillary[0][2][:4])[0] if ancillary else None
+        fd = Descriptor.received(ancillary) if ancillary else None
+        if packet[:1] == b"L":
+            assert fd is not None
+            with open(fd.number, "rb", closefd=False) as blob:
+                blob.seek(0)
+                packet, fd = blob.read(), None
         if packet[:1] == b"J":
             return packet[:1], json.loads(packet[1:]), fd
-        if packet[:1] == b"K":
-            assert fd is not None
-            with open(fd, "rb") as blob:
-                blob.seek(0)
-                return packet[:1], json.loads(blob.read()), None
         return packet, {}, fd
 
     def _receive(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:

@@ -23,12 +23,14 @@ import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.bad_file_texts import warning_of
-from feedline.errors import FeedlineError, PlanError, StateError, from_wire
+from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
+from feedline.loader.connection import Answer
 from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.pinning import register, unregister
+from feedline.loader.rank_agreement import agree
 from feedline.loader.ranks import RankInfo, detect_rank
 from feedline.loader.rendezvous import job_fingerprint, socket_path
 from feedline.loader.state import (
@@ -62,6 +64,19 @@ class DatasetStats:
     ring_fill: float
     ring_bytes: int
     feeders: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Where the training is, in one value: an interrupt leaves the old one or the new one.
+
+    start: where the next iter() starts. at: what state_dict() says, the next batch that the trainer has not had.
+    """
+
+    answer: Answer | None
+    layout: SlotLayout | None
+    start: tuple[int, int]
+    at: tuple[int, int]
 
 
 class FeedlineDataset(IterableDataset[Batch]):
@@ -106,10 +121,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._feed = Feed(command, pin=register, unpin=unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._facts: dict[str, Any] = {}
-        self._layout: SlotLayout | None = None
-        self._next_place = (0, 0)  # where the next iter() starts
-        self._place = (0, 0)  # what state_dict() says: the next batch that the trainer has not had
+        self._course = _Course(None, None, (0, 0), (0, 0))
         self._current: weakref.ref[_Epoch] | None = None
         self._rows = 0
         self._began_s: float | None = None
@@ -119,28 +131,32 @@ class FeedlineDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         self._refuse_workers()
         self._open()
-        epoch, step = self._next_place
-        if step >= steps_of(self._facts, epoch):
+        course = self._course
+        assert course.answer is not None
+        facts = course.answer.facts
+        epoch, step = course.start
+        if step >= steps_of(facts, epoch):
             epoch, step = epoch + 1, 0
-        step = max(step, first_step_of(self._facts, epoch))
-        self._next_place = (epoch + 1, 0)
-        self._place = (epoch, step)
-        self._feed.begin(epoch, step)
+        step = max(step, first_step_of(facts, epoch))
+        self._current = None  # an older iterator would be handed the new one's batches
+        self._feed.begin(course.answer, epoch, step)
         iterator = _Epoch(self)
+        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step))
         self._current = weakref.ref(iterator)
         return iterator
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on every rank: of the one that the next batch is of."""
-        self._open()
-        epoch, step = self._place
-        return steps_of(self._facts, epoch if step < steps_of(self._facts, epoch) else epoch + 1)
+        facts = self._open()
+        epoch, step = self._course.at
+        return steps_of(facts, epoch if step < steps_of(facts, epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at step 0 of this epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch is not a number from 0: got {epoch!r}")
-        self._next_place = self._place = (epoch, 0)
+        course = self._course
+        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0))
 
     def _next(self, iterator: _Epoch) -> Batch | None:
         self._refuse_workers()
@@ -151,16 +167,17 @@ class FeedlineDataset(IterableDataset[Batch]):
             )
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        received = self._feed.next()
+        course = self._course
+        received = self._feed.next(course.at)
         for text in self._feed.told.warnings():
             warnings.warn(text, UserWarning, stacklevel=3)
         if received is None:
-            self._place = (self._place[0] + 1, 0)
+            self._course = _Course(course.answer, course.layout, course.start, (course.at[0] + 1, 0))
             return None
         ready, lease = received
-        assert self._layout is not None
-        batch = Batch.over(self._layout, lease.root, lease)
-        self._place = (ready.epoch, ready.step + 1)
+        assert course.layout is not None
+        batch = Batch.over(course.layout, lease.root, lease)
+        self._course = _Course(course.answer, course.layout, course.start, (ready.epoch, ready.step + 1))
         self._rows += batch.rows
         return batch
 
@@ -172,8 +189,8 @@ class FeedlineDataset(IterableDataset[Batch]):
         Counts the batches that were handed out; with `after`, those up to that batch, which is right even where
         something between the dataset and the training step prefetches.
         """
-        self._open()
-        return state_of(self._facts, *(self._place if after is None else (after.epoch, after.step + 1)))
+        facts = self._open()
+        return state_of(facts, *(self._course.at if after is None else (after.epoch, after.step + 1)))
 
     def load_state_dict(
         self,
@@ -197,14 +214,15 @@ class FeedlineDataset(IterableDataset[Batch]):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{known}"')
         resume, policy = checked_state(state), checked_rewritten(rewritten)
         rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
-        self._open(resume, accept_features=features == "changed", rebase=rebase)
-        if (text := environment_warning(resume, self._facts)) is not None:
+        answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
+        if (text := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
-            _say_rebased(self._ranks, self._facts, resume)
-            resume = rebased_state(self._facts, resume)
-        self._next_place = self._place = (resume["epoch"], resume["step"])
+            _say_rebased(self._ranks, answer.facts, resume)
+            resume = rebased_state(answer.facts, resume)
+        place = (resume["epoch"], resume["step"])
         self._current = None
+        self._course = _Course(answer, layout, place, place)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -212,14 +230,13 @@ class FeedlineDataset(IterableDataset[Batch]):
     def schema(self) -> BatchSchema:
         """Every column of a batch: name, group, dtype, offset and width."""
         self._open()
-        assert self._layout is not None
-        return self._layout.schema
+        assert self._course.layout is not None
+        return self._course.layout.schema
 
     @property
     def facts(self) -> dict[str, Any]:
         """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
-        self._open()
-        return dict(self._facts)
+        return dict(self._open())
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
@@ -243,7 +260,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             wait_fraction=min(1.0, counts.wait_s / seconds) if seconds else 0.0,
             ring_fill=self._feed.ring_fill,
             ring_bytes=self._feed.ring_bytes,
-            feeders=counts.feeders,
+            feeders=self._feed.feeders,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -269,26 +286,32 @@ class FeedlineDataset(IterableDataset[Batch]):
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
-    def _open(
-        self, resume: Mapping[str, Any] | None = None, *, accept_features: bool = False, rebase: Any = None
-    ) -> None:
-        """Exchange hello once, and for each state: which plan, and what are its facts. Changes nothing if it fails."""
-        if self._facts and resume is None:
-            return
+    def _open(self) -> dict[str, Any]:
+        """The plan's facts; the first time, a feeder is asked for them."""
+        if self._course.answer is None:
+            answer, layout = self._ask(None)
+            self._course = _Course(answer, layout, self._course.start, self._course.at)
+            return answer.facts
+        return self._course.answer.facts
+
+    def _ask(
+        self, resume: Mapping[str, Any] | None, *, accept_features: bool = False, rebase: Any = None
+    ) -> tuple[Answer, SlotLayout]:
+        """Exchange hello, the first time and for each state: which plan, and what are its facts? Changes nothing."""
         self._refuse_workers()
         hello = {"feedline": VERSION, "rank": self._ranks.rank, "world_size": self._ranks.world_size, "rebase": rebase}
         hello.update(dict.fromkeys(("snapshot", "lanes", "plan", "features")))
         if resume is not None:
             hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
             hello["features"] = None if accept_features else resume["features"]
-        before = self._facts
-        self._facts = _agree(self._feed, self._ranks, hello)
-        bad_files = self._facts.get("bad_files")
+        before = self._course.answer.facts if self._course.answer is not None else {}
+        answer = _agree(self._feed, self._ranks, hello)
+        bad_files, nulls = answer.facts.get("bad_files"), answer.facts.get("nulls", ())
         if bad_files and bad_files != before.get("bad_files"):
             warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
-        for text in self._facts.get("nulls", ()) if self._facts.get("nulls") != before.get("nulls") else ():
+        for text in nulls if nulls != before.get("nulls") else ():
             warnings.warn(text, UserWarning, stacklevel=3)
-        self._layout = SlotLayout(BatchSchema.from_json(self._facts["schema"]))
+        return answer, SlotLayout(BatchSchema.from_json(answer.facts["schema"]))
 
 
 class _Epoch(Iterator[Batch]):
@@ -312,41 +335,19 @@ _NO_WORKERS = (
 )
 
 
-def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> dict[str, Any]:
-    """Every rank's facts, of one plan. Rank 0 chooses the snapshot where torch.distributed can carry it."""
+def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
+    """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
     if ranks.world_size == 1 or _distributed() != (ranks.rank, ranks.world_size):
         return feed.open(hello)
-    chosen: list[Any] = [None]
-    if ranks.rank == 0:
-        chosen[0] = _attempt(feed, hello)
-    torch.distributed.broadcast_object_list(chosen, src=0)
-    leader = chosen[0]
-    if "error" in leader:
-        raise from_wire(leader["error"], leader["message"])
-    mine = leader
-    if ranks.rank != 0:
-        plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
-        chosen_there = {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
-        mine = _attempt(feed, {**hello, **chosen_there})
-    everyone: list[Any] = [None] * ranks.world_size
-    torch.distributed.all_gather_object(everyone, mine)
-    for rank, facts in enumerate(everyone):
-        if "error" in facts:
-            raise from_wire(facts["error"], f"rank {rank}: {facts['message']}")
-        for key in ("plan", "features"):
-            if facts[key] != leader[key]:
-                raise PlanError(
-                    f"the ranks do not agree on the {key}: got {facts[key]} on rank {rank}, expected "
-                    f"{leader[key]} as on rank 0. Start every rank with the same pipeline.yaml and overrides"
-                )
-    return dict(mine)
+    answers: list[Answer] = []
 
+    def open_plan(asked: dict[str, Any]) -> dict[str, Any]:
+        answers.append(feed.open(asked))
+        return answers[-1].facts
 
-def _attempt(feed: Feed, hello: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return feed.open(hello)
-    except FeedlineError as error:
-        return {"error": type(error).__name__, "message": str(error)}
+    store = torch.distributed.distributed_c10d._get_default_store()
+    agree(store, open_plan, hello, rank=ranks.rank, world_size=ranks.world_size)
+    return answers[-1]
 
 
 def _distributed() -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.loader.channel import pair
+from feedline.overrides import CommandLineOverrides
 from feedline.processor import chosen, variables
 from feedline.resources import available_cores
 from feedline.spec import PipelineSpec
@@ -112,10 +113,11 @@ def own_arguments(scratch: str) -> list[str]:
     return ["--parent", str(os.getpid()), "--scratch", scratch]
 
 
-def feeder_arguments(path: Path, *, rank: int, world_size: int, overrides: dict[str, Any]) -> list[str]:
+def feeder_arguments(path: Path, *, rank: int, world_size: int, overrides: dict[str, object]) -> list[str]:
     """The arguments of `python -m feedline feed`."""
     values = json.dumps(overrides, default=_plain)
-    return [str(path), "--rank", str(rank), "--world-size", str(world_size), "--overrides", values]
+    typed = ["--from-command-line"] if isinstance(overrides, CommandLineOverrides) else []
+    return [str(path), "--rank", str(rank), "--world-size", str(world_size), "--overrides", values, *typed]
 
 
 def _plain(value: object) -> object:

@@ -12,6 +12,8 @@ written while anything views it. A memfd has no name, so nothing can leak or col
 from __future__ import annotations
 
 import fcntl
+import functools
+import logging
 import mmap
 import os
 import weakref
@@ -24,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import RingError
-from feedline.loader.channel import END, READY, Channel
+from feedline.loader.channel import END, READY, Channel, Descriptor
 from feedline.resources import available_memory_bytes
+
+logger = logging.getLogger(__name__)
 
 PAGE_BYTES = mmap.PAGESIZE
 # A slot has room for batches an eighth larger than the first: ragged batches differ by a few per cent.
@@ -44,6 +48,29 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
+class _Failed:
+    """An event that could not be recorded: who waits for it gets the error instead."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def query(self) -> bool:
+        raise self._error
+
+    def synchronize(self) -> None:
+        raise self._error
+
+
+class _Mapping(mmap.mmap):
+    """A mapping that calls `before_unmapping` when its last view is gone. A weakref would be called after unmapping."""
+
+    before_unmapping: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.before_unmapping is not None:
+            self.before_unmapping()
+
+
 class Segment:
     """One generation: a memfd with `slots` slots of `slot_bytes` bytes, mapped into this process."""
 
@@ -53,7 +80,7 @@ class Segment:
         self.slots = slots
         self.slot_bytes = slot_bytes
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self.map = mmap.mmap(fd, slots * slot_bytes, flags=flags)
+        self.map = _Mapping(fd, slots * slot_bytes, flags=flags)
 
     @classmethod
     def create(cls, *, generation: int, slots: int, slot_bytes: int) -> Segment:
@@ -227,13 +254,17 @@ class Lease:
 
 
 class RingReader:
-    """The trainer's side: maps generations, leases ready slots, gives them back."""
+    """The trainer's side: maps generations, leases ready slots, gives them back.
+
+    `torn`: an interrupt (Ctrl-C) came while a slot was given back, and the feeder may never hear of that slot again.
+    """
 
     def __init__(self, channel: Channel, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
         self._channel = channel
         self._pin = pin
         self._unpin = unpin
         self._mapped: dict[int, _Mapped] = {}
+        self.torn = False
         # Filled by finalizers (any thread, no locks: deque.append is atomic), emptied by `settle`.
         self._returned: deque[tuple[int, int]] = deque()
         self._fenced: deque[tuple[int, int, Sequence[Event]]] = deque()
@@ -259,12 +290,16 @@ class RingReader:
     def nbytes(self) -> int:
         return sum(mapped.segment.nbytes for mapped in self._mapped.values())
 
-    def on_map(self, message: dict[str, Any], fd: int) -> None:
-        segment = Segment(
-            fd, generation=message["generation"], slots=message["slots"], slot_bytes=message["slot_bytes"]
-        )
-        segment.close_fd()
-        pinned = self._pin(_address(segment), segment.nbytes)
+    def on_map(self, message: dict[str, Any], fd: Descriptor) -> None:
+        """Map a generation and pin it; it is unpinned before it is unmapped, wherever an interrupt comes between."""
+        numbers = {key: message[key] for key in ("generation", "slots", "slot_bytes")}
+        segment = Segment(fd.number, **numbers)
+        fd.close()  # the mapping keeps the memory
+        address = _address(segment)
+        segment.map.before_unmapping = functools.partial(self._unpin, address)
+        pinned = self._pin(address, segment.nbytes)
+        if not pinned:
+            segment.map.before_unmapping = None
         self._mapped[segment.generation] = _Mapped(segment, pinned)
 
     def on_retire(self, message: dict[str, Any]) -> None:
@@ -292,13 +327,10 @@ class RingReader:
         self._mapped[ready.generation].waiting.discard(ready.slot)
         self._channel.free(ready.generation, ready.slot)
 
-    def settle(self, *, wait: bool = False) -> None:
-        """Free the slots whose events have completed (with `wait`, the oldest for sure); unmap spent generations."""
-        while self._fenced and (wait or all(event.query() for event in self._fenced[0][2])):
-            generation, slot, events = self._fenced.popleft()
-            for event in events:
-                event.synchronize()
-            wait = False
+    def settle(self) -> None:
+        """Free the slots whose events have completed; unmap spent generations."""
+        while self._fenced and all(event.query() for event in self._fenced[0][2]):
+            generation, slot, _ = self._fenced.popleft()
             self._free(generation, slot)
         while self._returned:
             generation, _ = self._returned.popleft()
@@ -306,8 +338,13 @@ class RingReader:
                 self._mapped[generation].leases -= 1
         for generation, mapped in list(self._mapped.items()):
             if mapped.retired and not mapped.leases and not mapped.waiting:
-                self._forget(generation)
+                del self._mapped[generation]
         self._channel.flush()
+
+    def wait(self) -> None:
+        """Wait for the events of the slot that has waited longest; `settle` frees it then."""
+        for event in self._fenced[0][2]:
+            event.synchronize()
 
     @property
     def fenced(self) -> int:
@@ -317,21 +354,9 @@ class RingReader:
     def close(self) -> None:
         """Stop using the mappings; those that are still viewed live as long as their views."""
         while self._fenced:
-            self.settle(wait=True)
-        self.settle()
-        for generation in list(self._mapped):
-            self._forget(generation)
-
-    def _forget(self, generation: int) -> None:
-        mapped = self._mapped.pop(generation)
-        if mapped.pinned and mapped.leases == 0:
-            self._unpin(_address(mapped.segment))
-        elif mapped.pinned:
-            self._unpin_with_last_view(mapped)
-
-    def _unpin_with_last_view(self, mapped: _Mapped) -> None:
-        finalizer = weakref.finalize(mapped.segment.map, self._unpin, _address(mapped.segment))
-        finalizer.atexit = False
+            _, _, events = self._fenced.popleft()
+            _await(events)
+        self._mapped.clear()
 
     def _free(self, generation: int, slot: int) -> None:
         self._returned.append((generation, slot))
@@ -349,14 +374,30 @@ def _give_back(
     if os.getpid() != pid:
         return
     owner = reader()
-    events = [event for fence in fences for event in fence()]
-    if owner is None:
-        for event in events:
-            event.synchronize()  # the mapping may go next, and a GPU still reads it
-    elif events:
-        owner._fenced.append((generation, slot, events))
-    else:
-        owner._free(generation, slot)
+    try:
+        try:
+            events = [event for fence in fences for event in fence()]
+        except Exception as error:  # of CUDA: the next `settle` raises it
+            events = [_Failed(error)]
+        if owner is None or generation not in owner._mapped:
+            _await(events)  # the mapping may go next, and a GPU still reads it
+        elif events:
+            owner._fenced.append((generation, slot, events))
+        else:
+            owner._free(generation, slot)
+    except BaseException:
+        if owner is not None:
+            owner.torn = True
+        raise
+
+
+def _await(events: Sequence[Event]) -> None:
+    """Wait for events where nobody can do anything about an error, or where it would hide another."""
+    for event in events:
+        try:
+            event.synchronize()
+        except Exception as error:  # after an error of CUDA every call raises it
+            logger.warning("a copy from the ring to a GPU ended in an error: %s", error)
 
 
 def _address(segment: Segment) -> int:

@@ -44,10 +44,11 @@ class Drained:
 def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, stop: Callable[[], bool]) -> None:
     """Receive `epochs` epochs and throw them away; what happens is written to `progress`, errors too."""
     try:
-        progress.facts = feed.open(hello)
+        answer = feed.open(hello)
+        progress.facts = answer.facts
         began = time.perf_counter()
         for epoch in range(epochs):
-            feed.begin(epoch, 0, last=epoch == epochs - 1)
+            feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
             progress.epoch, progress.step = epoch, 0
             while not stop():
                 received = feed.next()
@@ -59,7 +60,7 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = ready.step + 1
                 progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - began
-                progress.ring_fill, progress.feeder = feed.ring_fill, feed.told.stats
+                progress.ring_fill = feed.ring_fill
                 del lease, received
         progress.feeder = feed.told.stats
         progress.quality = feed.told.quality

@@ -44,11 +44,12 @@ class Observed:
         self._before: Quality | None = None
 
     def begin(self, epoch: int, seen: Mapping[str, Any] | None = None) -> None:
-        """An epoch begins, or goes on after what another feeder had counted of it (`seen`)."""
-        self._before = self.total
+        """An epoch begins, or goes on after what another feeder, or this one, had counted of it (`seen`)."""
+        if seen is None or epoch != self._epoch:
+            self._before, self._now, self._through = self.total, None, -1
+        if seen is not None and self._through < int(seen["through"]):
+            self._through, self._now = int(seen["through"]), Quality.from_json(seen["quality"])
         self._epoch = epoch
-        self._through = -1 if seen is None else int(seen["through"])
-        self._now = None if seen is None else Quality.from_json(seen["quality"])
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
         """A step is delivered, and with it the last rows of some blocks.

@@ -39,6 +39,7 @@ from feedline.warehouse.accounting import (
     report_of,
 )
 from feedline.warehouse.counting import Count, count_fragment
+from feedline.warehouse.locations import absolute, locate
 from feedline.warehouse.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.retrying import interruptible
@@ -113,8 +114,13 @@ def select_rows(
         table = _known_counts(work_dir, name, snapshot, open_groups)
         cached = table is not None
         if table is None:
-            table = _counted(snapshot, where, sample, verdicts, open_groups, map or _in_threads)
-            store.create(work_dir, name, [table])
+            lock = f"runs/{name.replace('/', '-')}"
+            with store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts, the others wait
+                table = _known_counts(work_dir, name, snapshot, open_groups)
+                cached = table is not None
+                if table is None:
+                    table = _counted(snapshot, where, sample, verdicts, open_groups, map or _in_threads)
+                    store.create(work_dir, name, [table])
         rows[open_groups] = table["rows"].to_numpy()
         matched[open_groups] = table["matched"].to_numpy()
         verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM

@@ -1,0 +1,139 @@
+"""Agree on one plan with the other ranks, through the key-value store of torch.distributed.
+
+Runs in: the trainer. Rank 0 has its feeder plan and says which snapshot that was; the others have theirs plan on it;
+each says its fingerprints; rank 0 compares them and says whether they are equal. Only fingerprints and errors travel,
+and no rank enters a collective call: planning a large table takes longer than the ten minutes after which NCCL ends a
+process that waits in one. Each agreement has a number, which every rank counts in the store itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from feedline.errors import FeedlineError, PlanError, from_wire
+
+logger = logging.getLogger(__name__)
+
+# Nobody plans that long; a rank that died is noticed by its launcher, which ends the others.
+_LONGEST_S = 24 * 3600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 1.0, 1.5
+_SAY_EVERY_S = 60.0
+_SHOWN_RANKS = 10
+_COMPARED = ("plan", "features")
+
+
+class Store(Protocol):
+    """What is needed of a torch.distributed store."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+def agree(
+    store: Store,
+    open_plan: Callable[[dict[str, Any]], dict[str, Any]],
+    hello: Mapping[str, Any],
+    *,
+    rank: int,
+    world_size: int,
+    pause: Callable[[float], None] = time.sleep,
+    now_s: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """The facts of this rank's plan, which all ranks have. Raises, on every rank, what one of them met, and PlanError
+    where their plans or features differ."""
+    place = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
+    heard = _Heard(store, pause, now_s)
+    asked = dict(hello)
+    if rank != 0:
+        leader = heard.one(f"{place}/leader", "rank 0 to plan")
+        if "error" in leader:
+            raise from_wire(leader["error"], leader["message"])
+        plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
+        asked |= {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
+    try:
+        facts = open_plan(asked)
+        said = {key: facts[key] for key in (*_COMPARED, "snapshot", "lanes")}
+    except BaseException as error:
+        failure = {"error": type(error).__name__, "message": str(error)}
+        if not isinstance(error, FeedlineError):
+            failure = {"error": "FeederError", "message": f"stopped by {failure['error']}: {error}"}
+        store.set(f"{place}/{rank or 'leader'}", json.dumps(failure))
+        if rank == 0 or not isinstance(error, FeedlineError):
+            raise
+    else:
+        store.set(f"{place}/{rank or 'leader'}", json.dumps(said))
+    if rank == 0:
+        others = heard.all([f"{place}/{other}" for other in range(1, world_size)])
+        store.set(f"{place}/verdict", json.dumps(_verdict(said, others)))
+    verdict = heard.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks")
+    if verdict:
+        raise from_wire(verdict["error"], verdict["message"])
+    return facts
+
+
+def _verdict(leader: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The error of the first rank that has one; empty where all agree. Pure."""
+    for rank, said in enumerate(others, start=1):
+        if "error" in said:
+            return {"error": said["error"], "message": f"rank {rank}: {said['message']}"}
+        for key in _COMPARED:
+            if said[key] != leader[key]:
+                text = (
+                    f"the ranks do not agree on the {key}: got {said[key]} on rank {rank}, expected {leader[key]} as "
+                    "on rank 0. Start every rank with the same pipeline.yaml and overrides"
+                )
+                return {"error": "PlanError", "message": text}
+    return {}
+
+
+class _Heard:
+    """What other ranks said. Waiting can be interrupted: the store's own waiting cannot, and fills the log."""
+
+    def __init__(self, store: Store, pause: Callable[[float], None], now_s: Callable[[], float]) -> None:
+        self._store = store
+        self._pause = pause
+        self._now_s = now_s
+
+    def one(self, key: str, awaited: str) -> dict[str, Any]:
+        return self._wait([key], lambda: awaited)[0]
+
+    def all(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Of every rank but 0."""
+
+        def awaited() -> str:
+            ranks = [key.rpartition("/")[2] for key in keys if not self._there([key])]
+            more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+            return f"ranks {', '.join(ranks[:_SHOWN_RANKS])}{more} to plan"
+
+        return self._wait(keys, awaited)
+
+    def _wait(self, keys: Sequence[str], awaited: Callable[[], str]) -> list[dict[str, Any]]:
+        began = said = self._now_s()
+        pause = _FIRST_PAUSE_S
+        while not self._there(keys):
+            now = self._now_s()
+            if now - began > _LONGEST_S:
+                raise PlanError(
+                    f"the ranks did not agree on a plan: waited {now - began:.0f} s for {awaited()}. Start all anew"
+                )
+            if now - said >= _SAY_EVERY_S:
+                said = now
+                logger.warning("waited %.0f s for %s", now - began, awaited())
+            self._pause(pause)
+            pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def _there(self, keys: Sequence[str]) -> bool:
+        try:
+            return self._store.check(list(keys))
+        except RuntimeError as error:
+            raise PlanError(
+                f"the store of torch.distributed does not answer: {error}. The process that held it (rank 0, or the "
+                "launcher) has ended; start all ranks anew"
+            ) from error

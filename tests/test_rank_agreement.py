@@ -1,0 +1,155 @@
+"""Ranks agree on a plan through a store: on what, and what every one of them hears where they do not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as c10d
+from pipelines import PATIENCE_S
+
+from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
+from feedline.loader.rank_agreement import agree
+
+HELLO = {"snapshot": None, "lanes": None, "plan": None, "features": None, "rebase": None}
+FACTS = {"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1", "schema": "x" * 100_000}
+Open = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def outcomes(plans: list[Open], store: Any = None, hello: dict[str, Any] | None = None) -> list[Any]:
+    """What came of each rank, all at once."""
+    store = store or c10d.HashStore()
+
+    def rank(number: int) -> Any:
+        try:
+            return agree(store, plans[number], hello or HELLO, rank=number, world_size=len(plans))
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        return list(pool.map(rank, range(len(plans)), timeout=PATIENCE_S))
+
+
+def test_others_plan_on_the_snapshot_of_rank_0():
+    asked: list[dict[str, Any]] = []
+
+    def plan(hello: dict[str, Any]) -> dict[str, Any]:
+        asked.append(hello)
+        return dict(FACTS)
+
+    store = c10d.HashStore()
+    for _ in range(2):  # agreements are numbered
+        asked.clear()
+        assert outcomes([plan] * 3, store) == [FACTS] * 3
+        assert asked[0] == HELLO
+        assert asked[1:] == [{**HELLO, "snapshot": "s1", "lanes": 3}] * 2
+    rebase = {**HELLO, "plan": "p0", "rebase": {"state": {}}}
+    asked.clear()
+    assert outcomes([plan] * 2, hello=rebase) == [FACTS] * 2
+    assert asked == [rebase, {**rebase, "snapshot": "s1", "lanes": 3, "plan": "p1", "rebase": None}]
+
+
+def test_only_fingerprints_travel():
+    sizes: list[int] = []
+
+    class Counting(c10d.HashStore):
+        def set(self, key: str, value: str) -> None:
+            sizes.append(len(value))
+            super().set(key, value)
+
+    outcomes([lambda _: dict(FACTS)] * 4, Counting())
+    assert len(sizes) == 5, "one of each rank, and the verdict"
+    assert max(sizes) < 200
+
+
+def test_a_plan_that_takes_longer_than_the_store_waits():
+    """A store ends a wait after its timeout, as a process group a collective call; nobody waits in either."""
+    store = c10d.HashStore()
+    store.set_timeout(timedelta(milliseconds=1))
+    others_wait = threading.Event()
+
+    def slow(_: dict[str, Any]) -> dict[str, Any]:
+        assert others_wait.wait(PATIENCE_S)
+        return dict(FACTS)
+
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if sum(pauses) > 0.1:
+            others_wait.set()
+        threading.Event().wait(0.001)
+
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(agree, store, slow, HELLO, rank=0, world_size=2)
+        other = pool.submit(agree, store, lambda _: dict(FACTS), HELLO, rank=1, world_size=2, pause=pause)
+        assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) == FACTS
+
+
+@pytest.mark.parametrize(
+    ("rank", "facts", "message"),
+    [
+        (1, {"plan": "p2"}, "do not agree on the plan: got p2 on rank 1, expected p1 as on rank 0"),
+        (2, {"features": "f2"}, "do not agree on the features: got f2 on rank 2, expected f1 as on rank 0"),
+    ],
+)
+def test_every_rank_hears_of_another_plan(rank: int, facts: dict[str, str], message: str):
+    plans: list[Open] = [lambda _: dict(FACTS)] * 3
+    plans[rank] = lambda _: {**FACTS, **facts}
+    for error in outcomes(plans):
+        assert isinstance(error, PlanError)
+        assert message in str(error)
+
+
+def failing(error: BaseException) -> Open:
+    def plan(_: dict[str, Any]) -> dict[str, Any]:
+        raise error
+
+    return plan
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_every_rank_hears_of_an_error(rank: int):
+    plans: list[Open] = [lambda _: dict(FACTS)] * 3
+    plans[rank] = failing(SpecError("no such column"))
+    for error in outcomes(plans):
+        assert isinstance(error, SpecError)
+        assert str(error) == ("no such column" if rank == 0 else f"rank {rank}: no such column")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_interrupted_leaves_nobody_waiting(rank: int):
+    plans: list[Open] = [lambda _: dict(FACTS)] * 3
+    plans[rank] = failing(KeyboardInterrupt())
+    found = outcomes(plans)
+    assert isinstance(found.pop(rank), KeyboardInterrupt)
+    for error in found:
+        assert isinstance(error, FeederError)
+        assert "stopped by KeyboardInterrupt" in str(error)
+
+
+def test_who_is_waited_for_is_said(caplog: pytest.LogCaptureFixture):
+    now = [0.0]
+
+    def pause(_: float) -> None:
+        now[0] += 59.0
+
+    store = c10d.HashStore()
+    store.set("feedline/1/2", json.dumps(FACTS))
+    with pytest.raises(PlanError, match=r"did not agree on a plan: waited 86\d\d\d s for ranks 1, 3 to plan"):
+        agree(store, lambda _: dict(FACTS), HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
+    assert "waited 118 s for ranks 1, 3 to plan" in caplog.text
+
+
+def test_a_store_that_is_gone():
+    class Gone(c10d.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection was likely closed")
+
+    with pytest.raises(FeedlineError, match=r"the store of torch\.distributed does not answer: Connection was"):
+        agree(Gone(), lambda _: dict(FACTS), HELLO, rank=1, world_size=2)
