@@ -144,7 +144,11 @@ def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):
     fit = Fit(
         **dict.fromkeys(("key", "op", "parameters", "chain"), ""),
         **{name: {} for name in ("types", "depends", "shown")},
-        version=1, features=(), facts=artifact.facts, table=file, digest="of many pieces",
+        version=1,
+        features=(),
+        facts=artifact.facts,
+        table=file,
+        digest="of many pieces",
         fitted_on=Origin(table="", snapshot="", where=None, sample=None, rows=0),
     )
     read = load_artifact(str(tmp_path), fit).table
