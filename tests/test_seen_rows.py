@@ -211,7 +211,8 @@ def test_files_that_the_fit_did_not_read(folder: Path):
     ):
         read = on(lambda rows, days=days: rows["day"].isin(days))
         names = [table] if isinstance(table, str) else table
-        same(delivered(path, source__table=[str(folder / name) for name in names]), oracle(read, learnt))
+        overrides = {"source__table": [str(folder / name) for name in names], "artifacts__from": "shops"}
+        same(delivered(path, **overrides), oracle(read, learnt))
 
 
 def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(folder: Path):
