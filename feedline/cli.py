@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -36,6 +37,7 @@ from feedline.spec import load_spec
 from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
+from feedline.warehouse.waves import CountProgress, heard_by
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -122,7 +124,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).plan(world_size=world_size)
+    asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
+    with heard_by(_say_counted):
+        resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
@@ -339,6 +343,12 @@ def feed(
 def version() -> None:
     """Print Feedline's version."""
     print(VERSION)
+
+
+def _say_counted(progress: CountProgress) -> None:
+    """How far counting is, of a table that takes more than one wave of tasks."""
+    if progress.rows < progress.all_rows:
+        print(f"counted {progress.rows:,} of {progress.all_rows:,} rows", file=sys.stderr, flush=True)
 
 
 def _refuse_launcher() -> None:
