@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -275,15 +276,14 @@ def feed(
     rank: Annotated[int, typer.Option()] = 0,
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
-    overrides: Annotated[str, typer.Option()] = "{}",
     fd: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
-    """The feeder process: started by FeedlineDataset and by `feedline run`."""
-    values: dict[str, Any] = json.loads(overrides)
+    """The feeder process: started by FeedlineDataset and by `feedline run`. Reads overrides from standard input."""
+    values: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
     request = FeedRequest(
         path=str(pipeline),
         overrides=values,
