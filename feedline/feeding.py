@@ -48,7 +48,7 @@ class FeedRequest:
     folder it made for Dask's workers, to be removed at the end."""
 
     path: str
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     rank: int
     world_size: int
     local_ranks: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.warehouse import footer_tasks
 from feedline.warehouse.checking import check_footers
-from feedline.warehouse.iceberg import list_iceberg
+from feedline.warehouse.iceberg import list_iceberg, newest_metadata
 from feedline.warehouse.selection import screen_rows
 from feedline.warehouse.snapshot import snapshot_of
 
@@ -142,6 +143,114 @@ def test_columns_whose_numbers_moved_are_refused(iceberg: Any, again: bool):
     assert read_iceberg(iceberg).num_rows == 12, "rewritten files have the new numbers"
 
 
+@pytest.fixture
+def unnumbered(tmp_path: Path) -> Any:
+    """A table of files without field ids, as Hive's are that were added; a name mapping says which column is which."""
+    table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS))
+    plain = ice_rows(table, 0)
+    plain = plain.cast(
+        pa.schema([pa.field(name, unnamed(plain.schema.field(name).type)) for name in plain.schema.names])
+    )
+    pq.write_table(plain, tmp_path / "f.parquet")
+    assert all(field.metadata is None for field in pq.read_schema(tmp_path / "f.parquet"))
+    table.add_files([str(tmp_path / "f.parquet")])
+    return table
+
+
+def unnamed(kind: pa.DataType) -> pa.DataType:
+    """A type without numbers inside."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, field.type) for field in kind])
+    return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["with a mapping", "without"])
+def test_columns_of_files_without_numbers_that_had_other_names(unnumbered: Any, mapped: bool):
+    """All nulls, if they were read by their new names; inside of structs, too."""
+    if not mapped:
+        with unnumbered.transaction() as transaction:
+            transaction.remove_properties("schema.name-mapping.default")
+    same_rows(read_iceberg(unnumbered), ice_rows(unnumbered, 0))
+    with unnumbered.update_schema() as update:
+        update.add_column("score", DoubleType())
+    assert read_iceberg(unnumbered)["score"].null_count == 12
+    with unnumbered.update_schema() as update:
+        update.rename_column("price", "cost")
+    said = r"column 'cost' was renamed: .*f\.parquet has 'price', one of its names, without a field id, expected 'cost'"
+    with pytest.raises(TableError, match=said):
+        read_iceberg(unnumbered)
+    with unnumbered.update_schema() as update:
+        update.rename_column("cost", "price")
+        update.rename_column(("user", "age"), "years")
+    with pytest.raises(TableError, match=r"column 'user\.years' was renamed: .*f\.parquet has 'age', one of its names"):
+        read_iceberg(unnumbered)
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["with a mapping", "without"])
+def test_a_name_that_two_columns_had_is_ambiguous_without_numbers(unnumbered: Any, mapped: bool):
+    with unnumbered.update_schema() as update:
+        update.delete_column("price")
+    with unnumbered.update_schema() as update:
+        update.add_column("price", DoubleType())
+    properties = {
+        "schema.name-mapping.default": '[{"field-id": 4, "names": ["price"]}, {"field-id": 1, "names": ["id"]}]'
+    }
+    with unnumbered.transaction() as transaction:
+        transaction.set_properties(properties) if mapped else transaction.remove_properties(*properties)
+    said = r"column 'price' cannot be told from another that had its name: .*f\.parquet has 'price' without a field id"
+    with pytest.raises(TableError, match=said if not mapped else "cannot be told from another"):
+        read_iceberg(unnumbered)
+
+
+def test_an_initial_default_is_no_null(iceberg: Any, tmp_path: Path):
+    """Format 3 gives rows of files without the column a value; a file that has it needs none."""
+    with iceberg.update_schema() as update:
+        update.add_column("score", DoubleType())
+        update.add_column(("user", "country"), StringType())
+    metadata = json.loads(Path(iceberg.metadata_location).read_text())
+    metadata |= {"format-version": 3, "next-row-id": 0}
+    [schema] = [one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"]]
+    fields = {field["name"]: field for field in schema["fields"]}
+    written = Path(iceberg.metadata.location) / "metadata" / "99999-0.metadata.json"
+    inside = {field["name"]: field for field in fields["user"]["type"]["fields"]}
+    for field, place, value in ((inside["country"], r"user\.country", "DE"), (fields["score"], "score", 1.5)):
+        field["initial-default"] = value
+        written.write_text(json.dumps(metadata))
+        said = rf"column '{place}' has the initial default {value!r}, which rows of older files have: .*\.parquet lacks"
+        with pytest.raises(TableError, match=said):
+            Table(written, format="iceberg").snapshot()
+        del field["initial-default"]
+    fields["price"]["initial-default"] = 0.5
+    written.write_text(json.dumps(metadata))
+    assert Table(written, format="iceberg").read()["score"].null_count == 24
+
+
+@pytest.mark.parametrize(
+    ("names", "hint", "expected"),
+    [
+        (["00001-a.metadata.json", "00002-b.metadata.json", "00010-c.metadata.json"], None, "00010-c.metadata.json"),
+        (["v1.metadata.json", "v2.gz.metadata.json", "snap-1.avro"], None, "v2.gz.metadata.json"),
+        (["v1.metadata.json", "v2.metadata.json", "v3.metadata.json", "v5.metadata.json"], "2", "v3.metadata.json"),
+        (["00001-a.metadata.json", "00002-b.metadata.json"], "00001-a", "00001-a.metadata.json"),
+        (["00001-a.metadata.json", "00002-b.metadata.json"], "00001-a.metadata.json", "00001-a.metadata.json"),
+        (["00001-a.metadata.json", "00002-b.metadata.json"], "1", "00001-a.metadata.json"),
+        (["00002-a.metadata.json", "00002-b.metadata.json"], "00002-b", "00002-b.metadata.json"),
+        # of two files one may be of a commit that failed
+        (["00001-a.metadata.json", "00002-a.metadata.json", "00002-b.metadata.json"], None, "no version-hint.text"),
+        (["v2.metadata.json", "v2.gz.metadata.json"], None, "got v2.gz.metadata.json and v2.metadata.json"),
+        (["00002-a.metadata.json", "00002-b.metadata.json"], "2", "version-hint.text says '2'"),
+        (["00001-a.metadata.json"], "2", "got none .version-hint.text says '2'"),
+        (["v5.metadata.json", "00002-b.metadata.json"], None, "numbered in two ways"),
+    ],
+)
+def test_which_metadata_is_the_newest(names: list[str], hint: str | None, expected: str):
+    if expected in names:
+        assert newest_metadata(names, hint, "t") == expected
+        return
+    with pytest.raises(TableError, match=rf"t has no one newest metadata file: .*{expected}.*catalog shows"):
+        newest_metadata(names, hint, "t")
+
+
 def test_a_check_names_every_file_with_another_name(iceberg: Any, tmp_path: Path):
     with iceberg.update_schema(allow_incompatible_changes=True) as update:
         update.rename_column("price", "cost")
@@ -238,6 +347,18 @@ def test_files_that_lack_the_columns_of_their_partition(tmp_path: Path):
     assert snapshot.schema.field("day").type == pa.date32()
     same_rows(read, table.scan().to_arrow())
     assert set(pc.unique(read["day"]).to_pylist()) == {DAY, DAY + datetime.timedelta(1)}
+
+
+def test_a_file_without_counts_that_lacks_its_partition_s_column(tmp_path: Path):
+    """Only the manifest has the value, and nothing there says that the file lacks it: the file itself does."""
+    table = FolderCatalog().create(tmp_path / "t", Schema(*FIELDS[:3]), BY_DAY)
+    whole = rows(0).select(["id", "day", "k"]).cast(table.schema().as_arrow())
+    pq.write_table(whole.drop_columns(["day"]), tmp_path / "f.parquet")
+    add_file(table, tmp_path / "f.parquet", DAY, 12, column_sizes={}, value_counts={})
+    with pytest.raises(
+        TableError, match=r"column 'day' is a partition's value in the table's metadata: .*f\.parquet lacks"
+    ):
+        read_iceberg(table)
 
 
 def add_file(table: Any, file: Path, day: datetime.date, count: int, **changes: Any) -> None:

@@ -15,8 +15,10 @@ from feedline.loader.launch import (
     FeederProcess,
     feeder_words,
     overrides_text,
+    read_overrides,
     shorten_log,
 )
+from feedline.overrides import CommandLineOverrides
 
 LAUNCHER = """#!/bin/sh
 echo "$@"
@@ -59,13 +61,22 @@ def test_overrides_are_read_from_standard_input_and_are_in_no_command_line(
         arguments, heard, status = words.splitlines()
         assert arguments.startswith("--quick feed p.yaml --parent ")
         assert "secret" not in arguments
-        assert heard == '{"source.table": "s3://key:secret@bucket"}'
+        assert read_overrides(heard.encode()) == {"source.table": "s3://key:secret@bucket"}
         assert status == "(exit status 3)"
         assert process.log_path.read_text().strip() == words.removesuffix(f"\n{status}")
     finally:
         process.channel.close()
         process.end()
     assert not process.log_path.parent.exists()
+
+
+def test_overrides_that_were_typed_stay_so():
+    for kind in (dict, CommandLineOverrides):
+        given = kind({"batch.size": 3, "source.table": Path("/t")})
+        heard = read_overrides(overrides_text(given).encode())
+        assert type(heard) is kind
+        assert heard == {"batch.size": 3, "source.table": "/t"}
+    assert read_overrides(b"") == {}
 
 
 def test_a_command_that_cannot_be_started_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -206,6 +206,18 @@ def test_a_column_that_files_lack_is_listed(tmp_path: Path):
     assert (found.least, found.most, found.file) == (ROWS, ROWS, "day=0/data.parquet")
 
 
+def test_features_that_tell_seen_rows_from_others_are_asked_for_both(tmp_path: Path):
+    """Of a fit that has seen some of the rows: the null key has an encoding, the null number has none."""
+    write(tmp_path / "t", day1={"x": pa.array([None, *range(1, ROWS)], pa.float64()), "y": with_nulls(7)})
+    encoding = {"op": {"target_encoding": {"target": "x", "fold_by": "id"}}, "inputs": ["y"]}
+    path = pipeline(tmp_path, {"dense": {"x": ["standardize"], "mean": encoding}})
+    set = {"fit.where": "day > 0", "source.where": "id >= 0"}
+    Pipeline.from_yaml(path, set).fit()
+    plan = Pipeline.from_yaml(path, set).plan()
+    assert plan.features.marks
+    assert [(found.feature, found.least) for found in plan.gaps.nulls] == [("x", 1)]
+
+
 # -- who says it --------------------------------------------------------------------------------------------------
 
 

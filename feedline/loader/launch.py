@@ -25,6 +25,7 @@ from typing import Any
 
 from feedline.errors import FeederError
 from feedline.loader.channel import pair
+from feedline.overrides import CommandLineOverrides
 from feedline.processor import chosen, variables
 from feedline.resources import available_cores
 from feedline.spec import PipelineSpec
@@ -190,9 +191,17 @@ def feeder_arguments(path: Path, *, rank: int, world_size: int) -> list[str]:
     return [str(path), "--rank", str(rank), "--world-size", str(world_size)]
 
 
-def overrides_text(overrides: Mapping[str, Any]) -> str:
-    """Overrides as JSON, for a feeder to read."""
-    return json.dumps(dict(overrides), default=_plain)
+def overrides_text(overrides: Mapping[str, object]) -> str:
+    """Overrides as JSON, for a feeder to read, and whether they were typed: errors about them say how."""
+    typed = isinstance(overrides, CommandLineOverrides)
+    return json.dumps({"from_command_line": typed, "overrides": dict(overrides)}, default=_plain)
+
+
+def read_overrides(text: bytes) -> dict[str, object]:
+    """What `overrides_text` made; none where nothing was said."""
+    said = json.loads(text or b'{"from_command_line": false, "overrides": {}}')
+    values: dict[str, object] = said["overrides"]
+    return CommandLineOverrides(values) if said["from_command_line"] else values
 
 
 def _plain(value: object) -> object:

@@ -6,7 +6,8 @@ listing of the folder that holds the files gives them all, and shows which are g
 
 Pure, further down: the table's columns (`declared_schema`) are those of the log, in its order, whatever the files hold;
 what a file holds has to widen into them. Where the log numbers its columns, a file that gives a number another name,
-or a name another number, is refused: it would have to be read by number, and Feedline reads by name.
+or a name another number, is refused: it would have to be read by number, and Feedline reads by name. So is one that
+numbers nothing and has an earlier name of a column, and one that lacks a column which is not null there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow.fs as pafs
 import pyarrow.types as pat
 
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
-from feedline.warehouse.discovery import Listing, listing_of
+from feedline.warehouse.discovery import ColumnPast, Listing, listing_of
 from feedline.warehouse.faults import explained
 from feedline.warehouse.listing import listed
 from feedline.warehouse.locations import Location, is_uri, locate, shown, uri_on
@@ -50,12 +51,19 @@ def package_missing(package: str, format: str) -> TableError:
 
 
 def declared_listing(
-    table: str, paths: Sequence[str], partition: Mapping[str, pa.Array], schema: pa.Schema, *, format: str
+    table: str,
+    paths: Sequence[str],
+    partition: Mapping[str, pa.Array],
+    schema: pa.Schema,
+    *,
+    format: str,
+    pasts: Mapping[int, ColumnPast] | None = None,
 ) -> Listing:
     """The files that a table's log names, in the table's order: by partition values, nulls last, then by path.
 
     `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with them. `schema`: the
-    log's columns. Raises TableNotFoundError for a table without files, TableChangedError for files that are gone.
+    log's columns; `pasts`: of those that it numbers. Raises TableNotFoundError for a table without files,
+    TableChangedError for files that are gone.
     """
     location = locate(table)
     if not paths:
@@ -78,6 +86,7 @@ def declared_listing(
     order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
     keys = {name: column.take(order) for name, column in partition.items()}
     listing = replace(listing, partition=keys, inferred=frozenset(), asked=f"{format} {table}", schema=schema)
+    listing = replace(listing, pasts=pasts or {})
     return listing.picked(_table_order(listing.files["path"], keys))
 
 
@@ -85,7 +94,7 @@ def united(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: Sche
     """A table's columns, from (file, schema) pairs: those of its log where it has one, else the union of the files'."""
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
-    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules)
+    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules, pasts=listing.pasts)
 
 
 def declared_schema(
@@ -94,6 +103,7 @@ def declared_schema(
     *,
     keys: Collection[str] = (),
     rules: SchemaRules | None = None,
+    pasts: Mapping[int, ColumnPast] | None = None,
 ) -> pa.Schema:
     """The declared columns less the partition keys, from (file, schema) pairs, one per distinct schema.
 
@@ -114,7 +124,7 @@ def declared_schema(
             continue
         held = []
         for file, schema in files:
-            _refuse_other_names(field, schema, file)
+            _refuse_other_columns(field, schema, file, pasts or {})
             if field.name in schema.names:
                 held.append((file, decoded(schema.field(field.name).type)))
         kind = rules.columns.get(field.name)
@@ -187,21 +197,53 @@ def plain(kind: pa.DataType) -> pa.DataType:
 # -- columns by number ------------------------------------------------------------------------------------------------
 
 
-def _refuse_other_names(field: pa.Field, schema: pa.Schema, file: str) -> None:
-    """Compare the numbers of a declared column, and of the fields inside it, with those of a file."""
+def _refuse_other_columns(field: pa.Field, schema: pa.Schema, file: str, pasts: Mapping[int, ColumnPast]) -> None:
+    """Compare a declared column, and the fields inside it, with those of a file: by number, else by earlier names."""
     if _number(field) is None:
         return
     for one, fields, place in _levels(field, list(schema), field.name):
         number = _number(one)
+        past = pasts.get(number, ColumnPast()) if number is not None else ColumnPast()
         for other in fields:
             theirs = _number(other)
-            if theirs is None or (theirs == number) == (other.name == one.name):
-                continue
-            what = "was renamed" if theirs == number else "was dropped and added again"
-            raise TableError(
-                f"column {place!r} {what}: {file} has {other.name!r} with field id {theirs}, expected {one.name!r} "
-                f"with {number}. Feedline reads columns by name: rewrite the table's old files"
-            )
+            if theirs is None:
+                _refuse_earlier_names(one, other, place, file, past)
+            elif (theirs == number) != (other.name == one.name):
+                what = "was renamed" if theirs == number else "was dropped and added again"
+                raise TableError(
+                    f"column {place!r} {what}: {file} has {other.name!r} with field id {theirs}, expected "
+                    f"{one.name!r} with {number}. Feedline reads columns by name: rewrite the table's old files"
+                )
+        if all(other.name != one.name for other in fields):
+            _refuse_other_than_null(place, file, past)
+
+
+def _refuse_earlier_names(one: pa.Field, other: pa.Field, place: str, file: str, past: ColumnPast) -> None:
+    """Of a file's field that has no number."""
+    if other.name == one.name and past.ambiguous:
+        raise TableError(
+            f"column {place!r} cannot be told from another that had its name: {file} has {other.name!r} without a "
+            "field id, expected one, or schema.name-mapping.default to name it. Rewrite the table's old files"
+        )
+    if other.name != one.name and other.name in past.names:
+        raise TableError(
+            f"column {place!r} was renamed: {file} has {other.name!r}, one of its names, without a field id, expected "
+            f"{one.name!r}. Feedline reads columns by name: rewrite the table's old files"
+        )
+
+
+def _refuse_other_than_null(place: str, file: str, past: ColumnPast) -> None:
+    """Of a column that a file lacks."""
+    if past.default is not None:
+        raise TableError(
+            f"column {place!r} has the initial default {past.default}, which rows of older files have: {file} lacks "
+            "the column, expected every file to hold it. Rewrite the table's old files"
+        )
+    if past.in_partitions:
+        raise TableError(
+            f"column {place!r} is a partition's value in the table's metadata: {file} lacks the column, and its entry "
+            "there has no counts that say so. Rewrite the table's files"
+        )
 
 
 def _levels(field: pa.Field, fields: list[pa.Field], place: str) -> Iterator[tuple[pa.Field, list[pa.Field], str]]:

@@ -45,6 +45,21 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPast:
+    """What a log says of a column that it numbers, for files that do not say the column's number, or lack the column.
+
+    `names`: those that such files may have for it, its own included. `ambiguous`: its name may be another column's
+    there. `default`: the value that rows of files without it have, as text; None for a null. `in_partitions`: a file
+    that lacks it has its value in the log.
+    """
+
+    names: frozenset[str] = frozenset()
+    ambiguous: bool = False
+    default: str | None = None
+    in_partitions: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """The files of a table, in the table's order.
 
@@ -52,7 +67,7 @@ class Listing:
     none) and, where the store gives one, etag (string); `partition` one typed array per key, aligned with it.
     `ignored` counts the files left out because of their suffix. `inferred`: keys whose type only the paths' texts
     decided. `asked`: what the person named, in one text. `schema`: the table's columns, where not its files but a log
-    says what they are (see `declared`).
+    says what they are (see `declared`). `pasts`: of its columns, by number.
     """
 
     uri: str
@@ -62,6 +77,7 @@ class Listing:
     inferred: frozenset[str] = frozenset()
     asked: str = ""
     schema: pa.Schema | None = None
+    pasts: Mapping[int, ColumnPast] = field(default_factory=dict)
 
     def picked(self, places: npt.NDArray[np.int64]) -> Listing:
         """Some of the files."""

@@ -2,19 +2,22 @@
 
 Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
 and columns come from them, statistics from the files' own footers. A table is named by its folder (the newest metadata
-there: what version-hint.text names, else the file with the highest number) or by one metadata.json; a catalog is not
-asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files of
-an identity transform that lack the column: then it is a partition key.
+there: what version-hint.text leads to, else the one file with the highest number) or by one metadata.json; a catalog is
+not asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files
+of an identity transform that lack the column: then it is a partition key.
 
 Refused by name: position and equality deletes, deletion vectors, files that are not Parquet, and (in `declared`)
-columns that were renamed, or dropped and added again, as long as files from before are in the table.
+columns that were renamed, or dropped and added again, or have an initial default, as long as files from before are in
+the table. Files without field ids have the names that `schema.name-mapping.default` says; without one, any that a
+column ever had.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -24,12 +27,13 @@ import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.declared import declared_listing, package_missing, plain
-from feedline.warehouse.discovery import Listing
+from feedline.warehouse.discovery import ColumnPast, Listing
 from feedline.warehouse.faults import explained, last_words
 from feedline.warehouse.locations import absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.retrying import retried
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
+_HINT = "version-hint.text"
 # What the URI says of its store, as pyarrow.fs has it, in pyiceberg's words; credentials come from the environment.
 _OPTIONS = {"region": "s3.region", "endpoint_override": "s3.endpoint"}
 
@@ -52,6 +56,8 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
         scan = log.scan(snapshot_id=_snapshot_id(log, uri, snapshot_id, as_of))
         tasks = list(scan.plan_files())
         schema = schema_to_pyarrow(scan.projection(), include_field_ids=True)
+        specs = [log.specs()[number] for number in {task.file.spec_id for task in tasks}]
+        pasts = _pasts(log, scan.projection(), specs)
     except (pyiceberg.exceptions.ValidationError, OSError, ValueError, TypeError) as error:
         if isinstance(error, TableError):
             raise
@@ -61,7 +67,8 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
     _refuse(tasks, uri)
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
-    return declared_listing(uri, [file.file_path for file in files], partition, schema, format="iceberg")
+    paths = [file.file_path for file in files]
+    return declared_listing(uri, paths, partition, schema, format="iceberg", pasts=pasts)
 
 
 def _metadata_of(uri: str) -> tuple[str, str]:
@@ -75,19 +82,50 @@ def _metadata_of(uri: str) -> tuple[str, str]:
     with explained(shown(uri)):
         infos = retried(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
-    numbered = [(int(found[1]), name) for name in names if (found := _METADATA.match(name))]
-    if not numbered:
+    hint = None
+    if _HINT in names:
+        with explained(shown(uri)):
+            hint = retried(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
+    return uri, f"{address}/metadata/{newest_metadata(names, hint, shown(uri))}"
+
+
+def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str:
+    """Which of the files in a folder of metadata is the table's newest.
+
+    A hint that is a number is one that the table had reached: a table without a catalog writes it after the next
+    `v<number>.metadata.json`, so that a higher one in a row is newer. Without a hint numbers decide, if they can.
+    Raises TableNotFoundError where there is no metadata, TableError where nothing says which is the newest.
+    """
+    numbers = {name: int(found[1]) for name in names if (found := _METADATA.match(name))}
+    if not numbers:
         raise TableNotFoundError(
-            f"{shown(uri)} is no Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
+            f"{table} is no Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
             "table that only a catalog knows, name the metadata.json that the catalog shows as its metadata location"
         )
-    name = max(numbered)[1]
-    if "version-hint.text" in names:
-        with explained(shown(uri)):
-            hint = retried(lambda: _read(store, join(folder, "version-hint.text")), store, shown(uri)).decode().strip()
-        hinted = [hint, f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json"]
-        name = next((text for text in hinted if text in names), name)
-    return uri, f"{address}/metadata/{name}"
+    by_number: dict[tuple[bool, int], list[str]] = defaultdict(list)
+    for name, number in sorted(numbers.items()):
+        by_number[name.startswith("v"), number].append(name)
+    kinds = {versioned for versioned, _ in by_number}
+    if hint is not None:
+        named = next((name for name in (hint, f"{hint}.metadata.json") if name in names), None)
+        if named is not None:
+            return named
+        number = int(hint) if hint.isdecimal() else -1
+        while {(True, number), (True, number + 1)} <= by_number.keys():
+            number += 1
+        newest = by_number.get((True, number)) or by_number.get((False, number)) or []
+        reason = f"{_HINT} says {hint!r}"
+    elif len(kinds) == 1:
+        newest, reason = by_number[max(by_number)], f"no {_HINT} decides"
+    else:
+        newest = [max(numbers, key=lambda name: (name.startswith("v") == kind, numbers[name])) for kind in kinds]
+        reason = "numbered in two ways"
+    if len(newest) != 1:
+        raise TableError(
+            f"{table} has no one newest metadata file: got {' and '.join(newest) or 'none'} ({reason}), expected one. "
+            "Name the metadata.json that the table's catalog shows as its metadata location"
+        )
+    return newest[0]
 
 
 def _read(store: pafs.FileSystem, path: str) -> bytes:
@@ -170,6 +208,50 @@ def _identities(file: Any, log: Any, columns: Any) -> dict[str, Any]:
         if str(field.transform) == "identity" and name is not None:
             found[name] = file.partition[place]
     return found
+
+
+def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast]:
+    """What is to be known of the columns, and of fields in structs, for files that lack them or their numbers."""
+    names: dict[int, set[str]] = defaultdict(set)
+    owners: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for schema in [*log.metadata.schemas, columns]:
+        for parent, field in _fields(schema.as_struct(), 0):
+            names[field.field_id].add(field.name)
+            owners[parent, field.name].add(field.field_id)
+    mapping = log.metadata.name_mapping()
+    mapped = None if mapping is None else dict(_mapped(mapping.root))
+    everywhere = [{field.source_id for field in spec.fields if str(field.transform) == "identity"} for spec in specs]
+    partitioned = set.intersection(*everywhere) if everywhere else set()
+    pasts = {}
+    for parent, field in _fields(columns.as_struct(), 0):
+        number = field.field_id
+        known = names[number] if mapped is None else mapped.get(number, set())
+        pasts[number] = ColumnPast(
+            names=frozenset(known),
+            ambiguous=len(owners[parent, field.name]) > 1 if mapped is None else field.name not in known,
+            default=None if field.initial_default is None else repr(field.initial_default),
+            in_partitions=number in partitioned,
+        )
+    return pasts
+
+
+def _fields(struct: Any, parent: int) -> Iterator[tuple[int, Any]]:
+    """The fields of a struct, and of structs inside, each with the number of what it is a field of."""
+    for field in struct.fields:
+        yield parent, field
+        inner, number = field.field_type, field.field_id
+        while (kind := next((kind for kind in ("element", "value") if hasattr(inner, f"{kind}_type")), "")) != "":
+            number, inner = getattr(inner, f"{kind}_id"), getattr(inner, f"{kind}_type")
+        if inner.is_struct:
+            yield from _fields(inner, number)
+
+
+def _mapped(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
+    """The names that a name mapping gives to each number."""
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id, set(field.names)
+        yield from _mapped(field.fields)
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
