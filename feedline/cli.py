@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -30,11 +31,13 @@ from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.schema_report import describe_schema, schema_table
 from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
+from feedline.warehouse.waves import CountProgress, heard_by
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -121,7 +124,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).plan(world_size=world_size)
+    asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
+    with heard_by(_say_counted):
+        resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
@@ -211,9 +216,26 @@ def snapshot(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of pipeline.yaml."""
-    print(json.dumps(Pipeline.json_schema(), indent=2))
+def schema(
+    pipeline: Annotated[
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tensors of a pipeline's batches: places, widths, rows of embeddings. Without a pipeline, print the JSON
+    Schema of pipeline.yaml."""
+    if pipeline is None:
+        if overrides:
+            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or leave --set out")
+        print(json.dumps(Pipeline.json_schema(), indent=2))
+        return
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(schema_table(facts), highlight=False)
 
 
 app.command()(fit)
@@ -321,6 +343,12 @@ def feed(
 def version() -> None:
     """Print Feedline's version."""
     print(VERSION)
+
+
+def _say_counted(progress: CountProgress) -> None:
+    """How far counting is, of a table that takes more than one wave of tasks."""
+    if progress.rows < progress.all_rows:
+        print(f"counted {progress.rows:,} of {progress.all_rows:,} rows", file=sys.stderr, flush=True)
 
 
 def _refuse_launcher() -> None:

@@ -216,8 +216,9 @@ def _say_warnings(console: Console, view: Drained) -> None:
 
 
 def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
+    page = message.get("dashboard")
     texts = {
-        "ready": f"rank {rank.rank}: waiting for a trainer. Dask dashboard: {message.get('dashboard')}",
+        "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
         "trainer": f"rank {rank.rank}: trainer {message.get('pid')} attached",
         "left": f"rank {rank.rank}: trainer left" + (f" after {message['error']}" if message.get("error") else ""),
         "died": f"rank {rank.rank}: feeder died (exit status {message.get('status')}), starting another",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from distributed import LocalCluster, get_worker
+from distributed.comm import CommClosedError
 from pipelines import eventually
 
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
@@ -42,6 +43,7 @@ def workers() -> Iterator[LocalCluster]:
 
         async def beat() -> None:
             await asyncio.gather(*(worker.heartbeat() for worker in cluster.workers.values()))
+            await cluster.scheduler.broadcast(msg={"op": "identity"})
 
         cluster.sync(beat)  # opens the connections that a worker keeps: a test must not seem to leave them behind
         yield cluster
@@ -276,6 +278,31 @@ def test_a_bad_worker_gets_no_blocks_for_a_while(
     assert caplog.text.count("gets no blocks for 300 s") == 1
     assert bad in caplog.text
     delivery.close()
+
+
+def refuse(errors: dict[str, Exception], dask_worker: Any) -> None:
+    """Instead of a check of versions or artifacts."""
+    if dask_worker.address in errors:
+        raise errors[dask_worker.address]
+
+
+def test_checks_leave_out_those_that_fail_them(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    unfit, leaving, fit = (worker.address for worker in workers.workers.values())
+    cluster._examine(refuse, {leaving: CommClosedError("closed")})
+    assert cluster.allowed() is None, "a worker that leaves meanwhile is no error, and has done nothing wrong"
+    cluster._examine(refuse, {unfit: ClusterError("another numpy"), leaving: CommClosedError("closed")})
+    cluster._examine(refuse, {unfit: ClusterError("another numpy")})
+    assert cluster.allowed() == {leaving, fit}
+    assert caplog.text.count("another numpy") == 1
+    stream = Stream(cluster, monkeypatch, lambda index, key: here())
+    delivery = stream.open("checked", 12)
+    assert unfit not in stream.read(delivery, range(12))
+    assert unfit not in set(cluster.map(lambda _: here(), list(range(6))))
+    delivery.close()
+    with pytest.raises(ClusterError, match="another numpy"):
+        cluster._examine(refuse, dict.fromkeys((unfit, leaving, fit), ClusterError("another numpy")))
 
 
 def test_an_unfit_worker_is_left_out_at_once_and_is_an_error_where_there_is_no_other(

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Literal
 
 import dask
-from distributed import Client, Future, LocalCluster, Security
+from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
@@ -26,6 +26,7 @@ from feedline.sections import ClusterSpec
 from feedline.service.blame import EXCLUDED_S, Exclusions
 from feedline.service.connection import Connection, no_worker
 from feedline.service.environment import Environment, check_environment, environment_at
+from feedline.service.local_cluster import start_local
 from feedline.service.tasks import Job, check_job
 from feedline.service.timing import priority
 from feedline.transforms.user_functions import Needed, check_functions
@@ -54,7 +55,7 @@ class Cluster:
     def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
         self._threads = threads
-        self._cluster: LocalCluster | None = None
+        self._cluster: SpecCluster | None = None
         self._dashboard_loaded = False
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
@@ -95,7 +96,9 @@ class Cluster:
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard."""
+        """The address of Dask's dashboard; None where there is none."""
+        if not self._spec.dashboard:
+            return None
         if self._cluster is not None:
             scheduler: Any = self._cluster.scheduler
             port = scheduler.services["dashboard"].port  # the link names the host's outer address
@@ -105,7 +108,7 @@ class Cluster:
 
     def load_dashboard(self) -> None:
         """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
-        if self._cluster is None or self._dashboard_loaded:
+        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
             return
         self._dashboard_loaded = True
         scheduler: Any = self._cluster.scheduler
@@ -159,7 +162,8 @@ class Cluster:
 
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while, and say so once."""
-        if worker and self._exclusions.exclude(worker, self.members(), time.monotonic()):
+        members = self.members() if worker and self.kind != "threads" else ()
+        if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
@@ -244,26 +248,8 @@ class Cluster:
             # bokeh and tornado warn about what their next versions will do; not the user's concern
             warnings.simplefilter("ignore")
             if self._cluster is None:
-                self._cluster = self._start()
+                self._cluster = start_local(self._spec, threads=self._threads)
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
-
-    def _start(self) -> LocalCluster:
-        local: dict[str, Any] = {
-            "dashboard_address": "127.0.0.1:0",
-            "worker_dashboard_address": "127.0.0.1:0",
-            "scheduler_kwargs": {"dashboard": False},
-            "n_workers": 0,
-            "threads_per_worker": self._threads,
-            "memory_limit": 0,
-            "silence_logs": logging.ERROR,
-        }
-        if self.kind == "threads":
-            cluster = LocalCluster(processes=False, protocol="inproc://", **local)
-        else:
-            cluster = LocalCluster(processes=True, host="127.0.0.1", scheduler_port=0, **local)
-        cluster.new_spec["options"]["dashboard"] = False  # workers' pages would load bokeh before the first block
-        cluster.scale(self._spec.workers or 1)
-        return cluster
 
     def _connect_to_scheduler(self) -> Client:
         security = None

@@ -270,6 +270,9 @@ class Delivery:
             self._again(work, self._cluster.allowed())
             return
         members = self._cluster.members() if self._cluster.packed else ()
+        if self._cluster.packed and not members:  # nobody can say whether it is the block or the worker
+            self._lost.append(work)
+            return
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
             raise decision
