@@ -63,6 +63,17 @@ def test_one_iter_is_one_epoch_and_the_next_iter_the_next(shared: FeedlineDatase
     assert len({tuple(each) for each in epochs}) == len(epochs)
 
 
+def test_set_epoch_leaves_the_running_iterator_alone(shared: FeedlineDataset, epochs: list[list[bytes]]):
+    shared.set_epoch(0)
+    seen = []
+    for batch in shared:
+        seen.append(image(batch))
+        if batch.step == 10:
+            shared.set_epoch(1)
+    assert seen == epochs[0]
+    assert [image(batch) for batch in shared] == epochs[1]
+
+
 def test_set_epoch_overrides(shared: FeedlineDataset, epochs: list[list[bytes]]):
     for epoch in (2, 0):
         shared.set_epoch(epoch)

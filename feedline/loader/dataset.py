@@ -71,12 +71,14 @@ class _Course:
     """Where the training is, in one value: an interrupt leaves the old one or the new one.
 
     start: where the next iter() starts. at: what state_dict() says, the next batch that the trainer has not had.
+    reading: the next batch of the running iterator, which set_epoch() leaves alone.
     """
 
     answer: Answer | None
     layout: SlotLayout | None
     start: tuple[int, int]
     at: tuple[int, int]
+    reading: tuple[int, int]
 
 
 class FeedlineDataset(IterableDataset[Batch]):
@@ -123,7 +125,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._feed = Feed(command, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._course = _Course(None, None, (0, 0), (0, 0))
+        self._course = _Course(None, None, (0, 0), (0, 0), (0, 0))
         self._current: weakref.ref[_Epoch] | None = None
         self._rows = 0
         self._began_s: float | None = None
@@ -144,7 +146,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._current = None  # an older iterator would be handed the new one's batches
         self._feed.begin(course.answer, epoch, step)
         iterator = _Epoch(self)
-        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step))
+        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)
         return iterator
 
@@ -159,7 +161,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch is not a number from 0: got {epoch!r}")
         course = self._course
-        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0))
+        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0), course.reading)
 
     def _next(self, iterator: _Epoch) -> Batch | None:
         self._refuse_workers()
@@ -171,16 +173,18 @@ class FeedlineDataset(IterableDataset[Batch]):
         if self._began_s is None:
             self._began_s = time.perf_counter()
         course = self._course
-        received = self._feed.next(course.at)
+        received = self._feed.next(course.reading)
         for text in self._feed.told.warnings():
             warnings.warn(text, UserWarning, stacklevel=3)
         if received is None:
-            self._course = _Course(course.answer, course.layout, course.start, (course.at[0] + 1, 0))
+            place = (course.reading[0] + 1, 0)
+            self._course = _Course(course.answer, course.layout, course.start, place, place)
             return None
         ready, lease = received
         assert course.layout is not None
         batch = Batch.over(course.layout, lease.root, lease)
-        self._course = _Course(course.answer, course.layout, course.start, (ready.epoch, ready.step + 1))
+        place = (ready.epoch, ready.step + 1)
+        self._course = _Course(course.answer, course.layout, course.start, place, place)
         self._rows += batch.rows
         return batch
 
@@ -225,7 +229,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             resume = rebased_state(answer.facts, resume)
         place = (resume["epoch"], resume["step"])
         self._current = None
-        self._course = _Course(answer, layout, place, place)
+        self._course = _Course(answer, layout, place, place, place)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         """The plan's facts; the first time, a feeder is asked for them."""
         if self._course.answer is None:
             answer, layout = self._ask(None)
-            self._course = _Course(answer, layout, self._course.start, self._course.at)
+            self._course = _Course(answer, layout, self._course.start, self._course.at, self._course.reading)
             return answer.facts
         return self._course.answer.facts
 
