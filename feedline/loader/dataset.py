@@ -27,12 +27,12 @@ from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.connection import Answer
 from feedline.loader.feed import Feed
-from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.layout import BatchSchema, SlotLayout
-from feedline.loader.pinning import register, unregister
+from feedline.loader.pinning import Pinning
 from feedline.loader.rank_agreement import agree
 from feedline.loader.ranks import RankInfo, detect_rank
-from feedline.loader.rendezvous import job_fingerprint, socket_path
+from feedline.loader.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
@@ -114,13 +114,15 @@ class FeedlineDataset(IterableDataset[Batch]):
         path = Path(pipeline).absolute()
         command = FeederCommand(
             arguments=[
-                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size, overrides=overrides),
+                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size),
                 *("--local-ranks", str(self._ranks.local_ranks)),
             ],
+            overrides=overrides_text(overrides),
             environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
-            attach_path=socket_path(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
+            attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
         )
-        self._feed = Feed(command, pin=register, unpin=unregister)
+        self._pinning = Pinning(self._ranks.local_rank)
+        self._feed = Feed(command, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._course = _Course(None, None, (0, 0), (0, 0), (0, 0))
@@ -140,6 +142,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         if step >= steps_of(facts, epoch):
             epoch, step = epoch + 1, 0
         step = max(step, first_step_of(facts, epoch))
+        self._pinning.choose()
         self._current = None  # an older iterator would be handed the new one's batches
         self._feed.begin(course.answer, epoch, step)
         iterator = _Epoch(self)
