@@ -22,10 +22,11 @@ from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
+from feedline.loader.launch import read_overrides
 from feedline.loader.ranks import detect_rank
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
-from feedline.overrides import CommandLineOverrides, parse_overrides
+from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
 from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
@@ -312,19 +313,16 @@ def feed(
     rank: Annotated[int, typer.Option()] = 0,
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
-    overrides: Annotated[str, typer.Option()] = "{}",
-    from_command_line: Annotated[bool, typer.Option()] = False,
     fd: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
-    """The feeder process: started by FeedlineDataset and by `feedline run`."""
-    values: dict[str, object] = json.loads(overrides)
+    """The feeder process: started by FeedlineDataset and by `feedline run`. Reads overrides from standard input."""
     request = FeedRequest(
         path=str(pipeline),
-        overrides=CommandLineOverrides(values) if from_command_line else values,
+        overrides=read_overrides(sys.stdin.buffer.read()),
         rank=rank,
         world_size=world_size,
         local_ranks=local_ranks,

@@ -61,6 +61,7 @@ PARTS = {
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "row_forms", "transforming"), "plan"),
     **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
+    **dict.fromkeys(("type_records", "null_types"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
     "fit_sets": "artifacts",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},

@@ -272,6 +272,8 @@ def test_check_looks_at_good_files_beside_bad_ones(tmp_path: Path):
     (tmp_path / "t" / "day=0" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)
     assert (len(report.bad_files), [found.read for found in report.gaps.nulls]) == (1, [2])
+    report = run_check(Pipeline.from_yaml(pipeline(tmp_path, {"label": {"zz": []}})).spec)
+    assert (len(report.bad_files), report.gaps) == (1, None)  # zz may be in the bad one
     for day in (1, 2):
         (tmp_path / "t" / f"day={day}" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)
