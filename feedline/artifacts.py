@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError
 from feedline.external import read_outside
@@ -460,4 +461,9 @@ def _load_table(folder: str, file: TableFile) -> pa.Table:
         raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
         raise altered(join(folder, file.name))
-    return pq.read_table(pa.BufferReader(content))
+    table = pq.read_table(pa.BufferReader(content))
+    for place in range(table.num_columns):  # in one piece each, so that ops read numbers where they are
+        column = table.column(place)
+        if column.num_chunks > 1 and pat.is_primitive(column.type):
+            table = table.set_column(place, table.schema.field(place), column.combine_chunks())
+    return table

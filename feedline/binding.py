@@ -143,6 +143,16 @@ def bound_where(
         raise spec.error(place, str(error)) from error
 
 
+def named_columns(feature: FeatureSpec) -> set[str]:
+    """The columns that a feature is made of, as it names them; those that its ops name are not among them."""
+    sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+    used = {source.column for source in sources if source.column is not None}
+    for expr in [source.expr for source in sources if source.expr is not None]:
+        with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+            used |= parse(expr).columns
+    return used
+
+
 def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     """The columns that features may name: the table's and, with a sample, `sample_weight`.
 
@@ -151,13 +161,8 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
     if spec.source.sample is None:
         return schema
     for feature in spec.features:
-        sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
-        used = {source.column for source in sources if source.column is not None}
-        for expr in [source.expr for source in sources if source.expr is not None]:
-            with contextlib.suppress(ValueError):  # compiling says what is wrong with it
-                used |= parse(expr).columns
         try:
-            with_weight(schema, used)
+            with_weight(schema, named_columns(feature))
         except SpecError as error:
             raise spec.error(feature.path, f"{feature.name}: {error}") from None
     return with_weight(schema, ())

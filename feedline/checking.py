@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from feedline.errors import StoreError, TableError
+from feedline.errors import SpecError, StoreError, TableError
 from feedline.nulls import Gaps, NullFinding, absence_line, find_gaps
 from feedline.plan import needs_of
 from feedline.projection import source_columns
@@ -97,7 +97,9 @@ class CheckReport:
         if len(lines) == 1:
             return f"{lines[0]}: nothing found"
         if self.gaps is None:
-            lines.append("nulls and missing columns were not looked for: the files do not make one table")
+            lines.append(
+                "nulls and missing columns were not looked for: the other files are no table that the pipeline fits"
+            )
         if self._absent and not self.expects_absent:
             lines.append("Files that lack a column are expected where source.schema says `missing: null`")
         if self.bad_files or self.problems:
@@ -172,7 +174,8 @@ class ProgressLine:
 def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:
     """What the rows that a run selects lack, as footers say, of the files in which nothing is wrong.
 
-    The snapshot that it takes is the one that the next run has. None where the files are no table.
+    The snapshot that it takes is the one that the next run has. None where the files are no table, or not one that the
+    pipeline fits, which is an error where nothing is wrong with any file.
     """
     listing, sound = findings.listing, set(findings.sound())
     wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in sound]
@@ -181,11 +184,13 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     try:
         snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
         snapshot = snapshot.without(wrong) if wrong else snapshot
+        needs = needs_of(spec, snapshot.schema)
     except StoreError:
         raise
-    except TableError:
+    except (TableError, SpecError):
+        if not wrong:
+            raise
         return None
-    needs = needs_of(spec, snapshot.schema)
     selection = screen_rows(snapshot, needs.where, sample=needs.sample)
     return find_gaps(needs, snapshot, selection.rows, needs.where)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,6 +22,7 @@ from feedline.exits import end_with
 from feedline.feeding import FeedRequest, feed_listening, feed_over
 from feedline.fit_commands import fit
 from feedline.layout_commands import optimize, usage
+from feedline.loader.launch import read_overrides
 from feedline.loader.ranks import detect_rank
 from feedline.loader.state import REWRITTEN, read_state, told
 from feedline.op_report import describe_ops, ops_table
@@ -30,11 +32,13 @@ from feedline.preview import json_facts, preview, preview_table
 from feedline.quality_table import quality_table
 from feedline.report import describe, plan_table
 from feedline.running import RunRequest, Stop, run_null, run_trainers
+from feedline.schema_report import describe_schema, schema_table
 from feedline.sources import freeze
 from feedline.spec import load_spec
 from feedline.transform_commands import transform
 from feedline.version import VERSION
 from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
+from feedline.warehouse.waves import CountProgress, heard_by
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -53,6 +57,21 @@ def main() -> NoReturn:
     end_with(app)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print Feedline's version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass  # `--version` has ended the program by now
+
+
 @app.command()
 def run(
     pipeline: PipelinePath,
@@ -69,7 +88,7 @@ def run(
     spec = load_spec(pipeline, values)
     here = parse_ranks(ranks, world_size)
     request = RunRequest(
-        path=pipeline.absolute(), overrides=dict(values), spec=spec, ranks=here, world_size=world_size or len(here)
+        path=pipeline.absolute(), overrides=values, spec=spec, ranks=here, world_size=world_size or len(here)
     )
     console = Console(stderr=as_json)
     stop = Stop()
@@ -106,7 +125,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
-    resolved = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).plan(world_size=world_size)
+    asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
+    with heard_by(_say_counted):
+        resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
         print(json.dumps(facts))
@@ -171,7 +192,7 @@ def check(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find bad files before a run does: all of them. Exit status 1 where there are any."""
+    """Find bad files, and nulls that features cannot hold, before a run does: all of them. Exit status 1 if any."""
     if all_columns and not deep:
         raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
     line = ProgressLine()
@@ -196,9 +217,26 @@ def snapshot(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of pipeline.yaml."""
-    print(json.dumps(Pipeline.json_schema(), indent=2))
+def schema(
+    pipeline: Annotated[
+        Path | None, typer.Argument(metavar="[PIPELINE.YAML]", help="The pipeline whose batches are described.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tensors of a pipeline's batches: places, widths, rows of embeddings. Without a pipeline, print the JSON
+    Schema of pipeline.yaml."""
+    if pipeline is None:
+        if overrides:
+            raise SpecError("--set overrides a pipeline's keys: got no pipeline. Name one, or leave --set out")
+        print(json.dumps(Pipeline.json_schema(), indent=2))
+        return
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    facts = describe_schema(Pipeline(spec).schema, spec.batch.size)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(schema_table(facts), highlight=False)
 
 
 app.command()(fit)
@@ -275,18 +313,16 @@ def feed(
     rank: Annotated[int, typer.Option()] = 0,
     world_size: Annotated[int, typer.Option()] = 1,
     local_ranks: Annotated[int, typer.Option()] = 1,
-    overrides: Annotated[str, typer.Option()] = "{}",
     fd: Annotated[int | None, typer.Option()] = None,
     listen: Annotated[bool, typer.Option()] = False,
     dashboard: Annotated[bool, typer.Option()] = False,
     parent: Annotated[int | None, typer.Option()] = None,
     scratch: Annotated[str | None, typer.Option()] = None,
 ) -> None:
-    """The feeder process: started by FeedlineDataset and by `feedline run`."""
-    values: dict[str, Any] = json.loads(overrides)
+    """The feeder process: started by FeedlineDataset and by `feedline run`. Reads overrides from standard input."""
     request = FeedRequest(
         path=str(pipeline),
-        overrides=values,
+        overrides=read_overrides(sys.stdin.buffer.read()),
         rank=rank,
         world_size=world_size,
         local_ranks=local_ranks,
@@ -305,6 +341,12 @@ def feed(
 def version() -> None:
     """Print Feedline's version."""
     print(VERSION)
+
+
+def _say_counted(progress: CountProgress) -> None:
+    """How far counting is, of a table that takes more than one wave of tasks."""
+    if progress.rows < progress.all_rows:
+        print(f"counted {progress.rows:,} of {progress.all_rows:,} rows", file=sys.stderr, flush=True)
 
 
 def _refuse_launcher() -> None:

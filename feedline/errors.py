@@ -27,7 +27,11 @@ class TableError(FeedlineError, ValueError):
 
 
 class TableNotFoundError(TableError, FileNotFoundError):
-    """No table, or no Parquet file, at the place named."""
+    """No table, or no Parquet file, at the place named; commands end with exit code 2."""
+
+
+class TableArgumentError(TableError, SpecError):
+    """What is asked of a table does not fit it: an unknown column, a target that lies in the source."""
 
 
 class CorruptFileError(TableError):
@@ -61,7 +65,7 @@ class PlanError(FeedlineError, ValueError):
 
 
 class StateError(FeedlineError, ValueError):
-    """A state does not belong to this plan or these features."""
+    """A state does not belong to this plan or these features, or is none; commands end with exit code 2."""
 
 
 class RingError(FeedlineError, MemoryError):
@@ -84,6 +88,7 @@ _WIRE = {
         ExpressionError,
         TableError,
         TableNotFoundError,
+        TableArgumentError,
         CorruptFileError,
         TableChangedError,
         StoreError,

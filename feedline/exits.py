@@ -14,9 +14,10 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from feedline.errors import FeedlineError, PlanError, SpecError
+from feedline.errors import FeedlineError, PlanError, SpecError, StateError, TableNotFoundError
 
 _errors = Console(stderr=True)
+_WRONG_INPUT = (SpecError, PlanError, StateError, TableNotFoundError)
 # A feeder makes few objects that live: collecting after every 700 of them (the default) only costs.
 _GC_THRESHOLD = 50_000
 
@@ -43,7 +44,7 @@ def status_of(app: Callable[[], object]) -> int:
         app()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (SpecError, PlanError) as error:
+    except _WRONG_INPUT as error:
         return _fail(error, 2)
     except FeedlineError as error:
         return _fail(error, 1)

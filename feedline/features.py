@@ -136,6 +136,9 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
     return tuple(features)
 
 
+_BESIDE = "expected it beside the list. Write `NAME: {column: …, ops: […]}`"
+
+
 def _shown(value: object) -> str:
     """A piece of YAML to repeat in a remedy, if it is short and on one line."""
     return value if isinstance(value, str) and len(value) <= 40 and value.isprintable() else "…"
@@ -325,6 +328,10 @@ class _FeatureReader:
             return OpCall(op=value, path=path, code=self.code)
         if isinstance(value, dict) and len(value) == 1:
             [(op, parameters)] = value.items()
+            if op in FEATURE_KEYS and op != "expr":
+                message = f"{op} is no op: got {{{op}: {_shown(parameters)}}} in a list of ops, {_BESIDE}"
+                self.problems.add((*path, op), message, key=True)
+                return None
             if parameters is None:
                 message = f"no value after the colon: expected `{_shown(op)}`, or `{{{_shown(op)}: parameters}}`"
                 self.problems.add((*path, op), message)

@@ -23,7 +23,7 @@ from typing import Any
 
 from feedline.errors import FeedlineError
 from feedline.loader.channel import Channel, ChannelClosedError, adopt
-from feedline.loader.launch import feeder_threads
+from feedline.loader.launch import feeder_threads, log_path, shorten_log
 from feedline.loader.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
 from feedline.plan import Plan, code_of
@@ -37,6 +37,7 @@ from feedline.warehouse.usage import record_usage
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
 _STATUS_S = 0.5
+_LOG_LOOK_S = 5.0
 # An orphan ends in order within this time, or at once after it.
 _ORDERLY_S = 10.0
 
@@ -47,7 +48,7 @@ class FeedRequest:
     folder it made for Dask's workers, to be removed at the end."""
 
     path: str
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     rank: int
     world_size: int
     local_ranks: int
@@ -72,10 +73,14 @@ def feed_over(fd: int, request: FeedRequest) -> int:
     """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
     seconds_to_get_ready()
     channel = adopt(fd)
-    with _feeder_signals(request):
+    log = None
+    if request.scratch is not None:
+        log = str(log_path(request.scratch))
+        threading.Thread(target=_keep_log_short, name="feedline-log", daemon=True).start()
+    with _feeder_signals(request, channel):
         try:
             with _cluster_for(request) as (pipeline, cluster):
-                _serve(channel, pipeline, cluster, request, FeederStats())
+                _serve(channel, pipeline, cluster, request, FeederStats(), log=log)
         except FeedlineError as error:
             with contextlib.suppress(ChannelClosedError):
                 channel.send_json({"type": "error", "name": type(error).__name__, "message": str(error)})
@@ -155,6 +160,7 @@ def _serve(
     request: FeedRequest,
     stats: FeederStats,
     *,
+    log: str | None = None,
     told: Callable[[Plan], None] = lambda plan: None,
     served: Callable[[dict[str, Any]], None] = lambda quality: None,
 ) -> None:
@@ -171,7 +177,7 @@ def _serve(
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
         stats=stats,
-        about={"imports_s": seconds_to_get_ready()},
+        about={"imports_s": seconds_to_get_ready(), "log": log},
     )
     try:
         feeder.serve()
@@ -210,12 +216,24 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
 
 
 @contextlib.contextmanager
-def _feeder_signals(request: FeedRequest) -> Iterator[None]:
-    """Ctrl-C is the parent's to deal with; SIGTERM and the parent's death end us in order."""
+def _feeder_signals(request: FeedRequest, trainer: Channel | None = None) -> Iterator[None]:
+    """Ctrl-C is the parent's to deal with, and so are the signals that a job's launcher sends to all of its processes
+    before it ends it: a trainer saves its state then, with the batches that its feeder still gives it. The end of the
+    connection to the `trainer` that started us, SIGTERM after it, and the parent's death end us in order; SIGTERM alone
+    only ends a feeder of `feedline run`."""
+    orphaned = threading.Event()
+
+    def end(signum: int, _frame: object) -> None:
+        if trainer is None or orphaned.is_set() or not trainer.is_connected():
+            _end_undisturbed()
+            raise SystemExit(128 + signum)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGHUP,) if trainer is not None else ())):
+        signal.signal(number, signal.SIG_IGN)  # what a feeder starts inherits that
+    signal.signal(signal.SIGTERM, end)
     try:
-        watch_parent(request.parent, lambda: _end_as_orphan(request.scratch))
+        watch_parent(request.parent, lambda: _end_as_orphan(orphaned, request.scratch))
         yield
     finally:
         _end_undisturbed()
@@ -227,13 +245,9 @@ def _end_undisturbed() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _on_sigterm(signum: int, _frame: object) -> None:
-    _end_undisturbed()
-    raise SystemExit(128 + signum)
-
-
-def _end_as_orphan(scratch: str | None) -> None:
+def _end_as_orphan(orphaned: threading.Event, scratch: str | None) -> None:
     """Runs in a thread: end in order, or without it where the main thread is stuck."""
+    orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORDERLY_S)
     _remove(scratch)
@@ -245,13 +259,24 @@ def _remove(scratch: str | None) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _keep_log_short() -> None:
+    """Runs in a thread, for as long as the process."""
+    while True:
+        shorten_log(sys.stderr.fileno())
+        time.sleep(_LOG_LOOK_S)
+
+
 def watch_parent(parent: int | None, then: Callable[[], None]) -> None:
-    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment."""
-    pidfd = os.pidfd_open(os.getppid())
-    gone = parent not in (None, os.getppid())  # before we looked: the pidfd is of whoever adopted us
+    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment.
+
+    The parent is whoever started the feeder; between them may be a program that FEEDLINE_COMMAND names.
+    """
+    pidfd = None
+    with contextlib.suppress(ProcessLookupError):  # it is gone already
+        pidfd = os.pidfd_open(os.getppid() if parent is None else parent)
 
     def watch() -> None:
-        if not gone:
+        if pidfd is not None:
             select.select([pidfd], [], [])
         then()
 

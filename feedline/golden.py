@@ -14,14 +14,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.binding import artifacts_dir, bound_sample, bound_where, planned_schema
+from feedline.binding import artifacts_dir, bound_sample, bound_where, fit_request, planned_schema
 from feedline.errors import CorruptFileError, SpecError
-from feedline.golden_files import Golden, Made, forget_golden, load_golden, save_columns, save_golden
+from feedline.fit_sets import FitRequest
+from feedline.golden_files import Golden, Made, forget_golden, load_golden, save_golden
 from feedline.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
 from feedline.loader.encoded_table import arrow_table
 from feedline.service.environment import environment_differences, local_environment
 from feedline.serving import Serving
 from feedline.spec import PipelineSpec
+from feedline.type_records import save_types
 from feedline.warehouse.locations import shown
 from feedline.warehouse.snapshot import Snapshot
 
@@ -90,11 +92,12 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
     wanted, nothing is served, or no row is to be found that all features take.
     """
     folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
-    save_columns(folder, schema)
+    request = fit_request(spec)
+    save_types(folder, request, schema)
     serving = Serving(spec, types=schema)
     alone = list(serving.alone())
     if not alone or spec.fit.golden == "none":
-        forget_golden(folder, serving.features)
+        forget_golden(folder, request, serving.features)
         return None
     made = Made(
         fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in alone},
@@ -102,22 +105,22 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
         table=shown(snapshot.uri),
         snapshot=snapshot.id,
     )
-    before = _before(folder, serving)
+    before = _before(folder, request, serving)
     if before is not None and before.made == made and (before.real > 0) == (spec.fit.golden == "rows"):
         return before
     rows, real = _rows(spec, snapshot, schema, serving)
     if not rows.num_rows:
-        forget_golden(folder, serving.features)
+        forget_golden(folder, request, serving.features)
         return None
     golden = Golden(rows=rows, expected=arrow_table(*serving.encode(rows)), real=real, made=made)
-    save_golden(folder, serving.features, golden)
+    save_golden(folder, request, serving.features, golden)
     return golden
 
 
-def _before(folder: str, serving: Serving) -> Golden | None:
+def _before(folder: str, request: FitRequest, serving: Serving) -> Golden | None:
     """The vectors that are there already; what is damaged or of another format will be replaced."""
     try:
-        return load_golden(folder, serving.features)
+        return load_golden(folder, request, serving.features)
     except (CorruptFileError, SpecError):
         return None
 
@@ -146,19 +149,17 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
     Raises SpecError where there are no vectors of these features, or where what was learnt is something else now.
     """
     folder, serving = artifacts_dir(spec), Serving(spec)
-    golden = load_golden(folder, serving.features)
+    golden = load_golden(folder, fit_request(spec), serving.features, lambda found: not _others(serving, found))
     if golden is None:
         raise SpecError(
             f"no golden vectors of these features are in {shown(folder)}: expected those that `feedline fit` writes. "
             "Fit, with the same overrides, or name the folder with `artifacts`"
         )
-    for part in serving.alone():
-        name, found = part.features[0].name, part.form(golden.rows.schema).features.fingerprint
-        if found != golden.made.fingerprints[name]:
-            raise SpecError(
-                f"the golden vectors of feature {name!r} are of other artifacts: got its fingerprint {found[:32]}, "
-                f"expected {golden.made.fingerprints[name][:32]}. Bring the whole folder here, or fit again"
-            )
+    for name, found in _others(serving, golden).items():
+        raise SpecError(
+            f"the golden vectors of feature {name!r} are of other artifacts: got its fingerprint {found[:32]}, "
+            f"expected {golden.made.fingerprints[name][:32]}. Bring the whole folder here, or fit again"
+        )
     made = arrow_table(*serving.encode(golden.rows))
     other = environment_differences(dict(local_environment()), golden.made.environment)
     allowed = (ULPS if other else 0) if ulps is None else ulps
@@ -169,6 +170,12 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
         other=tuple(other),
         differences=compare(made, golden.expected, ulps=allowed),
     )
+
+
+def _others(serving: Serving, golden: Golden) -> dict[str, str]:
+    """The features that vectors are not of, and their fingerprints here: another op, artifact or type."""
+    parts = [(part.features[0].name, part.form(golden.rows.schema).features.fingerprint) for part in serving.alone()]
+    return {name: found for name, found in parts if found != golden.made.fingerprints[name]}
 
 
 def compare(made: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Difference, ...]:

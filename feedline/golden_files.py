@@ -1,20 +1,22 @@
-"""What does serving keep beside the artifacts: the types of training's columns, and golden vectors?
+"""Keep golden vectors beside the artifacts, and find those of a pipeline.
 
 Runs in: the process that fits and the processes that serve. In the folder of artifacts lie
 
-    serving/columns.parquet       no rows: the table's columns, in the types that training saw
-    serving/<features>.json       of some features: what their vectors are, who made them where, digests of both files
-    serving/<features>.in.parquet, serving/<features>.out.parquet      rows, and what they became, bit by bit
+    serving/<name>/<features>-<source>.json     of some features of a pipeline: what their vectors are, who made them
+                                                where, digests of both files
+    serving/<name>/<features>-<source>.in.parquet, ….out.parquet    rows, and what they became, bit by bit
 
-`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops. Vectors of more
-features prove fewer of them, too. Files are proved by their digests before they are used.
+`<features>` names the features by what pipeline.yaml says of them and by the versions of their ops, `<source>` what
+their fits are learnt from. Vectors of more features prove fewer of them, too. Earlier versions kept theirs in `serving`
+itself. Files are proved by their digests before they are used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,14 +26,14 @@ import pyarrow.parquet as pq
 
 from feedline.errors import CorruptFileError, SpecError
 from feedline.features import FeatureInput, FeatureSpec, OpCall
+from feedline.fit_sets import FitRequest, safe_name
 from feedline.transforms.user_code import bind
+from feedline.type_records import FOLDER
 from feedline.warehouse import store
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import retried
 
 FORMAT = 1
-_FOLDER = "serving"
-_COLUMNS = f"{_FOLDER}/columns.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,32 +77,9 @@ def _op(call: OpCall | None) -> Any:
     return None if call is None else bind(call).identity
 
 
-def save_columns(folder: str, schema: pa.Schema) -> None:
-    """Keep the types of a table's columns, beside those of other columns that are kept already."""
-    try:
-        known = load_columns(folder) or pa.schema([])
-    except CorruptFileError:  # of no use to anybody: what is written now takes its place
-        known = pa.schema([])
-    others = [field for field in known if field.name not in schema.names]
-    whole = pa.schema([*schema.remove_metadata(), *others])
-    store.put(locate(absolute(folder)), _COLUMNS, [_parquet(whole.empty_table())])
-
-
-def load_columns(folder: str) -> pa.Schema | None:
-    """The types of the columns as the table had them at the last fit; None where there was none.
-
-    Raises CorruptFileError.
-    """
-    try:
-        content = store.get(locate(absolute(folder)), _COLUMNS)
-    except FileNotFoundError:
-        return None
-    return _table(content, folder, _COLUMNS).schema.remove_metadata()
-
-
-def save_golden(folder: str, features: Sequence[FeatureSpec], golden: Golden) -> None:
-    """Keep vectors, in place of those of the same features."""
-    name, location = f"{_FOLDER}/{features_id(features)}", locate(absolute(folder))
+def save_golden(folder: str, request: FitRequest, features: Sequence[FeatureSpec], golden: Golden) -> None:
+    """Keep vectors, in place of those of the same features and source."""
+    name, location = _name(request, features), locate(absolute(folder))
     files = {"in": _parquet(golden.rows), "out": _parquet(golden.expected)}
     record = {
         "format": FORMAT,
@@ -115,35 +94,64 @@ def save_golden(folder: str, features: Sequence[FeatureSpec], golden: Golden) ->
     store.put(location, f"{name}.json", [json.dumps(record, indent=1).encode()])
 
 
-def forget_golden(folder: str, features: Sequence[FeatureSpec]) -> None:
-    """Delete the vectors of these features: they may hold rows that nobody wants to be kept."""
-    location = locate(absolute(folder))
-    for suffix in ("json", "in.parquet", "out.parquet"):
-        path = join(location.path, f"{_FOLDER}/{features_id(features)}.{suffix}")
-        if location.filesystem.get_file_info(path).is_file:
-            location.filesystem.delete_file(path)
+def forget_golden(folder: str, request: FitRequest, features: Sequence[FeatureSpec]) -> None:
+    """Delete the vectors of these features, whatever their source: they may hold rows that nobody wants to be kept."""
+    location, id = locate(absolute(folder)), features_id(features)
+    for home in (_home(request.pipeline), FOLDER):
+        for info in _listed(location, home):
+            if info.is_file and re.split(r"[-.]", info.base_name)[0] == id:
+                location.filesystem.delete_file(info.path)
 
 
-def load_golden(folder: str, features: Sequence[FeatureSpec]) -> Golden | None:
-    """The vectors of these features, or of these and others; None where there are none.
+def load_golden(
+    folder: str,
+    request: FitRequest,
+    features: Sequence[FeatureSpec],
+    proves: Callable[[Golden], bool] = lambda golden: True,
+) -> Golden | None:
+    """The vectors of these features, or of these and others: those that prove what is there, else the nearest.
 
-    Raises CorruptFileError where the files are not what was written; SpecError where they are of another format.
+    The pipeline's own, those of the same source first; then those of the pipeline whose fits it uses, and of earlier
+    versions. None where there are none. Raises CorruptFileError where the files are not what was written; SpecError
+    where they are of another format.
     """
     location = locate(absolute(folder))
     wanted = {feature.name: features_id([feature]) for feature in features}
-    for name in _names(location, features_id(features)):
+    nearest: Golden | None = None
+    for name in _names(location, request, features):
         record = _record(location, folder, name)
         if wanted.items() <= record["features"].items():
-            return _golden(location, folder, name, record)
-    return None
+            golden = _golden(location, folder, name, record)
+            if proves(golden):
+                return golden
+            nearest = nearest or golden
+    return nearest
 
 
-def _names(location: Location, exact: str) -> list[str]:
-    """The records there are, the one of exactly these features first."""
-    selector = pafs.FileSelector(join(location.path, _FOLDER), allow_not_found=True)
-    infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
-    found = sorted(info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
-    return [f"{_FOLDER}/{name}" for name in sorted(found, key=lambda name: name != exact)]
+def _home(pipeline: str) -> str:
+    return f"{FOLDER}/{safe_name(pipeline)}"
+
+
+def _name(request: FitRequest, features: Sequence[FeatureSpec]) -> str:
+    return f"{_home(request.pipeline)}/{features_id(features)}-{request.source.id}"
+
+
+def _names(location: Location, request: FitRequest, features: Sequence[FeatureSpec]) -> list[str]:
+    """The records there are, in the order in which they count: the one of exactly these features first."""
+    found = []
+    for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
+        names = [f"{home}/{info.base_name}" for info in _listed(location, home) if info.base_name.endswith(".json")]
+        names = sorted(name.removesuffix(".json") for name in names)
+        found += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
+    return found
+
+
+def _listed(location: Location, home: str) -> list[pafs.FileInfo]:
+    selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
+    infos: list[pafs.FileInfo] = retried(
+        lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
+    )
+    return infos
 
 
 def _record(location: Location, folder: str, name: str) -> dict[str, Any]:

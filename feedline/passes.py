@@ -34,6 +34,7 @@ from feedline.binding import (
     planned_schema,
     require_columns,
     require_fitted,
+    rows_of,
 )
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
 from feedline.fit_report import FitReport, facts_of
@@ -271,7 +272,7 @@ class _Run:
     ) -> tuple[FitJob, States]:
         """One pass: what its tasks observed, as one."""
         job = self._job(ready, len(tasks))
-        parts = compile_fit(job).observed.parts
+        parts = compile_fit(job).parts
         if self._spec.source.schema_rules.missing == "error":
             require_columns(self._spec, self._snapshot, self._read(parts), self._where)
         stored = self._snapshot.rows_per_row_group
@@ -375,7 +376,9 @@ class _Run:
     def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
         """What its tasks need; artifacts of passes before lie in the scratch folder."""
         known = {key for want in ready for key in self.everything[want.key].depends}
-        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings, request=None)
+        where = self._spec.fit.where or self._spec.source.where
+        rows = replace(rows_of(self._spec, self._snapshot), where=where)
+        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings, request=None, rows=rows)
         if known:
             folder = below(self.scratch.folder, "artifacts")
             ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)
@@ -386,7 +389,7 @@ class _Run:
         return FitJob(
             features=self._spec.features,
             schema=self._schema.serialize().to_pybytes(),
-            where=self._spec.fit.where or self._spec.source.where,
+            where=where,
             sample=None if self._sample is None else self._sample.sample,
             keys=tuple(want.key for want in ready),
             knowledge=ref,

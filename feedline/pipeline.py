@@ -6,6 +6,7 @@ Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ import numpy as np
 from feedline.agreement import agree_on_snapshot
 from feedline.artifacts import KnowledgeRef
 from feedline.bad_file_texts import warning_of
+from feedline.binding import artifacts_dir, fit_request, planned_schema
 from feedline.errors import FeedlineError, StateError
 from feedline.fit_report import FitReport
 from feedline.knowing import Start, ready
@@ -43,6 +45,7 @@ from feedline.skipping import Take, good_snapshot
 from feedline.sources import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec, json_schema, load_spec
 from feedline.transforms.catalogue import op_schema
+from feedline.type_records import save_types
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebases import Rebase, split_name
 from feedline.warehouse.snapshot import Snapshot
@@ -96,7 +99,7 @@ class Pipeline:
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        return make_plan(self.spec, snapshot or self.snapshot(map=map), lanes=_lanes(self.spec, world_size), map=map)
+        return _dry_plan(self.spec, snapshot or self.snapshot(map=map), _lanes(self.spec, world_size), map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
@@ -194,7 +197,7 @@ class Pipeline:
         def fit_missing() -> str | None:
             return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
 
-        return ready(made(), made, fit_missing, start=start, features=features)
+        return _recorded(ready(made(), made, fit_missing, start=start, features=features))
 
     def _agreed(self, start: Start, map: Map | None) -> Snapshot:
         """The snapshot that all ranks of this start read."""
@@ -312,6 +315,21 @@ def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
         for block in schedule.blocks(lane, everything=True)
         if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
     ]
+
+
+def _dry_plan(spec: PipelineSpec, snapshot: Snapshot, lanes: int, map: Map | None) -> Plan:
+    return _recorded(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
+
+
+def _recorded(plan: Plan, *, fill: bool = False) -> Plan:
+    """The plan, after the types of its table's columns were kept for serving; `fill`: those that nobody kept.
+
+    A run needs no record, so one goes on where the folder of artifacts cannot be written; serving says what it lacks.
+    """
+    spec = plan.spec
+    with contextlib.suppress(FeedlineError, OSError):
+        save_types(artifacts_dir(spec), fit_request(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+    return plan
 
 
 def _lanes(spec: PipelineSpec, world_size: int) -> int:

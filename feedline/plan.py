@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -56,8 +57,10 @@ from feedline.warehouse.sampling import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.selection import Selection, select_rows
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.splits import Splits, plan_splits
+from feedline.warehouse.statistics import value_ranges
 
 Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+_LITERAL = 40  # characters of a value in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,9 +320,8 @@ def make_plan(
             fraction = spec.source.sample.fraction
             message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
             raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
-        raise spec.error(
-            ("source", "where"), f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
-        )
+        message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
+        raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
     record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
     return Plan(
         spec=spec,
@@ -335,6 +337,21 @@ def make_plan(
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
+
+
+def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
+    """What the columns of a filter hold, as far as the snapshot knows: `. In the table day is 0 … 3`."""
+    words = []
+    for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
+        low, high = ("null", "null") if held is None else map(_literal, held)
+        words.append(f"{name} is {low}" if low == high else f"{name} is {low} … {high}")
+    return f". In the table {', '.join(words)}" if words else ""
+
+
+def _literal(value: object) -> str:
+    """A value about as a filter spells it, shortened."""
+    text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
+    return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
 def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | None) -> Stored:

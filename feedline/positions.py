@@ -114,8 +114,13 @@ def met(value: object) -> str:
 
 
 def unknown(kind: str, got: str, known: Iterable[str]) -> str:
-    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?`"""
+    """`unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?`
+
+    Of very many names only the nearest one is said, if there is one.
+    """
     names = list(known)
     near = difflib.get_close_matches(got, names, n=1) or difflib.get_close_matches(got.lower(), names, n=1)
+    if near and len(names) > MAX_REPORTED:
+        return f"unknown {kind}: got {met(got)}. Did you mean {near[0]!r}?"
     remedy = f". Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind}: got {met(got)}, expected one of {', '.join(map(repr, names))}{remedy}"

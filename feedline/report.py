@@ -43,7 +43,8 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     blocks = cluster.window or 2 * threads + lanes_per_rank
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
-    read = int(plan.row_group_bytes[kept].sum()) + _read_twice(plan, schedule)
+    twice = _read_twice(plan, schedule)
+    read = int(plan.row_group_bytes[kept].sum()) + twice
     return {
         "table": plan.spec.source.table,
         "snapshot": snapshot.id,
@@ -64,6 +65,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         },
         "bytes": {
             "read_per_epoch": read,
+            "read_twice": twice,
             "table": table_bytes,
             "share": read / table_bytes if table_bytes else 0.0,
         },
@@ -167,12 +169,18 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     in_flight = (
         f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about {memory['block_bytes']:,})"
     )
+    twice = (
+        f": {size['read_twice']:,} of them are read twice, where a border between two of the {facts['lanes']} lanes "
+        "cuts a row group"
+        if size["read_twice"]
+        else ""
+    )
     rows = (
         ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
         ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
-        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%})"),
+        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
         ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
         ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
         (

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from feedline.bad_file_texts import warning_of
 from feedline.loader.feed import Feed
-from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.layout import BatchSchema
 from feedline.loader.quality import Quality, measures, merge
-from feedline.loader.rendezvous import job_fingerprint, socket_path, sweep
+from feedline.loader.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.progress import Counters, Pace, Progress, RankView
 from feedline.service.drain import Drained, start_draining, stop_draining
 from feedline.service.supervisor import Rank, Supervisor
@@ -61,7 +61,7 @@ class RunRequest:
     """A pipeline, and which of how many ranks run on this host."""
 
     path: Path
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     spec: PipelineSpec
     ranks: Sequence[int]
     world_size: int
@@ -79,6 +79,8 @@ class Stop:
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # told to a whole job, they are for its trainers
+            previous[number] = signal.signal(number, signal.SIG_IGN)
         try:
             yield
         finally:
@@ -133,6 +135,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
             Rank(
                 rank=rank,
                 arguments=_command(request, rank).arguments,
+                overrides=overrides_text(request.overrides),
                 environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
             )
             for rank in request.ranks
@@ -152,7 +155,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     finally:
         supervisor.close()
         for number in request.ranks:  # a feeder that was killed could not do it
-            sweep(socket_path(job_fingerprint(request.spec), number, request.world_size))
+            for path in socket_paths(job_fingerprint(request.spec), number, request.world_size):
+                sweep(path)
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
@@ -181,11 +185,11 @@ def _measured(schemas: Sequence[str], parts: Sequence[Quality]) -> dict[str, dic
 
 
 def _command(request: RunRequest, rank: int) -> FeederCommand:
-    arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size, overrides=request.overrides)
+    arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size)
     return FeederCommand(
         arguments=[*arguments, "--local-ranks", str(len(request.ranks)), "--dashboard"],
         environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
-        attach_path=None,
+        overrides=overrides_text(request.overrides),
     )
 
 
@@ -216,8 +220,9 @@ def _say_warnings(console: Console, view: Drained) -> None:
 
 
 def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
+    page = message.get("dashboard")
     texts = {
-        "ready": f"rank {rank.rank}: waiting for a trainer. Dask dashboard: {message.get('dashboard')}",
+        "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
         "trainer": f"rank {rank.rank}: trainer {message.get('pid')} attached",
         "left": f"rank {rank.rank}: trainer left" + (f" after {message['error']}" if message.get("error") else ""),
         "died": f"rank {rank.rank}: feeder died (exit status {message.get('status')}), starting another",

@@ -53,6 +53,7 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
     _add_templates(definitions)
     properties = schema["properties"]
     properties["features"] = _features()
+    definitions["ClusterSpec"]["properties"]["tls"]["anyOf"].insert(0, {"const": "temporary"})
     properties["shuffle"] = {
         "description": properties["shuffle"].get("description", ""),
         "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],

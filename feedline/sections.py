@@ -205,6 +205,19 @@ class TlsSpec(Section):
     cert: PathText = Field(description="This side's certificate.")
     key: PathText = Field(description="This side's private key.")
 
+    @property
+    def temporary(self) -> bool:
+        """Whether there are no files, but a key that is made for a cluster of this machine."""
+        return not self.ca
+
+
+def _tls(value: object) -> object:
+    if value == "temporary":
+        return TlsSpec.model_construct(ca="", cert="", key="")
+    if value is not None and not isinstance(value, dict | TlsSpec):
+        raise expected("a mapping, or the word temporary", "Write `tls: {ca: …, cert: …, key: …}`")
+    return value
+
 
 class ClusterSpec(Section):
     """Where blocks are computed: threads in the feeder, processes on this machine, or a Dask cluster by address."""
@@ -214,7 +227,9 @@ class ClusterSpec(Section):
         default=None, description="Worker processes on this machine, not threads in the feeder."
     )
     scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
-    tls: TlsSpec | None = Field(default=None, description="Certificates for a tls:// scheduler.")
+    tls: Annotated[TlsSpec | None, BeforeValidator(_tls)] = Field(
+        default=None, description="Certificates for a tls:// scheduler; or temporary, for worker processes here."
+    )
     insecure: bool = Field(default=False, description="Allow an unencrypted scheduler that is not on this machine.")
     wait_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=60.0, description="Seconds to wait for a worker before that is an error."
@@ -223,14 +238,18 @@ class ClusterSpec(Section):
     cpu: Literal["native", "x86-64-v3"] | None = Field(
         default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
     )
+    dashboard: bool = Field(default=True, description="Serve Dask's pages on loopback; without, nothing listens.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
         if self.scheduler is None:
-            for key in ("tls", "insecure"):
-                if getattr(self, key):
-                    raise rule(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
+            self._check_local()
             return self
+        if not self.dashboard:
+            raise rule("dashboard", "has no meaning with `scheduler`, whose pages are its own. Remove it")
+        if self.tls is not None and self.tls.temporary:
+            reason = "a scheduler by address needs certificates that both sides have"
+            raise rule("tls", f"`temporary` is for `workers`: {reason}. Write `tls: {{ca: …, cert: …, key: …}}`")
         for key in ("threads", "workers"):
             if key in self.model_fields_set and getattr(self, key) is not None:
                 raise rule(key, "contradicts `scheduler`: its workers have their own threads. Remove one of the two")
@@ -247,6 +266,15 @@ class ClusterSpec(Section):
             remedy = "Use tls:// with `tls: {ca, cert, key}`, or accept the risk with `insecure: true`"
             raise rule("scheduler", f"unencrypted and not on this machine: got {self.scheduler!r}; {reason}. {remedy}")
         return self
+
+    def _check_local(self) -> None:
+        """The keys of a cluster that the feeder starts."""
+        temporary = self.tls is not None and self.tls.temporary
+        if temporary and self.workers is None:
+            raise rule("tls", "`temporary` has no meaning without `workers`: threads listen nowhere. Remove it")
+        for key, given in (("tls", self.tls is not None and not temporary), ("insecure", self.insecure)):
+            if given:
+                raise rule(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
 
 
 class ArtifactsSpec(Section):

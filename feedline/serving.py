@@ -9,26 +9,38 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
 from feedline.artifacts import Stored
-from feedline.binding import artifacts_dir, compile_spec, knowledge_ref, planned_schema, require_fitted
+from feedline.binding import (
+    artifacts_dir,
+    compile_spec,
+    fit_request,
+    knowledge_ref,
+    named_columns,
+    planned_schema,
+    require_fitted,
+)
 from feedline.errors import DataError, SpecError
 from feedline.extraction import Frame, project
-from feedline.features import GROUPS
-from feedline.golden_files import load_columns
+from feedline.features import GROUPS, FeatureSpec
 from feedline.loader.encode import EncodedRows, encode
+from feedline.loader.encoded_table import arrow_table
 from feedline.loader.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
+from feedline.null_types import Unsettled, refuse_unsettled, settled, without_type
 from feedline.row_forms import Rows, frame_of
 from feedline.service.tasks import batch_schema
 from feedline.serving_types import converted, refuse_absent_parts, refuse_other_kinds, same
 from feedline.spec import PipelineSpec
+from feedline.transforms.building import chain_text
 from feedline.transforms.compile import CompiledFeatures
+from feedline.type_records import load_types
+from feedline.warehouse.sampling import SAMPLE_WEIGHT
 
 SERVED = ("dense", "categorical", "sparse")
 
@@ -47,8 +59,9 @@ class Form:
 class Serving:
     """The features of some groups of a pipeline, as a function of rows.
 
-    types: the columns as training saw them, to which those of rows are brought (default: as `feedline fit` recorded
-    them; without a record columns are taken as they come).
+    types: the columns as training saw them, to which those of rows are brought (default: as fits, runs and plans
+    recorded them). Columns without a record are taken as they come, and those that hold nulls only in the type that
+    the ops fix.
     """
 
     def __init__(self, spec: PipelineSpec, *, groups: tuple[str, ...] = SERVED, types: pa.Schema | None = None) -> None:
@@ -89,7 +102,9 @@ class Serving:
         """
         if self._schema is None:
             types = self._trained() if len(self._trained()) else table()
-            features = compile_spec(self._spec, planned_schema(self._spec, types), knowledge=self._knowledge)
+            if SAMPLE_WEIGHT not in types.names:  # which is recorded with the others
+                types = planned_schema(self._spec, types)
+            features = compile_spec(self._spec, types, knowledge=self._knowledge)
             require_fitted(self._spec, features)
             self._schema = batch_schema(features)
         return self._schema
@@ -117,8 +132,38 @@ class Serving:
     def _trained(self) -> pa.Schema:
         """The columns as training saw them, as far as that is known."""
         if self._types is None:
-            self._types = load_columns(artifacts_dir(self._spec)) or pa.schema([])
+            used = set().union(*map(named_columns, self.features))
+            self._types = load_types(artifacts_dir(self._spec), fit_request(self._spec), used) or pa.schema([])
         return self._types
+
+    def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:
+        return compile_spec(self._spec, schema, features, knowledge=self._knowledge)
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """The schema with types for columns that hold nulls only, as the ops fix them; the same where there are none.
+
+        Raises SpecError where they do not.
+        """
+        if not any(without_type(field.type) for field in schema):
+            return schema
+
+        def outcome(place: int, tried: pa.Schema, rows: pa.Table) -> str | None:
+            try:
+                features = self._features(tried, [self.features[place]])
+            except SpecError:
+                return None
+            return None if features.wanted else _made(features, rows)
+
+        uses = [frozenset(named_columns(feature)) for feature in self.features]
+        found = settled(schema, uses, outcome)
+        if isinstance(found, Unsettled):
+            feature = self.features[found.feature]
+            remedy = (
+                f"Send it with a type, or have the types of training recorded: `feedline plan {self._spec.file}` where "
+                "the table is does, and so do run and fit"
+            )
+            raise refuse_unsettled(found, feature.name, chain_text(feature), remedy)
+        return found
 
     def _compiled(self, given: pa.Schema) -> Form:
         """Columns that training knew count as what they were there, and are converted where they come otherwise."""
@@ -126,7 +171,14 @@ class Serving:
         wanted = {field.name: field for field in types}
         schema = pa.schema([wanted.get(field.name, field) for field in given])
         try:
-            features = compile_spec(self._spec, schema, self.features, knowledge=self._knowledge)
+            try:
+                features = self._features(schema, self.features)
+            except SpecError:
+                typed = self._typed(schema)
+                if typed is schema:
+                    raise
+                features = self._features(typed, self.features)
+                wanted |= {field.name: field for field in typed if schema.field(field.name).type != field.type}
         except SpecError as error:
             missing = [name for name in types.names if name not in given.names]
             if not missing:
@@ -142,6 +194,18 @@ class Serving:
                 casts.append(wanted[name])
         refuse_absent_parts(given, features.parts)
         return Form(features, batch_schema(features), tuple(casts))
+
+
+def _made(features: CompiledFeatures, rows: pa.Table) -> str:
+    """What becomes of each row, to be compared."""
+    made, columns = [], batch_schema(features)
+    for row in range(rows.num_rows):
+        try:
+            frame = project(rows.slice(row, 1), features.parts)
+            made.append(repr(arrow_table(encode(features.apply(frame), columns), columns).to_pylist()))
+        except DataError:
+            made.append("an error")
+    return " ".join(made)
 
 
 def _arrow_schema(schema: pl.Schema) -> pa.Schema:

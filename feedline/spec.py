@@ -84,7 +84,9 @@ class PipelineSpec(Section):
     source: SourceSpec = Field(description="The table and its rows.")
     features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
     batch: BatchSpec = Field(description="How rows become batches.")
-    shuffle: Shuffle = Field(default=ShuffleSpec(), description="The epoch's permutation, or off.")
+    shuffle: Shuffle = Field(
+        default=ShuffleSpec(), description="The epoch's permutation, or off: the table's order within each lane."
+    )
     lanes: Count | None = Field(default=None, description="Lanes of the run; the default is its first world size.")
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")

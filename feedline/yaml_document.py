@@ -49,6 +49,7 @@ _SPECIAL: dict[str, bool | float | None] = (
     | dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan"))
     | {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
 )
+_END = "the end of the text"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -298,20 +299,45 @@ def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
     mark = error.problem_mark or error.context_mark
     problem = str(error.problem or error.context)
     context = f" {error.context}" if error.problem and error.context else ""
+    opened = _not_closed(error)
     if "'\\t'" in problem:
         message = "a tab where YAML wants spaces: indent with spaces only"
     elif "character" in problem and "start any token" in problem:
         message = f"not YAML: {problem}. Quote the value"
     elif "mapping values are not allowed" in problem:
         message = "not YAML: a second `: ` in one value, or a wrong indentation. Quote a value that holds `: `"
+    elif opened:
+        mark, message = error.context_mark, opened
     elif "expected ',' or" in problem:
         message = (
             f"not YAML: {problem}{context}. In a flow-style {{…}} or […] quote a value that holds , [ ] {{ }} or :"
         )
     elif "found '<scalar>'" in problem:
-        message = "not YAML: text after a closing quote, or a wrong indentation. Quote the whole value, not its start"
+        message = (
+            "not YAML: text after a closing quote, a quote that is not closed on a line before, or a wrong "
+            "indentation. Quote the whole value, not its start"
+        )
     elif "scanning a block scalar" in context:
         message = "not YAML: a value that begins with > or |, which begins a text of several lines. Quote the value"
     else:
         message = f"not YAML: {problem}{context}"
     return SpecError(located(file, _place_of(mark) if mark else Place(), (), message))
+
+
+def _not_closed(error: MarkedYAMLError) -> str:
+    """What to say of a bracket or quote that nothing closes; nothing where the error is within one line of it."""
+    start, met = error.context_mark, error.problem_mark
+    if start is None or met is None:
+        return ""
+    problem, context = str(error.problem), str(error.context)
+    if "end of stream" in problem and "quoted scalar" in context:
+        return f"not YAML: the quote here is not closed: got {_END}, expected another quote"
+    expected, _, got = problem.removeprefix("expected ").partition(", but got ")
+    got = {"'<scalar>'": "another value", "'<stream end>'": _END}.get(got, got)
+    if not problem.startswith("expected ',' or") or (start.line == met.line and got not in ("']'", "'}'", _END)):
+        return ""
+    bracket = "{" if "mapping" in context else "["
+    return (
+        f"not YAML: the {bracket} here is not closed: got {got} on line {met.line + 1}, expected {expected}. Close it, "
+        "put commas between its entries, or quote a value that holds , [ ] { } or :"
+    )

@@ -57,10 +57,11 @@ ALLOWED = {
 }
 PARTS = {
     **dict.fromkeys(("running", "progress", "feeding", "report", "op_report", "part_costs", "checking"), "commands"),
-    **dict.fromkeys(("quality_table", "preview"), "commands"),
+    **dict.fromkeys(("quality_table", "preview", "schema_report"), "commands"),
     **dict.fromkeys(("layout_commands", "layout_report", "fit_commands", "transform_commands", "exits"), "commands"),
     **dict.fromkeys(("needs", "binding", "serving", "serving_types", "row_forms", "transforming"), "plan"),
     **dict.fromkeys(("golden", "golden_files", "golden_rows", "nulls"), "plan"),
+    **dict.fromkeys(("type_records", "null_types"), "plan"),
     **dict.fromkeys(("knowing", "fit_report"), "passes"),
     "fit_sets": "artifacts",
     **{name: name for name in ("external", "artifacts", "agreement", "plan", "passes", "rebasing", "sources")},
@@ -92,7 +93,7 @@ ONLY_IN = {
     "rich": (
         *("feedline.cli", "feedline.progress", "feedline.report", "feedline.op_report", "feedline.running"),
         *("feedline.layout_commands", "feedline.layout_report", "feedline.fit_commands", "feedline.exits"),
-        *("feedline.quality_table", "feedline.preview"),
+        *("feedline.quality_table", "feedline.preview", "feedline.schema_report"),
     ),
     "zarr": ("feedline.warehouse.zarr_arrays",),
     "tenacity": ("feedline.warehouse.retrying",),

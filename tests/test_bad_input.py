@@ -98,19 +98,24 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_error_of_the_plan_ends_a_run_in_the_same_way(place: Place, table: Path):
     path = pipeline_over(place, table, features={"dense": {"idd": []}})
-    done = ended("run", path, "--sink", "null")
-    assert (done.returncode, "features.dense.idd" in done.stderr) == (2, True), done.stderr
+    typed = "features.dense={idx: []}"
+    done = ended("run", path, "--sink", "null", "--set", typed)
+    assert (done.returncode, "error: --set features.dense: " in done.stderr) == (2, True), done.stderr
+    assert "idx" in done.stderr
+    with FeedlineDataset(path, set={"features.dense": {"idx": []}}) as dataset, pytest.raises(SpecError) as caught:
+        len(dataset)
+    assert 'set["features.dense"]' in str(caught.value)
     with FeedlineDataset(path) as dataset, pytest.raises(SpecError, match=r"b\.yaml:\d+:\d+: features\.dense\.idd"):
         next(iter(dataset))
 
 
 def test_a_table_that_is_missing_or_empty(place: Place, tmp_path: Path):
     done = ended("plan", pipeline_over(place, tmp_path / "nothing"))
-    assert (done.returncode, "nothing" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "nothing" in done.stderr) == (2, True), done.stderr
     (tmp_path / "empty").mkdir()
     for command in (("plan",), ("run", "--sink", "null")):
         done = ended(command[0], pipeline_over(place, tmp_path / "empty"), *command[1:])
-        assert (done.returncode, "empty" in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, "empty" in done.stderr) == (2, True), done.stderr
     with FeedlineDataset(pipeline_over(place, tmp_path / "nothing")) as dataset, pytest.raises(TableNotFoundError):
         len(dataset)
     bare = tmp_path / "bare"
@@ -161,6 +166,8 @@ def test_a_null_that_is_left_over_names_feature_file_row_group_and_row(
         assert dataset.state_dict()["step"] == len(seen)
     for text in (feature, "null", str(table / "part=2" / "data.parquet"), f"row group 3, row {row})"):
         assert text in str(caught.value)
+    if feature != "ids":
+        assert f"Add fill_null to its ops, or `{feature} is not None` to source.where" in str(caught.value)
 
 
 # -- files that change --------------------------------------------------------------------------------------------

@@ -291,6 +291,25 @@ def test_a_scheduler_that_dies_while_rows_are_counted(place: Place, tmp_path: Pa
             assert run.wait() == 130
 
 
+def test_an_evaluation_beside_a_cluster_that_is_scaled_to_zero(place: Place, tmp_path: Path):
+    """Between two epochs nobody waits for a block, though the next epoch's first ones are not there."""
+    with DaskCluster(tmp_path / "dask") as dask:
+        path = place.write(
+            "zero.yaml",
+            cluster={"scheduler": dask.address, "wait_s": 3},
+            source={"split_rows": 256},
+            shuffle={"window_rows": 256},
+        )
+        with FeedlineDataset(path) as dataset:
+            seen = [image(batch) for batch in dataset]
+            dask.kill_worker()
+            eventually(lambda: False, within_s=8)  # the trainer evaluates
+            dask.start_worker()
+            again = [image(batch) for batch in dataset]
+            assert dataset.stats().feeders == 1
+        assert (seen, again) == (oracle(path), oracle(path, epoch=1))
+
+
 def test_a_scheduler_that_is_not_there(place: Place):
     address = f"tcp://127.0.0.1:{free_port()}"
     path = place.write("none.yaml", cluster={"scheduler": address, "wait_s": 2})

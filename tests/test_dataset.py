@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -60,6 +61,17 @@ def test_one_iter_is_one_epoch_and_the_next_iter_the_next(shared: FeedlineDatase
             seen.append(image(batch))
         assert seen == epochs[epoch]
     assert len({tuple(each) for each in epochs}) == len(epochs)
+
+
+def test_set_epoch_leaves_the_running_iterator_alone(shared: FeedlineDataset, epochs: list[list[bytes]]):
+    shared.set_epoch(0)
+    seen = []
+    for batch in shared:
+        seen.append(image(batch))
+        if batch.step == 10:
+            shared.set_epoch(1)
+    assert seen == epochs[0]
+    assert [image(batch) for batch in shared] == epochs[1]
 
 
 def test_set_epoch_overrides(shared: FeedlineDataset, epochs: list[list[bytes]]):
@@ -203,6 +215,27 @@ def test_stats_are_sane(shared: FeedlineDataset):
     assert 0 < after.ring_bytes <= 16 * 2**20
     assert after.rows_per_s == pytest.approx(after.rows / after.seconds)
     assert after.feeders == 1
+
+
+def test_signals_for_the_whole_job_leave_the_feeder_to_its_trainer(shared: FeedlineDataset, epochs: list[list[bytes]]):
+    """A launcher warns all processes of a job before it ends it: the trainer has its grace time to save its state."""
+    shared.set_epoch(0)
+    iterator = iter(shared)
+    seen = [image(next(iterator)) for _ in range(3)]
+    feeder = psutil.Process(shared.facts["feeder"])
+    assert os.getsid(feeder.pid) == feeder.pid != os.getsid(0), "a signal for the trainer's group is not for it"
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+        feeder.send_signal(number)
+    seen += [image(batch) for batch in iterator]
+    assert seen == epochs[0]
+    assert feeder.is_running()
+    assert shared.stats().feeders == 1
+
+
+def test_a_log_that_can_be_read_while_its_feeder_lives(shared: FeedlineDataset):
+    log = Path(shared.facts["log"])
+    assert log.is_file()
+    assert log.parent == Path(psutil.Process(shared.facts["feeder"]).environ()["DASK_TEMPORARY_DIRECTORY"])
 
 
 def test_the_facts(shared: FeedlineDataset):

@@ -121,6 +121,12 @@ def test_canonical_json_sorts_keys_at_every_depth():
     [
         ("", "3:5: features.dense.x", "got nothing. Write `x: []` for the column as it is"),
         (" log1p", "3:8: features.dense.x", "got 'log1p'. Write `x: [log1p]`"),
+        (" [{column: c}]", "3:10: features.dense.x[0].column", "column is no op: got {column: c} in a list of ops"),
+        (
+            " {column: c, ops: [{inputs: [c]}]}",
+            "3:27: features.dense.x.ops[0].inputs",
+            "inputs is no op: got {inputs: …}",
+        ),
         (" 3", "3:8: features.dense.x", "must be a list of ops, or a mapping with column, expr or op: got 3"),
         (" true", "3:8: features.dense.x", "got true"),
         (

@@ -22,14 +22,17 @@ from test_serving import FEATURES, SCHEMA, TABLE
 from test_transforming import REFUSE
 
 from feedline import Pipeline, golden
+from feedline.binding import fit_request
 from feedline.errors import CorruptFileError, SpecError
+from feedline.fit_sets import FitRequest, FitSource
 from feedline.golden import check, compare, record, ulps_between
-from feedline.golden_files import features_id, load_columns, load_golden
+from feedline.golden_files import features_id, load_golden
 from feedline.golden_rows import ROWS_OF_SPLIT, made_up_rows
 from feedline.loader.encoded_table import arrow_table
 from feedline.service import environment
 from feedline.serving import Serving
 from feedline.spec import PipelineSpec, load_spec
+from feedline.type_records import load_types
 from feedline.warehouse.snapshot import Snapshot
 
 NUMBERS = pa.array(np.arange(240))
@@ -68,6 +71,10 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "work" / "artifacts")
 
 
+def load_columns(folder: str) -> pa.Schema | None:
+    return load_types(folder, FitRequest(pipeline="p", source=FitSource(table=("elsewhere",))), ())
+
+
 def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[PipelineSpec, Snapshot, Any]:
     pipeline = Pipeline.from_yaml(path, {"fit.golden": choice, **changes})
     snapshot = pipeline.snapshot()
@@ -78,7 +85,7 @@ def test_vectors_are_what_they_were_on_the_machine_that_made_them(path: Path, fo
     spec, snapshot, made = recorded(path)
     assert made.real == 3 * ROWS_OF_SPLIT
     assert made.rows.num_rows > made.real + 10
-    found = load_golden(folder, Serving(spec).features)
+    found = load_golden(folder, fit_request(spec), Serving(spec).features)
     assert found is not None
     assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
     assert (found.real, found.made, found.made.snapshot) == (made.real, made.made, snapshot.id)
@@ -142,7 +149,7 @@ def test_features_that_no_made_up_row_fits(tmp_path: Path, table: Path, folder: 
     path = written(tmp_path, table, sparse={"scores": [{"vector": 5}, {"clip": {"max": 1}}]})
     spec, _, made = recorded(path, "synthetic")
     assert made is None
-    assert load_golden(folder, Serving(spec).features) is None
+    assert load_golden(folder, fit_request(spec), Serving(spec).features) is None
 
 
 def test_other_features_have_vectors_of_their_own(tmp_path: Path, path: Path, table: Path):
@@ -175,9 +182,9 @@ def test_a_function_of_the_users_is_part_of_what_names_features(tmp_path: Path, 
 
 def test_rows_that_are_not_wanted_any_more_are_deleted(path: Path, folder: str):
     recorded(path)
-    assert len([*Path(folder, "serving").iterdir()]) == 4
+    assert len([*Path(folder, "serving").glob("*/*")]) == 4
     recorded(path, "none")
-    assert [each.name for each in Path(folder, "serving").iterdir()] == ["columns.parquet"]
+    assert [each.name.partition(".")[2] for each in Path(folder, "serving").glob("*/*")] == ["columns.parquet"]
 
 
 def test_vectors_are_made_anew_when_something_has_changed(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
@@ -212,17 +219,25 @@ def test_instructions_that_are_off_are_another_environment(path: Path, monkeypat
 
 
 def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
-    recorded(path)
+    """Each table's own; those of another place are asked only where no column in use differs."""
+    spec, snapshot, _ = recorded(path)
     pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
-    recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
-    columns = load_columns(folder)
+    other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
+    assert load_types(folder, fit_request(spec), {"price"}) == snapshot.schema
+    assert load_types(folder, fit_request(other), {"price"}) == pa.schema({"price": pa.float64(), "more": pa.int64()})
+    elsewhere = FitRequest(pipeline="p", source=FitSource(table=("elsewhere",)))
+    columns = load_types(folder, elsewhere, {"word", "more"})
     assert columns is not None
-    assert columns.field("price").type == pa.float64()
-    assert columns.field("word").type == pa.string()
+    assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())
+    with pytest.raises(
+        SpecError, match=r"column 'price' has another type in each table .* got (float|double) in .*, e"
+    ):
+        load_types(folder, elsewhere, {"price"})
+    assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None
 
 
 def altered(folder: str, suffix: str, change: Any) -> None:
-    [file] = Path(folder, "serving").glob(f"*{suffix}")
+    [file] = Path(folder, "serving").glob(f"*/*{suffix}")
     file.write_bytes(change(file.read_bytes()))
 
 
@@ -401,10 +416,10 @@ def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     assert done.returncode == 0, done.stderr
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.equals(arrow_table(*Serving(load_spec(path, {})).encode(ROWS)))
-    [file] = Path(away, "work", "artifacts", "serving").glob("*.out.parquet")
+    [file] = Path(away, "work", "artifacts", "serving").glob("*/*.out.parquet")
     wrong = nudged(pq.read_table(file), "item", 3, lambda value: value + 1)
     pq.write_table(wrong, file)
-    [record] = Path(away, "work", "artifacts", "serving").glob("*.json")
+    [record] = Path(away, "work", "artifacts", "serving").glob("*/*.json")
     facts = json.loads(record.read_text())
     facts["sha256"]["out"] = hashlib.sha256(file.read_bytes()).hexdigest()
     record.write_text(json.dumps(facts))

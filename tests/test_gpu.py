@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from feedline import FeedlineDataset
+from feedline.loader.pinning import Pinning, devices_in_use
 from feedline.warehouse.synthetic import clicks_pipeline
 
 pytestmark = [
@@ -99,6 +101,71 @@ def test_the_users_own_copies_and_streams_are_waited_for(pipeline):
         torch.cuda.synchronize()
         for host, device in zip(kept, moved, strict=True):
             assert torch.equal(device.cpu(), host)
+
+
+def test_a_registration_that_fails_leaves_no_error_to_the_next_kernel():
+    pinning = Pinning(None)
+    assert not pinning.register(3 * 4096, 4096)  # nothing is mapped there
+    assert float(torch.ones(8, device="cuda").sum()) == 8
+    pinning.unregister(3 * 4096)
+    assert float(torch.ones(8, device="cuda").sum()) == 8
+
+
+def test_devices_in_use_are_known():
+    torch.ones(1, device="cuda")
+    assert torch.cuda.current_device() in devices_in_use()
+
+
+def test_what_is_held_beyond_the_end_stays_pinned_and_is_waited_for(pipeline):
+    with FeedlineDataset(pipeline) as dataset:
+        dense = next(iter(dataset)).dense
+    assert dense.is_pinned()
+    kept = dense.clone()
+    torch.cuda._sleep(50_000_000)
+    moved = dense.to("cuda", non_blocking=True)
+    del dense  # the mapping goes with it, once the copy has run
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.equal(moved.cpu(), kept)
+
+
+two_devices = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices"
+)
+
+
+@two_devices
+def test_a_copy_to_a_device_that_is_not_current_is_waited_for(pipeline):
+    """Without set_device: the slot must not be filled again under the copy."""
+    with FeedlineDataset(pipeline) as dataset:
+        kept, moved = [], []
+        for batch in dataset:
+            with torch.cuda.device(1):
+                torch.cuda._sleep(20_000_000)
+            kept += [batch.dense.clone(), batch.labels.clone()]
+            moved += [batch.dense.to("cuda:1", non_blocking=True), batch.to("cuda:1", non_blocking=True).labels]
+            del batch
+        torch.cuda.synchronize(1)
+        for host, device in zip(kept, moved, strict=True):
+            assert torch.equal(device.cpu(), host)
+
+
+@two_devices
+@pytest.mark.parametrize("chosen", ["set_device", "LOCAL_RANK", "a tensor"])
+def test_no_context_is_made_on_a_device_that_the_trainer_does_not_use(pipeline, chosen: str):
+    program = (
+        "import sys, torch\nfrom feedline import FeedlineDataset\n"
+        "if sys.argv[2] == 'set_device': torch.cuda.set_device(1)\n"
+        "if sys.argv[2] == 'a tensor': torch.ones(1, device='cuda:1')\n"
+        "with FeedlineDataset(sys.argv[1], rank=0, world_size=1) as dataset:\n"
+        "    for batch in dataset:\n"
+        "        assert batch.dense.to('cuda:1', non_blocking=True).device.index == 1 and batch.is_pinned()\n"
+        "print([torch._C._cuda_hasPrimaryContext(device) for device in (0, 1)])\n"
+    )
+    environment = {**os.environ, **({"LOCAL_RANK": "1"} if chosen == "LOCAL_RANK" else {})}
+    line = [sys.executable, "-c", program, str(pipeline), chosen]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=True, env=environment)
+    assert done.stdout == "[False, True]\n"
 
 
 def test_the_benchmark_measures():

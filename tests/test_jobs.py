@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from feedline.service import observing, tasks
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
+from feedline.service.window import Window
 
 ROWS = 64
 
@@ -61,8 +62,7 @@ def delivery_of(plan: Plan, cluster: Any) -> Delivery:
         name="n",
         blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),
         request=lambda block: plan.request(block, 0),
-        window_blocks=8,
-        window_bytes=2**30,
+        window=Window(lanes=1, memory_bytes=2**30, fixed_blocks=8),
         wake=lambda: None,
         stats=DeliveryStats(),
     )
@@ -73,11 +73,18 @@ def test_a_task_names_its_job(tmp_path: Path):
     plan = planned(tmp_path, 600)
     sent: list[bytes] = []
 
-    def submit(function: Any, *arguments: Any, **options: Any) -> Future[Any]:
+    def submit(function: Any, *arguments: Any, **options: Any) -> None:
+        """As where the scheduler is away."""
         sent.append(pickle.dumps((function, arguments, options)))
-        return Future()
 
-    cluster: Any = SimpleNamespace(packed=True, threads=lambda: 8, client=SimpleNamespace(submit=submit))
+    cluster: Any = SimpleNamespace(
+        packed=True,
+        threads=lambda: 8,
+        allowed=lambda: None,
+        alive=lambda: False,
+        connection=SimpleNamespace(number=0),
+        submit=submit,
+    )
     delivery = delivery_of(plan, cluster)
     delivery.pump(plan.schedule(0).steps)
     assert len(sent) == 2

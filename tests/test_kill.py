@@ -18,7 +18,6 @@ from processes import DaskCluster, all_gone, feedline, running, trainer
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import ClusterError, FeederError
-from feedline.loader import launch
 from feedline.loader.batch import Batch
 
 
@@ -74,7 +73,7 @@ def test_three_deaths_without_a_batch_raise_with_the_last_words(
     broken.chmod(0o700)
     path = place.write()
     with FeedlineDataset(path) as dataset:
-        monkeypatch.setattr(launch, "FEED", (str(broken),))
+        monkeypatch.setenv("FEEDLINE_COMMAND", str(broken))
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(9)]
         psutil.Process(_feeder(dataset)).kill()

@@ -206,6 +206,18 @@ def test_a_column_that_files_lack_is_listed(tmp_path: Path):
     assert (found.least, found.most, found.file) == (ROWS, ROWS, "day=0/data.parquet")
 
 
+def test_features_that_tell_seen_rows_from_others_are_asked_for_both(tmp_path: Path):
+    """Of a fit that has seen some of the rows: the null key has an encoding, the null number has none."""
+    write(tmp_path / "t", day1={"x": pa.array([None, *range(1, ROWS)], pa.float64()), "y": with_nulls(7)})
+    encoding = {"op": {"target_encoding": {"target": "x", "fold_by": "id"}}, "inputs": ["y"]}
+    path = pipeline(tmp_path, {"dense": {"x": ["standardize"], "mean": encoding}})
+    set = {"fit.where": "day > 0", "source.where": "id >= 0"}
+    Pipeline.from_yaml(path, set).fit()
+    plan = Pipeline.from_yaml(path, set).plan()
+    assert plan.features.marks
+    assert [(found.feature, found.least) for found in plan.gaps.nulls] == [("x", 1)]
+
+
 # -- who says it --------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +272,8 @@ def test_check_looks_at_good_files_beside_bad_ones(tmp_path: Path):
     (tmp_path / "t" / "day=0" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)
     assert (len(report.bad_files), [found.read for found in report.gaps.nulls]) == (1, [2])
+    report = run_check(Pipeline.from_yaml(pipeline(tmp_path, {"label": {"zz": []}})).spec)
+    assert (len(report.bad_files), report.gaps) == (1, None)  # zz may be in the bad one
     for day in (1, 2):
         (tmp_path / "t" / f"day={day}" / "data.parquet").write_bytes(b"no Parquet")
     report = run_check(Pipeline.from_yaml(pipeline(tmp_path)).spec)

@@ -83,7 +83,7 @@ def test_the_last_of_two_arguments_counts_and_keeps_its_turn():
         ('a."b=3', "a quote in the key is not closed"),
         ('a."b"c=3', "a quoted name stands alone"),
         ('a.b"c"=3', "a quoted name stands alone"),
-        ("a=[1, 2", "--set a:1:6: not YAML"),
+        ("a=[1, 2", "--set a:1:1: not YAML: the [ here is not closed"),
         ("a={b: 1, b: 2}", "duplicate key"),
         ("a=" + "9" * 30, "integer too large"),
         ("a=" + "[" * 5000, "nested too deeply"),

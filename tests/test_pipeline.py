@@ -136,7 +136,7 @@ def test_transform_refuses_what_does_not_fit(path: Path, table: pa.Table):
     pipeline = Pipeline.from_yaml(path)
     with pytest.raises(SpecError, match=r"features\.categorical\.id_1: .*id_1"):
         pipeline.transform(table.drop_columns(["id_1"]))
-    with pytest.raises(SpecError, match=r"features\.sparse\.hist_0"):
+    with pytest.raises(SpecError, match=r"hist_0.*(of another type than in training|takes)"):
         pipeline.transform(table.set_column(table.schema.get_field_index("hist_0"), "hist_0", table["str_0"]))
     nulls = pa.array([None] * len(table), pa.int64())
     with pytest.raises(DataError, match="id_1"):

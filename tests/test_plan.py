@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import io
 import json
 import os
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, oracle
 from processes import ended
+from rich.console import Console
 
 from feedline import Pipeline, report
 from feedline.errors import PlanError, SpecError
@@ -22,6 +26,8 @@ from feedline.plan import Plan
 from feedline.report import describe
 from feedline.service.tasks import run_block
 from feedline.warehouse import records
+from feedline.warehouse.snapshot import take_snapshot
+from feedline.warehouse.statistics import value_ranges
 
 ROWS = 20_000
 
@@ -275,3 +281,75 @@ def test_a_column_that_is_not_there(place: Place):
         with pytest.raises(SpecError, match=text) as caught:
             plan_of(place.write(**change))
         assert f"{place.folder}/p.yaml:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ('ds == "2030-01-01"', 'ds is "2026-01-01" … "2026-01-03"'),
+        ("request_id < 0", "request_id is 0 … 19999"),
+        ("request_id < 0 and dense_0 > 3", "request_id is 0 … 19999"),
+        ('str_0 == "no such word"', "str_0 is "),
+        ("hist_0.list.len() > 1_000_000", None),  # what lists hold no footer says
+    ],
+)
+def test_an_empty_filter_says_what_there_is(place: Place, where: str, words: str | None):
+    with pytest.raises(SpecError, match="the filter keeps no row: got 0 of 20,000 rows") as caught:
+        plan_of(place.write(source={"where": where}))
+    assert ("In the table" in str(caught.value)) is (words is not None)
+    assert (words or "") in str(caught.value)
+
+
+def test_values_of_all_kinds_and_of_none(tmp_path: Path):
+    """Against pandas; a column without a value, and one whose footers do not tell all of them."""
+    table = pa.table(
+        {
+            "flag": [False, True, None],
+            "price": pa.array([Decimal("1.50"), Decimal("-2.25"), None]),
+            "at": pa.array([dt.datetime(2026, 1, 1), dt.datetime(2026, 5, 1, 12), None]),
+            "word": ["b", "ü" * 100, None],
+            "x": pa.array([-1.5, 3.25, None], pa.float32()),
+            "nothing": pa.nulls(3, pa.int64()),
+        }
+    )
+    for number in range(2):
+        (tmp_path / f"day={number}").mkdir()
+        pq.write_table(table, tmp_path / f"day={number}" / "f.parquet", row_group_size=2)
+    names = ["flag", "price", "at", "x", "day"]
+    frame = table.to_pandas().assign(day=0)
+    ranges = value_ranges(take_snapshot(str(tmp_path)), [*names, "word", "nothing"])
+    assert (ranges["nothing"], ranges["day"]) == (None, (0, 1))
+    for name in names[:-1]:
+        held = frame[name].dropna()
+        assert ranges[name] == (held.min(), held.max())
+    assert ranges["word"][0] == "b"
+    pq.write_table(table, tmp_path / "day=1" / "f.parquet", write_statistics=False)
+    assert set(value_ranges(take_snapshot(str(tmp_path)), [*names, "nothing"])) == {"day"}
+
+
+def test_more_bytes_than_the_table_has_are_explained(place: Place):
+    """Borders between lanes cut row groups, which both neighbours decode."""
+    features = {"dense": {"dense_0": [{"fill_null": 0}]}, "label": {"clicked": []}}
+    one, many = (describe(plan_of(place.write(lanes=lanes, features=features)), world_size=1) for lanes in (1, 7))
+    twice = many["bytes"]["read_per_epoch"] - one["bytes"]["read_per_epoch"]
+    assert (one["bytes"]["read_twice"], many["bytes"]["read_twice"]) == (0, twice)
+    assert twice > 0
+    console = Console(width=200, file=io.StringIO())
+    for facts in (one, many):
+        console.print(report.plan_table(facts))
+    text = console.file.getvalue()
+    said = f"{twice:,} of them are read twice, where a border between two of the 7 lanes cuts a row group"
+    assert (text.count(said), text.count("read twice")) == (1, 1)
+
+
+def test_the_tables_order_is_that_of_one_lane(place: Place, ids: np.ndarray):
+    """Predictions joined by position need `lanes: 1`, whatever pipeline.yaml says; a key joins them always."""
+    path = place.write(lanes=4, batch={"size": 100, "tail": "pad"}, shuffle="off")
+
+    def delivered(**overrides: Any) -> np.ndarray:
+        batches = Pipeline.from_yaml(path, overrides).batches()
+        return np.concatenate([batch["request_id"][batch.valid].numpy() for batch in batches])
+
+    assert np.array_equal(delivered(lanes=1), ids)
+    assert not np.array_equal(delivered(), ids)
+    assert np.array_equal(np.sort(delivered()), np.sort(ids))

@@ -49,6 +49,9 @@ def test_unknown_names_suggest_the_nearest():
     )
     assert unknown("key", "TAIL", ["size", "tail"]).endswith("Did you mean 'tail'?")
     assert "Did you mean" not in unknown("key", "qqq", ["size", "tail"])
+    many = [f"op_{number}" for number in range(50)]
+    assert unknown("op", "opp_31", many) == "unknown op: got 'opp_31'. Did you mean 'op_31'?"
+    assert "'op_49'" in unknown("op", "qqq", many)
 
 
 def test_an_error_falls_back_to_what_stands_around_it():

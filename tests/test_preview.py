@@ -1,7 +1,8 @@
-"""`feedline head`: the table's first rows beside what they become."""
+"""`feedline head` and `feedline schema PIPELINE`: rows beside what they become, and the tensors of a batch."""
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -105,3 +106,37 @@ def test_the_command(path: Path):
     assert by_name(document)["x_1"]["source"] == ["nan", "nan"]
     with pytest.raises(FeedlineError, match="no row is kept: got none of 7 rows"):
         preview(load_spec(path, {"source.where": "price > 100"}), 1)
+
+
+def test_the_tensors_of_a_batch(path: Path):
+    missing = CliRunner().invoke(app, ["schema", str(path)])
+    assert isinstance(missing.exception, FeedlineError)
+    assert "not fitted" in str(missing.exception)
+    Pipeline(load_spec(path)).fit()
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["schema", str(path)])
+    assert "batch.dense: float32 [2, 4]" in result.output
+    document = json.loads(CliRunner().invoke(app, ["schema", str(path), "--json"]).output)
+    filled = {
+        "categorical.word.ops": [{"hash_bucket": 9}, {"fill_null": 9}],
+        "label.price_again.ops": [{"fill_null": 0}],
+    }
+    whole = load_spec(path, {f"features.{place}": ops for place, ops in filled.items()})
+    [batch, *_] = Pipeline(whole).batches()
+    shapes = {one["tensor"]: (one["dtype"], one["shape"]) for one in document["tensors"]}
+    for name, (dtype, shape) in shapes.items():
+        tensor = getattr(batch, name)
+        assert (str(tensor.dtype), list(tensor.shape)) == (f"torch.{dtype}", shape)
+    found = by_name(document)
+    for name in ("price", "x_1", "city", "price_again"):
+        tensor, place = re.fullmatch(r"(\w+)\[:, (\d+)\]", found[name]["tensor"]).groups()
+        cut = getattr(batch, tensor)[:, int(place)]
+        assert cut.tolist() == batch[name].tolist() or all(math.isnan(value) for value in cut.tolist())
+    assert found["seen"]["tensor"] == 'sparse["seen"]'
+    assert found["city"]["num_embeddings"] == 2 + 1 + 2, "padding, null, unknown, and what days 2 and 3 hold"
+    assert found["both"]["num_embeddings"] == 50
+
+
+def test_the_json_schema_needs_no_pipeline():
+    assert "properties" in json.loads(CliRunner().invoke(app, ["schema"]).output)
+    refused = CliRunner().invoke(app, ["schema", "--set", "batch.size=3"])
+    assert "got no pipeline" in str(refused.exception)

@@ -16,7 +16,15 @@ from processes import connections
 from feedline.errors import FeederError
 from feedline.loader import rendezvous
 from feedline.loader.channel import ChannelClosedError
-from feedline.loader.rendezvous import Listener, await_successor, connect, job_fingerprint, runtime_dir, socket_path
+from feedline.loader.rendezvous import (
+    Listener,
+    await_successor,
+    connect,
+    job_fingerprint,
+    runtime_dir,
+    socket_path,
+    socket_paths,
+)
 from feedline.spec import load_spec
 
 
@@ -50,18 +58,50 @@ def test_without_a_runtime_directory_it_lies_in_the_temporary_one(place: Place, 
     folder.rmdir()
 
 
-@pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
-def test_a_folder_that_is_not_private_is_refused(place: Place, kind: str):
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "below a file", "too long", "relative"])
+def test_a_runtime_directory_of_no_use_is_passed_over_by_both_sides(
+    place: Place, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Under Slurm it often is: the variable comes from the login host."""
     place.sockets.parent.mkdir()
     if kind == "open to others":
         place.sockets.mkdir(mode=0o755)
     elif kind == "a link":
         (place.folder / "elsewhere").mkdir(mode=0o700)
         place.sockets.symlink_to(place.folder / "elsewhere")
-    else:
+    elif kind == "a file":
         place.sockets.touch(mode=0o600)
-    with pytest.raises(FeederError, match="folder for sockets is not private"):
+    elif kind == "below a file":
+        (place.folder / "f").touch()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.folder / "f" / "r"))
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "r" if kind == "relative" else str(place.folder / ("x" * 300)))
+    path = socket_path("0" * 64, 0, 1)
+    fallback = place.temporary / f"feedline-{os.getuid()}"
+    assert path.parent == fallback
+    paths = socket_paths("0" * 64, 0, 1)
+    assert path in paths
+    assert kind == "relative" or f"sockets are in {fallback}" in caplog.text
+    assert not any(map(connect, paths))
+    listener = Listener(path)
+    listener.open()
+    met: list = []
+    knocking = threading.Thread(target=lambda: met.extend(map(connect, paths)))
+    knocking.start()
+    theirs = listener.accept()
+    knocking.join()
+    assert [each is not None for each in met] == [False] * (len(met) - 1) + [True]
+    for each in (*filter(None, met), theirs, listener):
+        each.close()
+    fallback.rmdir()
+
+
+def test_without_any_folder_a_feeder_that_listens_says_why(place: Place):
+    (place.folder / "r").touch()
+    (place.temporary / f"feedline-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(FeederError, match=r"no folder for sockets: got .*r/feedline cannot be made .*; .*not private"):
         runtime_dir()
+    (place.temporary / f"feedline-{os.getuid()}").rmdir()
 
 
 def test_a_path_longer_than_a_socket_address_serves_all_the_same(place: Place, monkeypatch: pytest.MonkeyPatch):

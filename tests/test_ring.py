@@ -203,6 +203,60 @@ def test_a_fenced_slot_waits_for_its_event(rings):
     assert slow.waited
 
 
+def test_a_slot_released_after_the_end_waits_for_its_event_there(rings):
+    """The mapping may go with this view, and a GPU still reads it."""
+    for gone in (False, True):
+        ring = rings()
+        ring.send(1, 1000)
+        event = FakeEvent()
+        lease = ring.take()
+        lease.fences.append(lambda event=event: [event])
+        ring.reader.close()
+        if gone:
+            ring.reader = RingReader(ring.trainer, pin=lambda _a, _n: False, unpin=lambda _a: None)
+        del lease
+        assert event.waited
+
+
+def test_after_an_error_of_cuda_next_says_it_and_close_does_not(rings):
+    ring = rings()
+    for value in (1, 2):
+        ring.send(value, 1000)
+    failing = [ring.take(), ring.take()]
+    event = FakeEvent()
+
+    def fail(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    event.query = event.synchronize = fail
+    failing[0].fences.append(lambda: [event])
+    failing[1].fences.append(fail)  # the event could not even be recorded
+    for _ in range(2):
+        del failing[0]
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            ring.reader.settle()
+    assert ring.reader.fenced == 2, "nobody fills a slot of which nothing is known"
+    ring.reader.close()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_mapping_is_unpinned_while_it_is_still_mapped(rings, held):
+    unpinned = []
+
+    def unpin(address):
+        with open("/proc/self/maps") as maps:
+            unpinned.append(any(int(line.split("-")[0], 16) == address for line in maps))
+
+    ring = rings(pin=lambda _a, _n: True, unpin=unpin)
+    ring.send(1, 3 * MIB)
+    lease = ring.take() if held else None
+    ring.ready.clear()
+    ring.reader.close()
+    assert unpinned == ([] if held else [True])
+    del lease
+    assert unpinned == [True]
+
+
 def test_reference_cycles_are_freed_by_the_collector(rings):
     ring = rings()
     ring.send(1, 1000)

@@ -205,6 +205,12 @@ CHANGES = [
     ("insecure: false", ["insecure: no", "insecure: 0"]),
     ("wait_s: 5", ["wait_s: 0.5", "wait_s: 0", "wait_s: soon", "wait_s: -1"]),
     ("window: 7", ["window: null", "window: 0"]),
+    ("tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem", ["tls: 3", "tls: {}"]),
+    (
+        "scheduler: tls://scheduler:8786\n  tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem",
+        ["workers: 2\n  tls: temporary"],
+    ),
+    ("cpu: x86-64-v3", ["cpu: x86-64-v3\n  dashboard: 3"]),
     ("cpu: x86-64-v3", ["cpu: null", "cpu: native", "cpu: x86-64-v4", "cpu: 3"]),
     (
         "memory: 500 MB",

@@ -179,6 +179,25 @@ def test_rows_that_the_sample_of_the_fit_left_out(folder: Path, sample: dict[str
     )
 
 
+def test_what_a_later_fit_learns_is_what_runs_give(folder: Path):
+    """It goes through an encoding that was kept, of fewer rows: those that came since count as in a run."""
+    path = write(folder, {"where": "day < 2"})
+    Pipeline.from_yaml(path).fit()
+    scaled = {"column": "shop", "ops": [{"target_encoding": ENCODING}, "standardize"]}
+    rate = {"column": "shop", "ops": [{"target_encoding": ENCODING}]}
+    path = write(
+        folder, {"where": "day < 3"}, features={"dense": {"rate": rate, "scaled": scaled}, "extra": ["request"]}
+    )
+    Pipeline.from_yaml(path).fit(missing=True)
+    rows, learnt = on(lambda rows: rows["day"] < 3), on(lambda rows: rows["day"] < 2)
+    expected = oracle(rows, learnt)
+    same(delivered(path), expected)
+    mean, deviation = np.mean(list(expected.values())), np.std(list(expected.values()))
+    for batch in Pipeline.from_yaml(path).batches():
+        wanted = [(expected[request] - mean) / deviation for request in batch.extra["request"].tolist()]
+        np.testing.assert_allclose(batch["scaled"].numpy(), wanted, atol=1e-6)
+
+
 def test_files_that_the_fit_did_not_read(folder: Path):
     """A table of files: those of the fit are known by their names, whatever else lies in the folder."""
     learnt = on(lambda rows: rows["day"] < 2)
@@ -192,7 +211,8 @@ def test_files_that_the_fit_did_not_read(folder: Path):
     ):
         read = on(lambda rows, days=days: rows["day"].isin(days))
         names = [table] if isinstance(table, str) else table
-        same(delivered(path, source__table=[str(folder / name) for name in names]), oracle(read, learnt))
+        overrides = {"source__table": [str(folder / name) for name in names], "artifacts__from": "shops"}
+        same(delivered(path, **overrides), oracle(read, learnt))
 
 
 def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(folder: Path):

@@ -241,6 +241,13 @@ def test_the_logarithm_of_a_double_is_another_one_without_trainings_types(path: 
     assert same_bits(trained(path).transform(rows), trained(path).transform(narrow))
 
 
+def test_a_null_is_not_met_with_a_filter_that_serving_does_not_have(path: Path):
+    with pytest.raises(DataError) as caught:
+        Serving(load_spec(path, {"features.dense": {"price": []}})).transform({**ROWS, "price": [None, 1.0, 2.0, 3.0]})
+    words = "feature 'price' holds a null: got 1 nulls in 4 rows, expected none. Add fill_null to its ops (row 0)"
+    assert str(caught.value) == words
+
+
 def test_dictionaries_and_null_columns(path: Path):
     place = SCHEMA.get_field_index("word")
     coded = TABLE.set_column(place, "word", TABLE["word"].combine_chunks().dictionary_encode())

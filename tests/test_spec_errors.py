@@ -81,6 +81,11 @@ from feedline.spec import PipelineSpec
             "p.yaml:45:13: allow_code: must be true or false: got 'yes'",
         ),
         ("wait_s: 5", "wait_s: soon", "p.yaml:41:11: cluster.wait_s: must be a number: got 'soon'"),
+        (
+            "  tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem\n",
+            "  tls: forever\n",
+            "p.yaml:36:8: cluster.tls: must be a mapping, or the word temporary: got 'forever'",
+        ),
         ("    key: key.pem\n", "", "p.yaml:36:3: cluster.tls.key: missing key: expected a value"),
         (
             "on_nonfinite: zero",
@@ -213,7 +218,7 @@ ALTERNATIVES = {
     ("features",): "dense categorical sparse label extra",
     ("batch",): "size tail",
     ("shuffle",): "seed window_rows rows by",
-    ("cluster",): "threads workers scheduler tls insecure wait_s window cpu",
+    ("cluster",): "threads workers scheduler tls insecure wait_s window cpu dashboard",
     ("cluster", "tls"): "ca cert key",
     ("artifacts",): "folder from",
     ("fit",): "where auto out_of_fold memory golden",

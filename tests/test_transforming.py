@@ -55,9 +55,9 @@ def expected(path: Path, rows: pa.Table) -> dict[str, list[Any]]:
     """The columns of the output, by the arrays that serving hands out."""
     made = Pipeline.from_yaml(path).transform(rows)
     columns = {"price": made.dense[:, 0].tolist(), "vector": made.dense[:, 1:3].tolist(), "size": made.dense[:, 3]}
-    columns |= {name: made.categorical[:, place].tolist() for place, name in enumerate(made.names["categorical"])}
-    columns |= {name: lists(*held) for name, held in made.sparse.items()}
-    weights = lists(made.weights["pairs"], made.sparse["pairs"][1])
+    columns |= {name: made.categorical[:, place].tolist() for place, name in enumerate(FEATURES["categorical"])}
+    columns |= {name: lists(held.values, held.offsets) for name, held in made.sparse.items()}
+    weights = lists(made.sparse["pairs"].weights, made.sparse["pairs"].offsets)
     columns["pairs"] = [
         [{"id": i, "weight": w} for i, w in zip(*row, strict=True)]
         for row in zip(columns["pairs"], weights, strict=True)

@@ -152,8 +152,18 @@ def test_aliases_are_copies_that_stand_at_their_anchor():
         ('where: "a" == b', "1:12:", "Quote the whole value"),
         ("a: {expr: a in [1, 2]}", "1:16:", "quote a value that holds"),
         ("a: {b: ${N}}", "1:9:", "quote a value that holds"),
-        ("a: 'x", "1:6:", "not YAML"),
-        ("a: [1, 2", "1:9:", "not YAML"),
+        ("a: 'x", "1:4:", "the quote here is not closed: got the end of the text"),
+        ("n: 1\na: 'x\nb: c\n", "2:4:", "the quote here is not closed"),
+        ("a: [1, 2", "1:4:", "the [ here is not closed: got the end of the text on line 1, expected ',' or ']'"),
+        (
+            "n: 1\na: {b: [x]\nc: {d: []}\n",
+            "2:4:",
+            "the { here is not closed: got another value on line 3, expected ',' or '}'",
+        ),
+        ("a:\n  b: {c: [x]\n  d: {e: []}\n", "2:6:", "the { here is not closed: got"),
+        ("a:\n  b: [c, {d: 0}\n  e: []\n", "2:6:", "the [ here is not closed: got"),
+        ("a: [{b: 0]\nc: 1\n", "1:5:", "the { here is not closed: got ']' on line 1"),
+        ("a: {\n  b: 3\n  c: 4\n}\n", "1:4:", "got ':' on line 3, expected ',' or '}'. Close it, put commas between"),
     ],
 )
 def test_refused_texts_name_their_place(text, place, words):

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.loader.layout import BatchSchema, Column, Header, Placement, SlotLayout
-from feedline.loader.ring import Event, Lease
+from feedline.loader.pinning import event_on, events_on_all
+from feedline.loader.ring import Lease
 from feedline.loader.slot import read_extras, read_header
 
 _TORCH = {
@@ -251,12 +252,13 @@ class Batch:
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Batch:
         """The batch on another device, in one copy. With non_blocking, the slot waits for the copy's CUDA event."""
         target = torch.device(device)
+        if target.type == "cuda" and target.index is None:
+            target = torch.device("cuda", torch.cuda.current_device())
         if target.type == self.device.type and target.index in (None, self.device.index):
             return self
         moved = self._bytes().to(target, non_blocking=non_blocking)
         if target.type == "cuda" and self._lease is not None and self._lease.pinned:
-            copied = _event()
-            copied.record(torch.cuda.current_stream(moved.device))
+            copied = event_on(moved.device)
             self._lease.fences.append(lambda: [copied])
         return self._over(moved)
 
@@ -300,10 +302,10 @@ class Batch:
         return torch.frombuffer(self._root, dtype=dtype, count=count, offset=start)
 
     def _expose(self) -> None:
-        """From now on the user has host tensors, which may be copied to a GPU behind our back: fence the slot."""
+        """From now on the user has host tensors, which may be copied to any GPU behind our back: fence the slot."""
         self._exposed = True
         if self._lease is not None and self._lease.pinned:
-            self._lease.fences.append(_current_event)
+            self._lease.fences.append(events_on_all)
 
     def _matrix(self, name: str, dtype: torch.dtype, start: int, width: int) -> torch.Tensor:
         if name not in self._made:
@@ -350,14 +352,3 @@ def _columns(matrix: torch.Tensor, column: Column) -> torch.Tensor:
 def _own(array: pa.Array) -> pa.Array:
     """A copy that does not refer to the slot."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else pa.array([], type=array.type)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
-def _current_event() -> list[Event]:
-    """The work queued on the current stream up to now, which may read the slot's bytes."""
-    event = _event()
-    event.record()
-    return [event]

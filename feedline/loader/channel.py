@@ -88,6 +88,12 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def is_connected(self) -> bool:
+        """Whether the other side has not left; looks, and reads nothing."""
+        look = select.poll()
+        look.register(self._socket.fileno(), select.POLLRDHUP)
+        return not look.poll(0)
+
     def peer_uid(self) -> int:
         """The user who runs the other side."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -92,6 +93,7 @@ class Connection:
         self._channel: Channel | None = None
         self._pidfd: int | None = None
         self._closed = False
+        self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
         self._asked = 0  # the number of the last hello
         self._heard: dict[str, Any] | None = None  # the facts that answered it
         self.stands: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
@@ -100,7 +102,6 @@ class Connection:
         self.step = Step()
         self.feeder_pid = 0
         self.feeders = 0
-        self.attached = False
         self.room = Room()
         self.deaths = _Deaths()
         self.told = Told()
@@ -110,9 +111,12 @@ class Connection:
         self._refuse_closed()
         with self.step:
             self.stands = None
-            self._channel = connect(self._command.attach_path) if self._command.attach_path else None
-            self.attached = self._channel is not None
-            if self._channel is None:
+            for path in self._command.attach_paths:
+                if (channel := connect(path)) is not None:
+                    self._channel, self._attached_at = channel, path
+                    break
+            else:
+                self._attached_at = None
                 self._process = FeederProcess(self._command)
                 self._channel = self._process.channel
             self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
@@ -126,6 +130,11 @@ class Connection:
         self.refuse_torn()
         if self._channel is None:
             self.start()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the feeder is one of `feedline run`."""
+        return self._attached_at is not None
 
     def interrupt(self) -> None:
         """From any thread: who waits for the feeder gets a FeederError instead, now and ever after."""
@@ -218,7 +227,10 @@ class Connection:
         began = time.perf_counter()
         while not (events := self._poll.poll(_QUIET_S * 1000)):
             waited = time.perf_counter() - began
-            logger.warning("waited %.0f s for %s; the feeder (process %s) is alive", waited, what, self.feeder_pid)
+            feeder = f"process {self.feeder_pid}"
+            if self._process is not None:
+                feeder += f", log {self._process.log_path}"
+            logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited, what, feeder)
         if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
 
@@ -254,8 +266,8 @@ class Connection:
             logger.warning("an interrupt came while the feeder was spoken to: another one goes on in its place")
         else:
             self.deaths.count(words)
-        if self.attached and self._command.attach_path is not None:
-            await_successor(self._command.attach_path, unless=lambda: self._closed)
+        if self._attached_at is not None:
+            await_successor(self._attached_at, unless=lambda: self._closed)
 
 
 def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:

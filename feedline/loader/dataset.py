@@ -27,12 +27,12 @@ from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.connection import Answer
 from feedline.loader.feed import Feed
-from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment
+from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.layout import BatchSchema, SlotLayout
-from feedline.loader.pinning import register, unregister
+from feedline.loader.pinning import Pinning
 from feedline.loader.rank_agreement import agree
 from feedline.loader.ranks import RankInfo, detect_rank
-from feedline.loader.rendezvous import job_fingerprint, socket_path
+from feedline.loader.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,
@@ -71,12 +71,14 @@ class _Course:
     """Where the training is, in one value: an interrupt leaves the old one or the new one.
 
     start: where the next iter() starts. at: what state_dict() says, the next batch that the trainer has not had.
+    reading: the next batch of the running iterator, which set_epoch() leaves alone.
     """
 
     answer: Answer | None
     layout: SlotLayout | None
     start: tuple[int, int]
     at: tuple[int, int]
+    reading: tuple[int, int]
 
 
 class FeedlineDataset(IterableDataset[Batch]):
@@ -112,16 +114,18 @@ class FeedlineDataset(IterableDataset[Batch]):
         path = Path(pipeline).absolute()
         command = FeederCommand(
             arguments=[
-                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size, overrides=overrides),
+                *feeder_arguments(path, rank=self._ranks.rank, world_size=self._ranks.world_size),
                 *("--local-ranks", str(self._ranks.local_ranks)),
             ],
+            overrides=overrides_text(overrides),
             environment=feeder_environment(self._spec, local_ranks=self._ranks.local_ranks),
-            attach_path=socket_path(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
+            attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
         )
-        self._feed = Feed(command, pin=register, unpin=unregister)
+        self._pinning = Pinning(self._ranks.local_rank)
+        self._feed = Feed(command, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._course = _Course(None, None, (0, 0), (0, 0))
+        self._course = _Course(None, None, (0, 0), (0, 0), (0, 0))
         self._current: weakref.ref[_Epoch] | None = None
         self._rows = 0
         self._began_s: float | None = None
@@ -138,10 +142,11 @@ class FeedlineDataset(IterableDataset[Batch]):
         if step >= steps_of(facts, epoch):
             epoch, step = epoch + 1, 0
         step = max(step, first_step_of(facts, epoch))
+        self._pinning.choose()
         self._current = None  # an older iterator would be handed the new one's batches
         self._feed.begin(course.answer, epoch, step)
         iterator = _Epoch(self)
-        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step))
+        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)
         return iterator
 
@@ -156,7 +161,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch is not a number from 0: got {epoch!r}")
         course = self._course
-        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0))
+        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0), course.reading)
 
     def _next(self, iterator: _Epoch) -> Batch | None:
         self._refuse_workers()
@@ -168,16 +173,18 @@ class FeedlineDataset(IterableDataset[Batch]):
         if self._began_s is None:
             self._began_s = time.perf_counter()
         course = self._course
-        received = self._feed.next(course.at)
+        received = self._feed.next(course.reading)
         for text in self._feed.told.warnings():
             warnings.warn(text, UserWarning, stacklevel=3)
         if received is None:
-            self._course = _Course(course.answer, course.layout, course.start, (course.at[0] + 1, 0))
+            place = (course.reading[0] + 1, 0)
+            self._course = _Course(course.answer, course.layout, course.start, place, place)
             return None
         ready, lease = received
         assert course.layout is not None
         batch = Batch.over(course.layout, lease.root, lease)
-        self._course = _Course(course.answer, course.layout, course.start, (ready.epoch, ready.step + 1))
+        place = (ready.epoch, ready.step + 1)
+        self._course = _Course(course.answer, course.layout, course.start, place, place)
         self._rows += batch.rows
         return batch
 
@@ -222,7 +229,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             resume = rebased_state(answer.facts, resume)
         place = (resume["epoch"], resume["step"])
         self._current = None
-        self._course = _Course(answer, layout, place, place)
+        self._course = _Course(answer, layout, place, place, place)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +297,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         """The plan's facts; the first time, a feeder is asked for them."""
         if self._course.answer is None:
             answer, layout = self._ask(None)
-            self._course = _Course(answer, layout, self._course.start, self._course.at)
+            self._course = _Course(answer, layout, self._course.start, self._course.at, self._course.reading)
             return answer.facts
         return self._course.answer.facts
 

@@ -1,6 +1,8 @@
 """How does a trainer find the feeder that `feedline run` keeps for it? By a socket named for the job and the rank.
 
-Runs in: both. The sockets lie in a folder of this user's alone (mode 0700). A feeder owns its name through a lock on
+Runs in: both. The sockets lie in a folder of this user's alone (mode 0700): below XDG_RUNTIME_DIR, or, where that is
+missing or of no use (under Slurm it often names a folder of the login host), below the folder for temporary files. A
+feeder takes the first that serves, a trainer looks into both. A feeder owns its name through a lock on
 a file beside the socket, for as long as it lives; the socket itself is there only while the feeder waits for a
 trainer, so that one feeder serves one trainer at a time. Whoever meets what a dead process left removes it.
 """
@@ -11,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import select
 import socket
@@ -23,6 +26,8 @@ from pathlib import Path
 from feedline.errors import FeederError
 from feedline.loader.channel import Channel, ChannelClosedError
 from feedline.spec import PipelineSpec
+
+logger = logging.getLogger(__name__)
 
 # These keys of pipeline.yaml say how a job is run, not what it delivers: a trainer finds its feeder whatever they say.
 _RUN_KEYS = ("epochs", "cluster", "memory")
@@ -41,24 +46,58 @@ def job_fingerprint(spec: PipelineSpec) -> str:
 
 
 def runtime_dir() -> Path:
-    """The folder for sockets: private to this user, made if missing. Raises FeederError where it is not private."""
-    home = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(home) / "feedline" if home else Path(tempfile.gettempdir()) / f"feedline-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise FeederError(
-            f"the folder for sockets is not private: got {folder} with owner {status.st_uid} and mode "
-            f"{stat.S_IMODE(status.st_mode):o}, expected owner {os.getuid()} and mode 700. Remove it, or set "
-            f"XDG_RUNTIME_DIR to a private folder"
-        )
-    return folder
+    """The folder for sockets: private to this user, made if missing. Raises FeederError where none can be had."""
+    troubles: list[str] = []
+    for folder in _runtime_dirs():
+        trouble = _trouble(folder)
+        if trouble is None:
+            for text in troubles:
+                logger.warning("%s: sockets are in %s, and trainers with another TMPDIR do not find them", text, folder)
+            return folder
+        troubles.append(trouble)
+    raise FeederError(
+        f"there is no folder for sockets: got {'; '.join(troubles)}. Set XDG_RUNTIME_DIR to a private folder (owner "
+        f"{os.getuid()}, mode 700)"
+    )
+
+
+def _runtime_dirs() -> list[Path]:
+    """Where the folder may be, the best place first."""
+    home = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    named = [home / "feedline"] if home.is_absolute() else []  # another would be another in each process
+    return [*named, Path(tempfile.gettempdir()) / f"feedline-{os.getuid()}"]
+
+
+def _trouble(folder: Path) -> str | None:
+    """Make the folder where it is missing; what is wrong with it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True)
+        status = folder.lstat()
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror})"
+    if not _is_private(status):
+        return f"{folder} is not private (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def _is_private(status: os.stat_result) -> bool:
+    mine = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return mine and stat.S_ISDIR(status.st_mode)
 
 
 def socket_path(job: str, rank: int, world_size: int) -> Path:
     """Where the feeder of a job's rank listens."""
-    return runtime_dir() / f"{job[:16]}-{rank}of{world_size}.sock"
+    return runtime_dir() / _name(job, rank, world_size)
+
+
+def socket_paths(job: str, rank: int, world_size: int) -> list[Path]:
+    """Where it may listen, for a trainer to look."""
+    return [folder / _name(job, rank, world_size) for folder in _runtime_dirs()]
+
+
+def _name(job: str, rank: int, world_size: int) -> str:
+    return f"{job[:16]}-{rank}of{world_size}.sock"
 
 
 @contextlib.contextmanager
@@ -75,6 +114,8 @@ def connect(path: Path) -> Channel | None:
     """The channel to a feeder that waits there, or None."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        if not _is_private(path.parent.lstat()):
+            raise PermissionError
         with _address(path) as address:
             connection.connect(address)
     except OSError:
@@ -105,7 +146,7 @@ def await_successor(path: Path, *, unless: Callable[[], bool]) -> None:
 
 def sweep(path: Path) -> None:
     """Remove what a dead feeder left there, unless the name has a living owner."""
-    with contextlib.suppress(FeederError):
+    with contextlib.suppress(FeederError, OSError):
         owner = Listener(path)
         path.unlink(missing_ok=True)
         owner.close()

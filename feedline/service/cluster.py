@@ -11,19 +11,24 @@ import importlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal
 
 import dask
-from distributed import Client, LocalCluster, Security
+from distributed import Client, Future, Security, SpecCluster
+from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
 from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
 from feedline.processor import chosen, variables
 from feedline.sections import ClusterSpec
+from feedline.service.blame import EXCLUDED_S, Exclusions
+from feedline.service.connection import Connection, no_worker
 from feedline.service.environment import Environment, check_environment, environment_at
+from feedline.service.local_cluster import start_local
 from feedline.service.tasks import Job, check_job
+from feedline.service.timing import priority
 from feedline.transforms.user_functions import Needed, check_functions
 
 logger = logging.getLogger(__name__)
@@ -40,7 +45,8 @@ _CONFIG = {
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "10s",
 }
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+
+_CHECK_S = 30.0  # for all workers to answer at the start
 
 
 class Cluster:
@@ -49,14 +55,13 @@ class Cluster:
     def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
         self._threads = threads
-        self._cluster: LocalCluster | None = None
+        self._cluster: SpecCluster | None = None
         self._dashboard_loaded = False
-        self._workerless_since: float | None = None
-        self._code: tuple[Needed, ...] = ()
         kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
         self.kind: Literal["threads", "processes", "scheduler"] = (
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
+        self._exclusions = Exclusions()
         self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
@@ -67,10 +72,17 @@ class Cluster:
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
-            self.client = self._connect()
+            self.connection = Connection(
+                self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
+            )
         except BaseException:
             self.close()
             raise
+
+    @property
+    def client(self) -> Client:
+        """Of the connection there is now."""
+        return self.connection.client
 
     @property
     def environment(self) -> Environment:
@@ -84,7 +96,9 @@ class Cluster:
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard."""
+        """The address of Dask's dashboard; None where there is none."""
+        if not self._spec.dashboard:
+            return None
         if self._cluster is not None:
             scheduler: Any = self._cluster.scheduler
             port = scheduler.services["dashboard"].port  # the link names the host's outer address
@@ -94,7 +108,7 @@ class Cluster:
 
     def load_dashboard(self) -> None:
         """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
-        if self._cluster is None or self._dashboard_loaded:
+        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
             return
         self._dashboard_loaded = True
         scheduler: Any = self._cluster.scheduler
@@ -108,94 +122,120 @@ class Cluster:
             self._cluster.sync(connect)
 
     def workers(self) -> int:
-        return len(self._info()["workers"])
+        """As the scheduler said last, at most a few seconds ago."""
+        return self.connection.workers()
 
     def threads(self) -> int:
-        """Threads of all workers; at least one, while workers are still coming."""
-        return max(1, sum(int(worker["nthreads"]) for worker in self._info()["workers"].values()))
+        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        return self.connection.threads()
 
-    def window(self, lanes: int) -> int:
-        """Blocks in flight: each thread has one and finds the next, and each lane has one that steps are cut from."""
-        return self._spec.window or 2 * self.threads() + lanes
+    @property
+    def fixed_window(self) -> int | None:
+        """Of `cluster.window`."""
+        return self._spec.window
 
-    def require_workers(self) -> None:
-        """Raise ClusterError where the cluster has had no worker for `cluster.wait_s`. Called every second or so."""
-        if self.workers():
-            self._workerless_since = None
-            return
-        now = time.monotonic()
-        if self._workerless_since is None:
-            self._workerless_since = now
-            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
-        elif now - self._workerless_since > self._spec.wait_s:
-            raise ClusterError(
-                f"the Dask cluster has no worker: got none for {self._spec.wait_s:g} s at {self._address()}. Start one "
-                f"(dask worker {self._address()}), or raise cluster.wait_s"
-            )
+    @property
+    def local_results(self) -> Mapping[str, Any]:
+        """What the worker in this process has, by key; nothing where workers are processes."""
+        workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
+        return next((worker.data for worker in workers), {})
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, a few seconds old at most."""
+        return self.connection.members()
+
+    def places(self, keys: Collection[str]) -> dict[str, str]:
+        """Which worker works on a task, or has its result."""
+        return self.connection.places(keys)
+
+    def allowed(self) -> frozenset[str] | None:
+        """The workers that may have blocks; None for any."""
+        now_s = time.monotonic()
+        return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
+
+    def preferences(self) -> dict[str, Any]:
+        """Options of tasks that are not blocks: they keep away from workers that are left out while there are others,
+        and come after what trainers need by now."""
+        allowed = self.allowed()
+        where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
+        return {"priority": priority(time.time()), **where}
+
+    def exclude(self, worker: str, why: str) -> None:
+        """Give a worker's host no blocks for a while, and say so once."""
+        members = self.members() if worker and self.kind != "threads" else ()
+        if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
+            logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
+
+    def look(self, *, waiting: bool) -> None:
+        """See what is missing; `Connection.look`."""
+        self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
         """Whether the scheduler answers."""
-        connection = self.client.scheduler_comm
-        return self.client.status == "running" and connection is not None and not connection.comm.closed()
+        return self.connection.alive()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
+        """`Client.submit`; None where the scheduler is away."""
+        return self.connection.submit(function, *arguments, **options)
 
     def check_workers(self, code: Sequence[Needed] = ()) -> None:
-        """Wait for a worker, and see that all have our versions, and the user's functions. Raises ClusterError."""
-        self._code = tuple(code) or self._code
+        """Wait for a worker, and see which of them have our versions, and the user's functions.
+
+        Raises ClusterError where there is none, or none that has.
+        """
         try:
             self.client.wait_for_workers(1, timeout=self._spec.wait_s)
         except TimeoutError:
-            raise ClusterError(
-                f"the Dask cluster has no worker: got none in {self._spec.wait_s:g} s at {self._address()}. Start one "
-                f"(dask worker {self._address()}), or raise cluster.wait_s"
-            ) from None
+            raise no_worker(self._address(), self._spec.wait_s) from None
         if self.kind == "threads":
             check_environment(self.environment)
-        else:
-            self.client.run(check_environment, self.environment)
-        if self._code and self.kind != "threads":
-            self.client.run(check_functions, self._code)
+            return
+        self._examine(check_environment, self.environment)
+        if code:
+            self._examine(check_functions, tuple(code))
 
     def check_job(self, job: Job) -> None:
-        """See that all workers can do what a job asks. Raises ClusterError."""
+        """See that workers can do what a job asks. Raises ClusterError where none can."""
+        self.connection.await_scheduler()
         if self.kind != "threads":
-            self.client.run(check_job, job)
+            self._examine(check_job, job)
+
+    def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
+        """Run a check on all workers: those that fail it get no blocks. Raises what the last of them raised."""
+        try:
+            answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
+        except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
+            return
+        # One that cannot be reached is about to leave.
+        errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
+        unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
+        if unfit and len(errors) == len(answers):
+            raise next(iter(unfit.values()))
+        for worker, error in unfit.items():
+            self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
         """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""
         while True:
-            futures = self.client.map(function, list(arguments), pure=False, key="feedline-count")
+            self.connection.await_scheduler()
             try:
-                return iter(self.client.gather(futures))
-            except CancelledError:
-                if not self.alive():
-                    self.reconnect()
-
-    def reconnect(self) -> None:
-        """Find the scheduler again, with growing pauses. Raises ClusterError after cluster.wait_s."""
-        if self.kind != "scheduler":
-            raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
-        logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
-        self._close_client()
-        deadline = time.monotonic() + self._spec.wait_s
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                self.client = self._connect()
-            except ClusterError:
-                if time.monotonic() > deadline:
+                futures = self.client.map(
+                    function, list(arguments), pure=False, key="feedline-count", **self.preferences()
+                )
+                return iter(self.connection.gathered(futures))
+            except (CancelledError, ClosedClientError):  # lost with the scheduler
+                continue
+            except OSError:
+                if self.alive():  # else it was the connection
                     raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-            else:
-                self.check_workers()
-                return
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call it when the cluster is closed, and its workers, where they are ours, have ended."""
         self._config.callback(call)
 
     def close(self) -> None:
-        self._close_client()
+        if hasattr(self, "connection"):
+            self.connection.close()
         if self._cluster is not None:
             with contextlib.suppress(TimeoutError, OSError):
                 self._cluster.close(timeout=5)
@@ -208,26 +248,8 @@ class Cluster:
             # bokeh and tornado warn about what their next versions will do; not the user's concern
             warnings.simplefilter("ignore")
             if self._cluster is None:
-                self._cluster = self._start()
+                self._cluster = start_local(self._spec, threads=self._threads)
             return Client(self._cluster, direct_to_workers=True, set_as_default=False)
-
-    def _start(self) -> LocalCluster:
-        local: dict[str, Any] = {
-            "dashboard_address": "127.0.0.1:0",
-            "worker_dashboard_address": "127.0.0.1:0",
-            "scheduler_kwargs": {"dashboard": False},
-            "n_workers": 0,
-            "threads_per_worker": self._threads,
-            "memory_limit": 0,
-            "silence_logs": logging.ERROR,
-        }
-        if self.kind == "threads":
-            cluster = LocalCluster(processes=False, protocol="inproc://", **local)
-        else:
-            cluster = LocalCluster(processes=True, host="127.0.0.1", scheduler_port=0, **local)
-        cluster.new_spec["options"]["dashboard"] = False  # workers' pages would load bokeh before the first block
-        cluster.scale(self._spec.workers or 1)
-        return cluster
 
     def _connect_to_scheduler(self) -> Client:
         security = None
@@ -254,12 +276,3 @@ class Cluster:
         if self._spec.scheduler is not None:
             return self._spec.scheduler
         return str(self._cluster.scheduler_address) if self._cluster is not None else "this process"
-
-    def _info(self) -> Any:
-        return self.client.scheduler_info(n_workers=-1)
-
-    def _close_client(self) -> None:
-        client = getattr(self, "client", None)
-        if client is not None:
-            with contextlib.suppress(TimeoutError, OSError, RuntimeError):
-                client.close(timeout=2)

@@ -1,42 +1,65 @@
 """How do blocks get computed ahead of the trainer, and no further? A bounded window of Dask tasks in plan order.
 
-Runs in: the feeder. `pump` submits, callbacks of Dask's threads file results and wake the feeder, `get` hands a
-block's rows over, `drop` forgets it. A task that was lost with its worker is run again by Dask; one that was lost with
-the scheduler, or killed its workers, is submitted again under a new key (an error sticks to its key).
+Runs in: the feeder. `pump` submits, `get` hands a block's rows over, `drop` forgets it, `look` sees after what is late
+or lost. Results arrive on Dask's event loop, which files them and wakes the feeder. Each attempt at a block has a key
+of its own (an error sticks to its key); the first result of a block wins, and the other attempts are forgotten.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future as Handle
+from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Future
-from distributed.scheduler import KilledWorker
 
-from feedline.errors import ClusterError, FeedlineError
+from feedline.errors import ClusterError
 from feedline.loader.encode import EncodedRows
 from feedline.loader.layout import SlotLayout
 from feedline.loader.quality import Quality
 from feedline.loader.schedule import Block
+from feedline.service.attempts import attempt_block
+from feedline.service.blame import BlockFailure, Retry, among, decide, elsewhere
 from feedline.service.cluster import Cluster
-from feedline.service.tasks import BlockRequest, BlockResult, Job, UnknownJobError, hold_job, run_block, unpack
+from feedline.service.gathering import Gathering, Outcome
+from feedline.service.tasks import BlockRequest, BlockResult, Job, hold_job, unpack
+from feedline.service.timing import Priorities, Recent, overdue_after_s
+from feedline.service.window import Window
 
-_ATTEMPTS = 4
-_REPEATABLE = (UnknownJobError, KilledWorker, OSError, TimeoutError)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One task. `workers`: the only ones that may run it; `slow`: the one that an earlier attempt is late on."""
+
+    key: str
+    future: Future[Any]
+    handle: Handle[None]
+    submitted_s: float
+    workers: frozenset[str] | None
+    slow: str = ""
 
 
 @dataclass(slots=True)
 class _Work:
     block: Block
     request: BlockRequest
-    attempt: int = 0
-    future: Future[Any] | None = None
+    attempts: list[_Attempt] = field(default_factory=list)
+    number: int = 0  # of the next attempt
+    failures: list[BlockFailure] = field(default_factory=list)
+    hedged: bool = False
     rows: tuple[EncodedRows, ...] | None = None
-    nbytes: int = 0
     quality: Quality | None = None
+
+    def late_s(self, now_s: float) -> float:
+        """How long its only attempt has taken so far; 0 where it has had its second."""
+        return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
 
 
 @dataclass(slots=True)
@@ -64,10 +87,11 @@ class Delivery:
         name: str,
         blocks: Iterator[Block],
         request: Callable[[Block], BlockRequest],
-        window_blocks: int,
-        window_bytes: int,
+        window: Window,
         wake: Callable[[], None],
         stats: DeliveryStats,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -76,35 +100,46 @@ class Delivery:
         self._name = name
         self._blocks = blocks
         self._request = request
-        self._window_blocks = window_blocks
-        self._window_bytes = window_bytes
+        self._window = window
         self._wake = wake
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._next: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
-        self._largest = 0
-        self._submitted = 0
-        self._closed = False
+        self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._lost: list[_Work] = []  # with the scheduler, while it did not answer
+        self._connection = cluster.connection.number
+        self._gathering = Gathering(self._file)
+        self._finished: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
         self._lock = threading.Lock()
-        self._finished: list[tuple[_Work, Future[Any], BlockResult | BaseException | None]] = []
+        self._largest = 0
+        self._taken = Recent()  # seconds from the submission of a block to its result
+        self._priorities = Priorities()
         self.stats = stats
 
     @property
     def in_flight(self) -> int:
         return len(self._work)
 
-    def pump(self, step: int) -> None:
-        """Submit blocks while the window has room, and whatever `step` needs in any case."""
-        if self._lost and self._cluster.alive():  # the client found the scheduler again by itself
-            self.resubmit()
-        while self._next is not None and (self._room() or self._next.first_step <= step):
+    def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
+        """Submit blocks while the window has room, and whatever `step` needs in any case.
+
+        step_s: the trainer's pace. delay_s: how long until it will ask for `step`.
+        """
+        self._priorities.begin(step, step_s, delay_s)
+        self._resubmit()
+        threads = self._cluster.threads()
+        while self._next is not None and (
+            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest)
+            or self._next.first_step <= step
+        ):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
             self._work[block.lane, block.index] = work
-            self._submit(work)
+            self._submit(work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.allowed())
 
     def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
-        """The block's rows, or None while it is being computed. Raises what its task raised."""
+        """The block's rows, or None while it is being computed. Raises what all attempts at a block failed of."""
         self._collect()
         return self._work[lane, index].rows
 
@@ -114,92 +149,153 @@ class Delivery:
         dropped = [self._work.pop(place) for place in done]
         return [(work.block, work.quality) for work in dropped if work.quality is not None]
 
-    def resubmit(self) -> None:
-        """Submit everything that has no result yet again: the scheduler that had it is gone."""
-        self._lost.clear()
-        for work in self._work.values():
-            if work.rows is None:
-                self._again(work)
+    def look(self, *, starved: bool = False) -> None:
+        """Take what has finished, and see after what is lost or late. Called every second or so.
+
+        starved: whether the trainer waits for a block.
+        """
+        self._collect()
+        self._resubmit()
+        if not self._cluster.alive():
+            return
+        self._unstrand()
+        if starved:
+            self._hedge()
 
     def close(self) -> None:
-        with self._lock:  # from here on nobody is woken
-            self._closed = True
+        self._gathering.close()
         for work in self._work.values():
-            if work.future is not None:
-                work.future.release()
+            self._forget(work)
         self._work.clear()
 
-    def _room(self) -> bool:
-        blocks = len(self._work)
-        if not self._largest:
-            return blocks < self._cluster.threads()  # nobody knows yet how large a block is
-        return blocks < self._window_blocks and (blocks + 1) * self._largest <= self._window_bytes
+    # -- submitting -----------------------------------------------------------------------------------------------
 
-    def _submit(self, work: _Work) -> None:
+    def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
         block = work.block
         digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
         place = f"{self._name}-l{block.lane}-b{block.index}"
-        key = f"feedline-block-{place}-{digest}-a{work.attempt}-{'p' if self._cluster.packed else 'r'}"
+        key = f"feedline-block-{place}-{digest}-a{work.number}-{'p' if self._cluster.packed else 'r'}"
         # Workers were sent the job (`check_job`). One that came later or has forgotten it gets it in the next attempt.
-        job = self._job if work.attempt else self._job.digest
-        self._submitted += 1
-        future = self._cluster.client.submit(
-            run_block, job, work.request, key, self._cluster.packed, key=key, priority=-self._submitted
+        job = self._job if work.number else self._job.digest
+        work.number += 1
+        options = {"workers": sorted(workers)} if workers is not None else {}
+        future = self._cluster.submit(
+            attempt_block, job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
         )
-        work.future = future
-        future.add_done_callback(lambda done: self._file(work, done))
-
-    def _file(self, work: _Work, future: Future[Any]) -> None:
-        """Runs in a thread of Dask's: fetch the result and wake the feeder."""
-        if self._closed:
+        if future is None:
+            self._lost.append(work)
             return
-        outcome: BlockResult | BaseException | None = None
-        try:
-            if future.status == "finished":
-                outcome = future.result()
-            elif future.status == "error":
-                outcome = future.exception()
-        except BaseException as error:  # whatever it is, the feeder's own thread has to deal with it
-            outcome = error
+        self._running[key] = work
+        handle = self._gathering.watch(future.client, future, self._cluster.local_results)
+        work.attempts.append(_Attempt(key, future, handle, self._clock(), workers, slow))
+
+    def _again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
+        self.stats.resubmitted += 1
+        self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
+
+    def _resubmit(self) -> None:
+        """Submit again what was lost with the scheduler, once that is back."""
+        if not self._cluster.alive():
+            return
+        lost, self._lost = self._lost, []
+        if self._connection != self._cluster.connection.number:
+            self._connection = self._cluster.connection.number
+            lost = [work for work in self._work.values() if work.rows is None]
+            for work in lost:
+                self._forget(work)
+        for work in lost:
+            if work.rows is None and not work.attempts:
+                self._again(work, self._cluster.allowed())
+
+    def _unstrand(self) -> None:
+        """Submit again what may only run on workers that have left."""
+        bound = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
+        if not bound:
+            return
+        members = self._cluster.members()
+        for work in bound:
+            for attempt in list(work.attempts):
+                if members and attempt.workers is not None and attempt.workers.isdisjoint(members):
+                    self._give_up(work, attempt)
+            if not work.attempts:
+                self._again(work, self._cluster.allowed())
+
+    def _hedge(self) -> None:
+        """Compute what the trainer waits for, and is overdue, once more; and what else is as late on that worker."""
+        limit_s = overdue_after_s(self._taken.median)
+        late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
+        needed = [work for work in late if work.block.first_step <= self._priorities.step]
+        if not needed:
+            return
+        places = self._cluster.places([work.attempts[0].key for work in late])
+        slow = {places[work.attempts[0].key] for work in needed if work.attempts[0].key in places}
+        others = among(elsewhere(slow, self._cluster.members()), self._cluster.allowed())
+        for work in late:
+            place = places.get(work.attempts[0].key)
+            if place in slow and others:
+                logger.warning(
+                    "a block has taken more than %.0f s on %s: it is computed elsewhere, too", limit_s, place
+                )
+                work.hedged = True
+                self._again(work, others, slow=place)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _file(self, key: str, outcome: Outcome) -> None:
+        """Runs on Dask's event loop."""
         with self._lock:
-            if not self._closed:
-                self._finished.append((work, future, outcome))
-                self._wake()
+            self._finished.append((key, outcome, self._clock()))
+        self._wake()
 
     def _collect(self) -> None:
         with self._lock:
             finished, self._finished = self._finished, []
-        for work, future, outcome in finished:
-            if work.future is not future:
+        for key, outcome, now_s in finished:
+            work = self._running.get(key)
+            if work is None:
                 continue  # of an attempt that was given up
+            attempt = next(each for each in work.attempts if each.key == key)
             if isinstance(outcome, BlockResult):
-                self._keep(work, outcome)
-            elif isinstance(outcome, FeedlineError):
-                raise outcome
-            elif work.attempt + 1 >= _ATTEMPTS:
-                raise ClusterError(
-                    f"block {future.key} failed {_ATTEMPTS} times: {outcome or future.status}"
-                ) from outcome
-            elif outcome is None or isinstance(outcome, _REPEATABLE) or _cancelled(outcome):
-                if self._cluster.alive():
-                    self._again(work)
-                else:
-                    self._lost.append(work)
-            else:
-                raise ClusterError(f"block {future.key} failed: {type(outcome).__name__}: {outcome}") from outcome
+                self._keep(work, attempt, outcome, now_s)
+                continue
+            self._give_up(work, attempt)
+            failure = None if outcome is None or outcome.kind == "unknown" else outcome
+            if failure is not None:
+                work.failures.append(failure)
+            if not work.attempts:
+                self._retry(work, failure)
 
-    def _keep(self, work: _Work, result: BlockResult) -> None:
-        assert work.future is not None
-        if result.key != work.future.key or result.rows != work.request.rows:
+    def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
+        if failure is None:  # nobody's fault
+            self._again(work, self._cluster.allowed())
+            return
+        members = self._cluster.members() if self._cluster.packed else ()
+        if self._cluster.packed and not members:  # nobody can say whether it is the block or the worker
+            self._lost.append(work)
+            return
+        decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
+        if not isinstance(decision, Retry):
+            raise decision
+        logger.warning("a block failed on %s (%s): it is computed once more", failure.host or "a worker", failure)
+        if failure.kind == "unfit":
+            self._cluster.exclude(failure.worker, str(failure))
+        self._again(work, among(decision.workers, self._cluster.allowed()))
+
+    def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
+        if result.key != attempt.key or result.rows != work.request.rows:
             raise ClusterError(
-                f"a block has another identity: got {result.key} with {result.rows} rows, expected {work.future.key} "
+                f"a block has another identity: got {result.key} with {result.rows} rows, expected {attempt.key} "
                 f"with {work.request.rows}"
             )
+        self._taken.add(now_s - attempt.submitted_s)
+        for failure in work.failures:
+            if failure.worker:
+                self._cluster.exclude(failure.worker, f"another worker could do what failed there: {failure}")
+        if attempt.slow:
+            self._cluster.exclude(attempt.slow, "another worker was faster by far")
+        self._forget(work)
         work.rows = unpack(self._layout, result)
-        work.nbytes = result.nbytes
         work.quality = result.quality
-        work.future.release()
-        work.future = None
         self._largest = max(self._largest, result.nbytes)
         stats = self.stats
         stats.blocks += 1
@@ -209,11 +305,13 @@ class Delivery:
         stats.transform_s += result.transform_s
         stats.encode_s += result.encode_s
 
-    def _again(self, work: _Work) -> None:
-        work.attempt += 1
-        self.stats.resubmitted += 1
-        self._submit(work)
+    def _forget(self, work: _Work) -> None:
+        for attempt in list(work.attempts):
+            self._give_up(work, attempt)
 
-
-def _cancelled(error: BaseException) -> bool:
-    return type(error).__name__ in ("CancelledError", "FutureCancelledError", "FuturesCancelledError")
+    def _give_up(self, work: _Work, attempt: _Attempt) -> None:
+        work.attempts.remove(attempt)
+        self._running.pop(attempt.key, None)
+        attempt.future.release()
+        if attempt.future.client.status == "running":
+            attempt.handle.cancel()

@@ -30,12 +30,14 @@ from feedline.loader.told import report_packet
 from feedline.service.cluster import Cluster
 from feedline.service.delivery import Delivery, DeliveryStats
 from feedline.service.tasks import BlockRequest, Job
+from feedline.service.timing import HORIZON_S, Pace
 from feedline.service.watching import Observed
+from feedline.service.window import Window
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
-# How often a feeder that waits for blocks looks whether its cluster is still there.
+# How often a feeder looks whether its cluster is still there.
 _TICK_S = 1.0
 # How often the trainer (or `feedline run`) hears what the feeder has done.
 _REPORT_S = 0.5
@@ -126,8 +128,9 @@ class Feeder:
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
-        self._reported_s = 0.0
-        self._dashboard_due_s = 0.0
+        self._starved = False  # the trainer's next step waits for a block
+        self._pace = Pace()
+        self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
         self._dashboard_asked = False
         self.stats = stats
         self.observed = Observed(BatchSchema(()), (), "warn")
@@ -145,6 +148,7 @@ class Feeder:
         try:
             while True:
                 self._hear()
+                self._look_after_cluster()
                 if self._advance():
                     continue
                 self._sleep(poll, trainer)
@@ -182,19 +186,17 @@ class Feeder:
             raise TrainerGoneError
         if not events:
             self._load_dashboard()
-            self._look_after_cluster()
 
     def _look_after_cluster(self) -> None:
-        """A second without news: is everything there that the blocks in flight depend on?"""
-        streams = [stream for stream in (self._stream, self._ahead) if stream is not None and not stream.ended]
-        if not streams:
+        """Every second, however much happens: is everything there that the blocks in flight depend on?"""
+        now_s = time.monotonic()
+        if now_s < self._look_due_s:
             return
-        if not self._cluster.alive():
-            self._cluster.reconnect()
-            for stream in streams:
-                stream.delivery.resubmit()
-        elif any(stream.measured is None for stream in streams):
-            self._cluster.require_workers()
+        self._look_due_s = now_s + _TICK_S
+        self._cluster.look(waiting=self._starved)
+        for stream in (self._stream, self._ahead):
+            if stream is not None and not stream.ended:
+                stream.delivery.look(starved=self._starved and stream is self._stream)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # a last block may finish after the trainer went
@@ -263,8 +265,7 @@ class Feeder:
             name=f"{plan.name}-e{epoch}",
             blocks=schedule.blocks_of(lanes, first_step=step),
             request=lambda block: plan.request(block, epoch),
-            window_blocks=self._cluster.window(len(lanes)),
-            window_bytes=int(self._memory_bytes * (1 - _RING_SHARE)),
+            window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
             wake=self._wake,
             stats=self.stats.delivery,
         )
@@ -282,6 +283,7 @@ class Feeder:
     def _advance(self) -> bool:
         """Fill one slot, or announce the end; False where there is nothing to do until something happens."""
         stream = self._stream
+        self._starved = False
         if stream is None or stream.ended:
             return False
         if stream.step >= stream.schedule.steps:
@@ -292,12 +294,13 @@ class Feeder:
             # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
             if not stream.last:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
-                self._ahead.delivery.pump(0)
+                self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
             return True
         if stream.measured is None:
-            stream.delivery.pump(stream.step)
+            stream.delivery.pump(stream.step, step_s=self._pace.step_s)
             stream.measured = self._measure(stream)
         if stream.measured is None:
+            self._starved = True
             return False
         assert self._plan is not None
         nbytes = stream.measured.placement.nbytes
@@ -323,6 +326,7 @@ class Feeder:
 
     def _count(self, stream: _Stream, measured: Draft) -> None:
         stats = self.stats
+        self._pace.step(time.perf_counter(), stats.wait_blocks_s)
         stats.batches += 1
         stats.rows += measured.header.rows
         stats.nbytes += measured.placement.nbytes
@@ -346,6 +350,10 @@ class Feeder:
         self._channel.send_long(report_packet(self._stream.number, asdict(self.stats), self.observed.seen()))
         if warnings:
             self._channel.send_json({"type": "warnings", "texts": list(warnings)})
+
+
+def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
+    return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
 
 
 def _refuse_other_installations(hello: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from feedline.service.cluster import Cluster
 from feedline.service.environment import Environment
 
 _LOOK_S = 1.0  # between looks at a cluster that says nothing
+_URGENT = 3_600_000  # before whatever was submitted in the last hour, which is in ms
 _END_S, _END_PAUSE_S = 10.0, 0.05  # tasks that were called off have this long to end
 
 
@@ -51,13 +52,10 @@ class DaskWorkers:
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
         """Submit function(*arguments); futures in lists stand for their results."""
         self._begun += 1
-        return self._cluster.client.submit(
-            function,
-            *arguments,
-            pure=False,
-            key=f"feedline-fit-{self._name}-{self._begun}",
-            priority=1 if urgent else 0,
-        )
+        options = self._cluster.preferences()
+        options["priority"] += _URGENT if urgent else 0
+        key = f"feedline-fit-{self._name}-{self._begun}"
+        return self._cluster.client.submit(function, *arguments, pure=False, key=key, **options)
 
     def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
         """Wait for at least one of them. Raises what a task raised; ClusterError where there is no cluster any more."""
@@ -66,7 +64,7 @@ class DaskWorkers:
                 with self._cluster.client.as_current():
                     done = list(distributed.wait(handles, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done)
             except TimeoutError:
-                self._cluster.require_workers()
+                self._cluster.look(waiting=True)
                 continue
             except CancelledError:
                 raise _lost() from None

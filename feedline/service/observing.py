@@ -27,6 +27,7 @@ from feedline.transforms.user_functions import Needed, check_functions
 from feedline.warehouse.places import located
 from feedline.warehouse.reading import Chunk, Fragment, read_fragment
 from feedline.warehouse.sampling import BoundSample, Sample, bind_sample
+from feedline.warehouse.seen_rows import Mark, bind_marks
 
 # Rows that are observed together: what a group-by costs besides its rows is spread over them, and lists of that many
 # rows still fit into memory beside each other.
@@ -71,7 +72,10 @@ NO_ROWS = States(states=(), rows=0)
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """A job's expressions and learners, made once per process. streams: per fit, the columns of each of its streams."""
+    """A job's expressions and learners, made once per process.
+
+    streams: per fit, the columns of each of its streams. marks: what tells rows that earlier fits saw from others.
+    """
 
     learners: tuple[Learner, ...]
     streams: tuple[tuple[tuple[str, ...], ...], ...]
@@ -79,6 +83,12 @@ class Observing:
     schema: pa.Schema
     where: BoundExpression | None
     sample: BoundSample | None
+    marks: tuple[Mark, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is read of the table, besides what filter and sample need."""
+        return tuple(dict.fromkeys([*self.observed.parts, *(part for mark in self.marks for part in mark.parts)]))
 
 
 _compiled: SingleFlight[FitJob, Observing] = SingleFlight()
@@ -96,13 +106,15 @@ def _compile(job: FitJob) -> Observing:
     wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
     fits = [wanted[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
+    observed = compile_features([feature for stream in streams for feature in stream], schema, knowledge)
     return Observing(
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
-        observed=compile_features([feature for stream in streams for feature in stream], schema, knowledge),
+        observed=observed,
         schema=schema,
         where=bind_where(job.where, schema) if job.where is not None else None,
         sample=bind_sample(job.sample, schema) if job.sample is not None else None,
+        marks=bind_marks(observed.marks, schema),
     )
 
 
@@ -215,7 +227,12 @@ def _gathered(observing: Observing, fragments: Sequence[Fragment]) -> Iterator[l
     rows = size_bytes = 0
     for fragment in fragments:
         for chunk in read_fragment(
-            fragment, observing.observed.parts, observing.where, observing.schema, sample=observing.sample
+            fragment,
+            observing.observed.parts,
+            observing.where,
+            observing.schema,
+            sample=observing.sample,
+            marks=observing.marks,
         ):
             chunks.append(chunk)
             rows += chunk.frame.height

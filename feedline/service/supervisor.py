@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError
-from feedline.loader.launch import FEED, SCRATCH_VARIABLE, end_process, make_scratch, own_arguments
+from feedline.loader.launch import (
+    SCRATCH_VARIABLE,
+    end_process,
+    feeder_words,
+    make_scratch,
+    own_arguments,
+    standard_input,
+)
 
 _FUTILE_DEATHS = 3
 _EXIT_S = 5.0
@@ -30,6 +37,7 @@ class Rank:
 
     rank: int
     arguments: Sequence[str]
+    overrides: str
     environment: dict[str, str]
     process: subprocess.Popen[str] | None = None
     scratch: str | None = None
@@ -82,13 +90,14 @@ class Supervisor:
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
         rank.scratch = make_scratch()
-        process = subprocess.Popen(
-            [*FEED, *rank.arguments, *own_arguments(rank.scratch), "--listen"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **rank.environment, SCRATCH_VARIABLE: rank.scratch},
-        )
+        with standard_input(rank.overrides) as overrides:
+            process = subprocess.Popen(
+                [*feeder_words(os.environ), *rank.arguments, *own_arguments(rank.scratch), "--listen"],
+                stdin=overrides,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **rank.environment, SCRATCH_VARIABLE: rank.scratch},
+            )
         rank.process = process
         rank.trainer = None
         threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()

@@ -7,20 +7,26 @@ and extremes by key (`group_sums`). What comes out does not depend on the order 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
 from feedline.transforms.fitting import Artifact, Learning, Parts
 from feedline.transforms.group_keys import KEY, GroupKeys, Rows
 from feedline.transforms.group_sums import GroupSums, Numbered, check_numbers, finite
-from feedline.transforms.key_index import KeyIndex
+from feedline.transforms.group_table import (
+    MAX_MEMORY,
+    GroupColumns,
+    MaxMemory,
+    check_artifact,
+    check_parts,
+    ordered_table,
+)
 from feedline.transforms.kinds import Value
 from feedline.transforms.ragged import over_columns, vectors_of
 from feedline.transforms.registry import Parameters, example, example_of_several, op
@@ -30,6 +36,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 _LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}  # of values, to be known
+_SMALLER = "Make fewer keys, with hash_bucket or a vocabulary's min_count before it"
 _SPLITTER = 2.0**27 + 1
 _NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
 _SMALLEST = 2.0**-800  # rounding errors of smaller products have no room in float64
@@ -45,6 +52,7 @@ class GroupStatistics(Parameters):
     of: Annotated[
         str | None, Field(min_length=1, description="The table's column that it is asked of; `count` may do without.")
     ] = None
+    max_memory: MaxMemory = MAX_MEMORY
 
     @model_validator(mode="after")
     def _consistent(self) -> GroupStatistics:
@@ -67,7 +75,7 @@ class StatisticsByKey:
     """Learns statistics of a column by key."""
 
     groups: GroupKeys
-    parameters: GroupStatistics
+    parameters: GroupStatistics = field(compare=False)  # a fit's key has them, but for `max_memory`
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -104,9 +112,11 @@ class StatisticsByKey:
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
-        """The statistics of each key; without rows there is none."""
-        table = pl.concat([self._empty(), *(self._statistics(state) for state in parts)]).sort(*self.groups.names)
-        return Artifact(facts={"rows": int(table["count"].sum()), "groups": table.height}, table=table.to_arrow())
+        """The statistics of each key; without rows there is none. Raises DataError where they outgrow `max_memory`."""
+        check_parts(self.groups, parts, len(self._kept), self.parameters.max_memory, _SMALLER)
+        table = ordered_table(self.groups, [self._empty(), *(self._statistics(state) for state in parts)])
+        rows = int(table["count"].to_numpy().sum())
+        return Artifact(facts={"rows": rows, "groups": table.num_rows}, table=table)
 
     def blank(self) -> Artifact:
         """No groups."""
@@ -214,6 +224,9 @@ def group_statistics(
     its row's value, and `stats` is one word; a null list stays null. Sums are exact, so that the order of rows and the
     cut of the table do not matter to the last bit.
 
+    A process that looks keys up holds three numbers of 8 bytes per key and one for each statistic, and what finds the
+    key: 52 bytes for an integer, 68 and the text for a string. More than `max_memory` is an error.
+
     A row's own value is in what it is told. Of a label ask target_encoding, which leaves it out. `JoinGroupby` in
     NVTabular, whose count is always of rows.
     """
@@ -225,14 +238,14 @@ def group_statistics(
             "feature for each"
         )
     keys.check(artifact)
+    check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
     dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
 
     places, lookup = keys.places(values, artifact)
 
     def run(found_at: pl.Series) -> pl.Series:
-        rows, index = Rows.of([found_at]), keys.index(artifact)
-        held = artifact.made(f"statistics {keys.types}", lambda: _statistics(artifact, index, parameters.names))
-        numbers = held[rows.keys[0].to_numpy()]
+        rows, learnt = Rows.of([found_at]), GroupColumns(keys, artifact)
+        numbers = _statistics(learnt, rows.keys[0].to_numpy(), parameters.names)
         holes = np.isnan(numbers)
         if vectors:
             return vectors_of(numbers, holes=holes if holes.any() else None)
@@ -246,14 +259,12 @@ def group_statistics(
     return Value(expr=over_columns([places], run, result), dtype=result, lookup=lookup)
 
 
-def _statistics(artifact: Artifact, index: KeyIndex, names: Sequence[Statistic]) -> Floats:
-    """float64 [groups + 1, statistics]: each group's numbers, NaN for those that it has not; the first: of no group."""
-    assert artifact.table is not None
-    table = artifact.table.take(pa.array(index.rows))
-    counts = np.append(0, table["count"].to_numpy())
-    made = np.empty((len(counts), len(names)))
+def _statistics(learnt: GroupColumns, places: Integers, names: Sequence[Statistic]) -> Floats:
+    """float64 [V, statistics]: the numbers of each place's group, NaN for those that it has not."""
+    counts = np.where(places, learnt.take("count", places), 0)
+    made = np.empty((len(places), len(names)))
     for column, name in zip(made.T, names, strict=True):
-        held = np.append(0.0, table["var" if name == "std" else name].to_numpy())
+        held = np.where(places, learnt.take("var" if name == "std" else name, places), 0.0)
         column[:] = np.sqrt(held) if name == "std" else held
         column[counts < _LEAST_COUNT[name]] = np.nan
     return made

@@ -7,7 +7,7 @@ table was cut. A small integer lies in bin 0 alone, beside the count: one row pe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,7 +18,7 @@ import polars as pl
 
 from feedline.errors import SpecError
 from feedline.expression_types import BOOLEAN, NUMBERS
-from feedline.transforms.exact_sums import BIN_BITS, Bins, rounded, rounded_groups, units_of_each
+from feedline.transforms.exact_sums import BIN_BITS, Bins, normal_groups, rounded, rounded_groups, units_of_each
 from feedline.transforms.kinds import Value
 
 Integers = npt.NDArray[np.int64]
@@ -129,9 +129,7 @@ class Numbered:
     def counts(self, chosen: pl.Series | None = None) -> Integers:
         """How many values each group has, of some of the state's rows."""
         of_row, counts = self._chosen(_COUNT, chosen)
-        found = np.zeros(self.groups.height, np.int64)
-        np.add.at(found, of_row, counts)
-        return found
+        return _added(of_row, counts, self.groups.height)
 
     def sums(self, chosen: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
         """The sum of each group's values, of some of the state's rows, as float64, and what is missing to it."""
@@ -140,11 +138,32 @@ class Numbered:
         if (
             not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
         ):  # integers, mostly: no need to carry
-            found = np.zeros(self.groups.height, np.int64)
-            np.add.at(found, of_row, units)
+            found = _added(of_row, units, self.groups.height)
             high = found.astype(np.float64)
             return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
+
+    def without(self, parts: Sequence[Integers]) -> Iterator[tuple[Integers, Floats]]:
+        """Counts and sums of each group's values, as `counts` and `sums` have them, without each of some rows [part].
+
+        What stands in a part is taken away from the whole in integers, so that nothing is rounded on the way.
+        """
+        counts, (units, bins) = self.counts(), (self.state[name].to_numpy() for name in (_SUM, _BIN))
+        every, number = self.state[_COUNT].to_numpy(), self.groups.height
+        plain = not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        whole = _added(self.of_row, units, number) if plain else None
+        of_group, of_bin, of_units = normal_groups(self.of_row, bins.astype(np.int64), units)
+        for part in parts:
+            left = counts - _added(self.of_row[part], every[part], number)
+            if whole is not None:
+                yield left, (whole - _added(self.of_row[part], units[part], number)).astype(np.float64)
+                continue
+            joined = (
+                np.concatenate((of_group, self.of_row[part])),
+                np.concatenate((of_bin, bins[part].astype(np.int64))),
+                np.concatenate((of_units, -units[part])),
+            )
+            yield left, rounded_groups(*joined, number)[0]
 
     def extremes(self) -> tuple[Floats, Floats]:
         """The least and the greatest of each group's values."""
@@ -174,6 +193,12 @@ class Numbered:
     def _chosen(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
         column = self.state[name].to_numpy()
         return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
+
+
+def _added(groups: Integers, numbers: Integers, count: int) -> Integers:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, groups, numbers)
+    return found
 
 
 def check_numbers(value: Value, what: str, column: str) -> None:

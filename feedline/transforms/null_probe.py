@@ -77,12 +77,16 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
             for name, dtype in zip(compiled.parts, compiled.types, strict=True)
         ]
     )
+    # as rows that a fit has seen, and as rows that it has not, which may become something else
+    marked = [frame.with_columns(pl.lit(seen).alias(mark) for mark in compiled.marks) for seen in (True, False)]
+    outcomes = [_outcomes(compiled, rows) for rows in (marked if compiled.marks else [frame])]
     found = []
-    for output, nulls in zip(compiled.outputs, _outcomes(compiled, frame), strict=True):
+    for output, *nulls in zip(compiled.outputs, *outcomes, strict=True):
         for row, name in enumerate(asked, start=1):
             alone = output.reads == (name,)
-            if name in output.reads and nulls[row] and (alone or nulls[0] is False):
-                found.append(Leak(feature=output.name, column=name, always=alone))
+            leaks = [each[row] is True and (alone or each[0] is False) for each in nulls]
+            if name in output.reads and any(leaks):
+                found.append(Leak(feature=output.name, column=name, always=alone and all(leaks)))
     return found
 
 

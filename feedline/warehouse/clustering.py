@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.errors import TableError
+from feedline.errors import TableArgumentError
 from feedline.hashing import GOLDEN, Words, digest, mix
 from feedline.warehouse.schemas import children
 
@@ -33,11 +33,11 @@ Int64s = npt.NDArray[np.int64]
 
 
 def refuse_keys(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise TableError for a column that rows cannot be clustered or sorted by."""
+    """Raise TableArgumentError for a column that rows cannot be clustered or sorted by."""
     for name in names:
         kind = schema.field(name).type
         if children(kind) or pat.is_null(kind) or pat.is_decimal256(kind) or pat.is_interval(kind):
-            raise TableError(
+            raise TableArgumentError(
                 f"{option} names column {name!r} of type {kind}: expected numbers, texts, dates or times. "
                 "Name another column"
             )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.errors import TableError
+from feedline.errors import TableArgumentError
 
 Key = str | int
 Int64s = npt.NDArray[np.int64]
@@ -39,14 +39,14 @@ class _Entries:
 
 
 def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
-    """Raise TableError for a column that cannot be flattened: no map, or one with keys of another kind than words."""
+    """Raise TableArgumentError for a column that cannot be flattened: no map, or keys of another kind than words."""
     for name in names:
         kind = schema.field(name).type
         if not pat.is_map(kind):
-            raise TableError(f"--flatten names column {name!r} of type {kind}: expected a map. Leave it out")
+            raise TableArgumentError(f"--flatten names column {name!r} of type {kind}: expected a map. Leave it out")
         key = kind.key_type
         if not (pat.is_string(key) or pat.is_large_string(key) or pat.is_integer(key)):
-            raise TableError(
+            raise TableArgumentError(
                 f"--flatten names column {name!r} with keys of type {key}: expected strings or integers. Leave it out"
             )
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from feedline.errors import TableError
+from feedline.errors import TableArgumentError, TableError
 from feedline.warehouse.faults import explained
 from feedline.warehouse.footers import file_notes
 from feedline.warehouse.listing import listed
@@ -162,7 +162,7 @@ class Target:
         return None if note is None else dict(json.loads(note))
 
     def _foreign(self, what: str) -> TableError:
-        return TableError(
+        return TableArgumentError(
             f"{shown(self.uri)} is not empty: it holds {what}, which feedline optimize did not write. "
             "Name an empty or missing folder, or the target of an earlier run"
         )
@@ -202,7 +202,7 @@ def refuse_overlap(sources: Sequence[str], target: str) -> None:
     for source in sources:
         pair = _real(absolute(source)), place
         if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
-            raise TableError(
+            raise TableArgumentError(
                 f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
                 "the other. Name another target"
             )

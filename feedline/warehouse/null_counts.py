@@ -61,6 +61,7 @@ def null_counts(
     """
     stored, found = snapshot.rows_per_row_group, {}
     kept = np.where(rows < 0, stored, rows)
+    read = int(np.count_nonzero(_files(snapshot, kept > 0)))
     for name in columns:
         nulls = _nulls(snapshot, name)
         if nulls is None or not (nulls > 0).any() or (where is not None and _drops_nulls(where, name)):
@@ -69,13 +70,13 @@ def null_counts(
         if not most.any():
             continue
         least = np.where(rows < 0, 0, np.maximum(nulls - (stored - kept), 0))
-        files = np.unique(snapshot.file_of_row_group[most > 0])
+        files = np.flatnonzero(_files(snapshot, most > 0))
         found[name] = NullCount(
             column=name,
             least=int(least.sum()),
             most=int(most.sum()),
             files=len(files),
-            read=len(np.unique(snapshot.file_of_row_group[kept > 0])),
+            read=read,
             file=_path(snapshot, files),
         )
     return found
@@ -101,6 +102,13 @@ def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -
                     file=_path(snapshot, files),
                 )
             )
+    return found
+
+
+def _files(snapshot: Snapshot, row_groups: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """bool [files]: which of them have one of these row groups."""
+    found = np.zeros(len(snapshot.files), np.bool_)
+    found[snapshot.file_of_row_group[row_groups]] = True
     return found
 
 

@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableError
+from feedline.errors import CorruptFileError, DataError, TableArgumentError, TableError
 from feedline.expressions import BoundExpression
 from feedline.projection import PartError, has_column, part_field, part_of
 from feedline.warehouse.faults import explained, place
@@ -311,10 +311,10 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
         try:
             return part_field(schema, part).with_name(name)
         except PartError as error:
-            raise TableError(f"{error}. Name a column, or one with a key that it has") from None
+            raise TableArgumentError(f"{error}. Name a column, or one with a key that it has") from None
     near = difflib.get_close_matches(name, schema.names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
-    raise TableError(f"column {name!r} is not in the table. {hint}")
+    raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
 
 
 def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:

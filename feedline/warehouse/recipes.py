@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from feedline.errors import TableError
+from feedline.errors import TableArgumentError, TableError
 from feedline.projection import flattened_name
 from feedline.warehouse.clustering import refuse_keys
 from feedline.warehouse.encodings import GOALS, Goal
@@ -57,23 +57,27 @@ class Settings:
     keep_nullable: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses values out of range (TableError)."""
+        """Refuses values out of range (TableArgumentError)."""
         for name, low in (("row_group_rows", 1), ("row_group_bytes", 1), ("file_bytes", 1)):
             value = getattr(self, name)
             if value is not None and value < low:
-                raise TableError(f"--{name.replace('_', '-')} is out of range: got {value}, expected at least {low}")
+                raise TableArgumentError(
+                    f"--{name.replace('_', '-')} is out of range: got {value}, expected at least {low}"
+                )
         if not 0 <= self.flatten_coverage <= 1:
-            raise TableError(f"--flatten-coverage is no share: got {self.flatten_coverage}, expected 0 to 1")
+            raise TableArgumentError(f"--flatten-coverage is no share: got {self.flatten_coverage}, expected 0 to 1")
         for name, allowed in (("goal", GOALS), ("small_partitions", ("merge", "keep"))):
             value = getattr(self, name)
             if value not in allowed:
-                raise TableError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
+                raise TableArgumentError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
         if self.sort_by and not self.cluster_by:
-            raise TableError("--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns")
+            raise TableArgumentError(
+                "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
+            )
 
 
 def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
-    """Raise TableError for columns that the table has not, or that cannot be used so."""
+    """Raise TableArgumentError for columns that the table has not, or that cannot be used so."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
     for option, names in (
         ("--cluster-by", settings.cluster_by),
@@ -88,14 +92,14 @@ def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> 
     refuse_keys(schema, settings.sort_by, "--sort-by")
     refuse_maps(schema, settings.flatten)
     if not snapshot.rows:
-        raise TableError(f"{snapshot.uri} holds no rows: expected at least one to measure")
+        raise TableArgumentError(f"{snapshot.uri} holds no rows: expected at least one to measure")
 
 
 def _known(name: str, names: Sequence[str], option: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
-        raise TableError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
+        raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
 
 
 def recipe_for(

@@ -5,14 +5,17 @@ no row cost nothing, those that keep every row cost nothing either. What a sampl
 their place is arithmetic. For the rest the counting pass (`counting`) asks bloom filters, then reads the columns of the
 filter and of the sample, and counts. Counting tasks are small values that any `map` may run, in threads here or on a
 Dask cluster. What was counted is kept under `work_dir/counts`, named by snapshot, filter and sample, and used again by
-every later run; a file there that is damaged or does not fit is counted anew.
+every later run; a file there that is damaged or does not fit is counted anew. Tasks run in waves (`waves`), so that a
+count that is interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,7 +27,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from feedline.errors import CorruptFileError, DataError
+from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse import store
 from feedline.warehouse.accounting import (
@@ -39,6 +42,7 @@ from feedline.warehouse.accounting import (
     report_of,
 )
 from feedline.warehouse.counting import Count, count_fragment
+from feedline.warehouse.forgiving import BadFilesMetError
 from feedline.warehouse.locations import absolute, locate
 from feedline.warehouse.pruning import ALL, NONE, Pruning, prune
 from feedline.warehouse.reading import UNCOUNTED, Fragment, fragment_at
@@ -47,11 +51,13 @@ from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, sample
 from feedline.warehouse.sieve import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.snapshot import Snapshot
 from feedline.warehouse.statistics import statistics_of
+from feedline.warehouse.waves import FIRST_TASKS, Begun, CountProgress, counts_table, loaded_counts, next_tasks, tell
 
 _COUNTS_VERSION = 2
-_COUNTS_COLUMNS = ["row_group", "rows", "matched", "by_bloom", "bloom_bytes"]
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
 _TASK_FILES = 32  # and files that it opens
+
+_now_s = time.monotonic
 
 Int64s = npt.NDArray[np.int64]
 
@@ -103,6 +109,8 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
+    `waves.heard_by` says who hears how far it is.
+
     Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
@@ -119,8 +127,13 @@ def select_rows(
                 table = _known_counts(work_dir, name, snapshot, open_groups)
                 cached = table is not None
                 if table is None:
-                    table = _counted(snapshot, where, sample, verdicts, open_groups, map or _in_threads)
+                    begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
+                    asked = _Asked(
+                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads
+                    )
+                    table = _counted(asked, open_groups, begun)
                     store.create(work_dir, name, [table])
+                    begun.forget()
         rows[open_groups] = table["rows"].to_numpy()
         matched[open_groups] = table["matched"].to_numpy()
         verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
@@ -218,43 +231,68 @@ def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
         return np.fromiter(pool.map(count, row_groups.tolist()), np.int64, len(row_groups))
 
 
-def _counted(
-    snapshot: Snapshot,
-    where: BoundExpression | None,
-    sample: BoundSample | None,
-    verdicts: Verdicts,
-    row_groups: Int64s,
-    map: Map,
-) -> pa.Table:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What is counted, and by what."""
+
+    snapshot: Snapshot
+    where: BoundExpression | None
+    sample: BoundSample | None
+    verdicts: Verdicts
+    map: Map
+
+
+def _counted(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
     """The counts of row groups that are to be read, and of those that are arithmetic."""
-    rows = np.zeros(len(row_groups), np.int64)
-    matched, bloom_bytes, by_bloom = rows.copy(), rows.copy(), np.zeros(len(rows), np.bool_)
-    placed = verdicts.fate[row_groups] == SAMPLED_BY_PLACE
-    if sample is not None and placed.any():
-        rows[placed] = _by_place(snapshot, sample.sample, row_groups[placed])
-        matched[placed] = snapshot.rows_per_row_group[row_groups[placed]]
-    reading = row_groups[~placed]
-    if len(reading):
-        tasks = list(_tasks(snapshot, where, sample, verdicts, reading))
-        counts = [count for counts in map(count_task, tasks) for count in counts]
-        if len(counts) != len(reading):
-            raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(reading)}")
-        facts = [np.array(values) for values in zip(*counts, strict=True)]
-        rows[~placed], matched[~placed], by_bloom[~placed], bloom_bytes[~placed] = facts
-    return pa.table([pa.array(row_groups), rows, matched, by_bloom, bloom_bytes], names=_COUNTS_COLUMNS)
+    placed = asked.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
+    found = []
+    if asked.sample is not None and placed.any():
+        rows = _by_place(asked.snapshot, asked.sample.sample, row_groups[placed])
+        stored, none = asked.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
+        found.append(counts_table(row_groups[placed], [rows, stored, none, none]))
+    if not placed.all():
+        found.append(_read(asked, row_groups[~placed], begun))
+    return pa.concat_tables(found).sort_by("row_group").combine_chunks()
 
 
-def _tasks(
-    snapshot: Snapshot,
-    where: BoundExpression | None,
-    sample: BoundSample | None,
-    verdicts: Verdicts,
-    row_groups: Int64s,
-) -> Iterator[CountTask]:
+def _read(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
+    """The counts of row groups that are to be read, wave by wave; those that an interrupted run counted are known.
+
+    Raises BadFilesMetError, with all of them, where the map raises it, after everything was counted.
+    """
+    stored = asked.snapshot.rows_per_row_group
+    found = begun.load(row_groups, stored)
+    left = np.setdiff1d(row_groups, found["row_group"].to_numpy())
+    all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
+    bad: dict[str, str] = {}
+    tasks = _tasks(asked, left) if len(left) else iter(())
+    while wave := list(itertools.islice(tasks, size)):
+        groups = left[first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)]
+        first += len(groups)
+        began_s = _now_s()
+        try:
+            counts = [count for counts in asked.map(count_task, wave) for count in counts]
+        except BadFilesMetError as met:
+            bad |= met.reasons
+            continue
+        if len(counts) != len(groups):
+            raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(groups)}")
+        counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
+        size = next_tasks(len(wave), _now_s() - began_s)
+        found = begun.save([found, counted]) if first < len(left) else pa.concat_tables([found, counted])
+        tell(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
+    if bad:
+        begun.forget()
+        raise BadFilesMetError(bad)
+    return found
+
+
+def _tasks(asked: _Asked, row_groups: Int64s) -> Iterator[CountTask]:
     """Fragments in the table's order, file by file, gathered into tasks of about `_TASK_ROWS`."""
+    snapshot, where, sample, verdicts = asked.snapshot, asked.where, asked.sample, asked.verdicts
     needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
     schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
-    text, asked = where.text if where else None, sample.sample if sample else None
+    text, share = where.text if where else None, sample.sample if sample else None
     gathered: list[Fragment] = []
     rows = 0
     for part in _runs(snapshot, row_groups):
@@ -262,10 +300,10 @@ def _tasks(
         gathered.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proven))
         rows += int(snapshot.rows_per_row_group[part].sum())
         if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
-            yield CountTask(fragments=tuple(gathered), where=text, sample=asked, schema=schema)
+            yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
             gathered, rows = [], 0
     if gathered:
-        yield CountTask(fragments=tuple(gathered), where=text, sample=asked, schema=schema)
+        yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
@@ -292,12 +330,7 @@ def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: Boun
 
 
 def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
-    try:
-        (table,) = store.load(work_dir, name, tables=1)
-    except (FileNotFoundError, CorruptFileError):
-        return None
-    if table.column_names != _COUNTS_COLUMNS or not np.array_equal(table["row_group"].to_numpy(), row_groups):
-        return None  # counted by a version that pruned otherwise
-    rows, matched = table["rows"].to_numpy(), table["matched"].to_numpy()
-    wrong = (rows < 0) | (rows > matched) | (matched > snapshot.rows_per_row_group[row_groups])
-    return None if wrong.any() else table
+    table = loaded_counts(work_dir, name, snapshot.rows_per_row_group)
+    if table is None or not np.array_equal(table["row_group"].to_numpy(), row_groups):
+        return None  # or counted by a version that pruned otherwise
+    return table

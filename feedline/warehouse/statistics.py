@@ -39,6 +39,27 @@ def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64
     return Statistics(rows=rows, columns={name: _key(values, rows) for name, values in partition.items()})
 
 
+def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[object, object] | None]:
+    """The least and the greatest value of these columns, as far as footers tell; None for one that is all null."""
+    found: dict[str, tuple[object, object] | None] = {}
+    rows = snapshot.rows_per_row_group
+    for name in columns:
+        if name in snapshot.partition_columns:
+            low = high = pc.struct_field(snapshot.files["partition"], name).combine_chunks().drop_null()
+        else:
+            facts = snapshot.column_facts(name)
+            holds = (rows > 0) & (facts.field("nulls").to_numpy() != rows)
+            sides = ("min", "max") if has_bounds(snapshot.schema.field(name).type) else ("nulls", "nulls")
+            low, high = (facts.field(side).filter(pa.array(holds)) for side in sides)
+            if sides == ("nulls", "nulls") and len(low):
+                continue
+        if not len(low):
+            found[name] = None
+        elif not low.null_count:  # bounds of some row groups are none of all
+            found[name] = pc.min_max(low)["min"].as_py(), pc.min_max(high)["max"].as_py()
+    return found
+
+
 def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
     kind = snapshot.schema.field(name).type
     if name in snapshot.partition_columns:

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.errors import CorruptFileError
+from feedline.errors import CorruptFileError, TableError
 from feedline.warehouse.fetching import read_range
 from feedline.warehouse.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.retrying import is_local, retried
@@ -200,6 +200,13 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
                     sink.write(content)
 
         retried(write, filesystem, join(shown(location.uri), name), doing="written")
+
+
+def remove(work_dir: str, name: str) -> None:
+    """Delete a file that nobody needs any more; one that is gone, or cannot be deleted, does no harm."""
+    location = locate(absolute(work_dir))
+    with contextlib.suppress(OSError, TableError):
+        location.filesystem.delete_file(join(location.path, name))
 
 
 def get(location: Location, name: str) -> bytes | pa.Buffer:

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 from dask.base import compute
 from dask.delayed import delayed
 
-from feedline.errors import SpecError, TableError
+from feedline.errors import SpecError, TableArgumentError
 from feedline.warehouse.clicks import Part, Recipe, click_logit
 
 __all__ = ["PART_ROWS", "Report", "click_logit", "clicks_pipeline", "generate_clicks", "write_part"]
@@ -189,7 +189,7 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
     try:
         filesystem, root = pafs.FileSystem.from_uri(uri) if "://" in uri else (pafs.LocalFileSystem(), uri)
     except (pa.ArrowInvalid, OSError) as error:
-        raise TableError(f"{uri} is no place for a table: {error}") from error
+        raise TableArgumentError(f"{uri} is no place for a table: {error}") from error
     return filesystem, root.rstrip("/")
 
 
@@ -197,13 +197,15 @@ def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite
     """Leaves an empty or missing folder, or refuses (TableError)."""
     kind = filesystem.get_file_info(root).type
     if kind == pafs.FileType.File:
-        raise TableError(f"The table's place is a file: got {uri}, expected an empty or missing folder.")
+        raise TableArgumentError(f"The table's place is a file: got {uri}, expected an empty or missing folder.")
     entries = filesystem.get_file_info(pafs.FileSelector(root)) if kind == pafs.FileType.Directory else []
     if entries and not overwrite:
-        raise TableError(f"The table's place is not empty: {uri} holds {len(entries)} entries. Say overwrite, or move.")
+        raise TableArgumentError(
+            f"The table's place is not empty: {uri} holds {len(entries)} entries. Say overwrite, or move."
+        )
     strange = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
     if strange:
-        raise TableError(
+        raise TableArgumentError(
             f"{uri} is not overwritten: it holds {strange[0]!r}, which is no ds= partition. Remove it first."
         )
     for entry in entries:

@@ -1,0 +1,119 @@
+"""Do all commands end with the same status for the same kind of trouble, and say what it is?
+
+0: done; 1: a job failed; 2: wrong input.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from damage import write
+from processes import ended_here
+
+from feedline import Pipeline
+from feedline.errors import TableArgumentError, TableError, TableNotFoundError, from_wire
+from feedline.version import VERSION
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, a folder without one, and pipelines over them."""
+    folder = tmp_path_factory.mktemp("exits")
+    write(folder / "t", 2)
+    (folder / "empty").mkdir()
+    (folder / "other.txt").write_text("no table")
+    (folder / "no.json").write_text("no state")
+    for name, table, column in (
+        ("p", "t", "x"),
+        ("missing", "nothing", "x"),
+        ("empty", "empty", "x"),
+        ("col", "t", "zz"),
+    ):
+        document = {
+            "version": 1,
+            "name": "exits",
+            "work_dir": "work",
+            "source": {"table": table},
+            "features": {"dense": {column: []}, "label": {"y": []}},
+            "batch": {"size": 64},
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(document))
+    plan = Pipeline.from_yaml(folder / "p.yaml").plan()
+    facts = {key: plan.facts()[key] for key in ("plan", "features", "seed", "lanes", "batch_size")}
+    state = {"version": 1, **facts, "snapshot": "f" * 64, "epoch": 0, "step": 1}
+    (folder / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+WRONG = [
+    ("plan nowhere.yaml", "nowhere.yaml"),
+    *((f"{command} missing.yaml", "does not exist") for command in ("plan", "check", "fit", "run --sink null")),
+    *((f"{command} empty.yaml", "is empty") for command in ("plan", "check", "fit")),
+    *((f"{command} col.yaml", "column") for command in ("plan", "check", "fit", "head", "run --sink null")),
+    ("snapshot missing.yaml OUT/s", "does not exist"),
+    ("rebase p.yaml nowhere.json", "holds no state"),
+    ("rebase p.yaml no.json", "holds no state"),
+    ("rebase p.yaml state.json", "is not in"),
+    ("optimize t t", "source and target overlap"),
+    ("optimize t t/below", "source and target overlap"),
+    ("optimize t .", "source and target overlap"),
+    ("optimize nothing OUT/o", "does not exist"),
+    ("optimize t OUT/o --cluster-by zz", "--cluster-by names column 'zz'"),
+    ("optimize t OUT/o --cluster-by ids", "--cluster-by names column 'ids' of type"),
+    ("optimize t OUT/o --sort-by x", "--sort-by sorts within the keys of --cluster-by"),
+    ("optimize t OUT/o --flatten x", "--flatten names column 'x'"),
+    ("optimize t OUT/o --projection zz", "--projection names column 'zz'"),
+    ("optimize t OUT/o --row-group-rows 0", "out of range"),
+    ("optimize t OUT/o --for speed", "--for is unknown"),
+    ("optimize t . --file-bytes much", "--file-bytes is no size"),
+    ("usage nothing", "does not exist"),
+    ("usage missing.yaml", "does not exist"),
+    ("transform p.yaml nowhere.parquet OUT/x.parquet", "does not exist"),
+    ("generate clicks t --rows 10", "is not empty"),
+    ("generate clicks other.txt --rows 10", "is a file"),
+    ("plan p.yaml --set source.where=x", "--set source.where"),
+    ("run p.yaml --sink nowhere", "--sink is unknown"),
+    ("run p.yaml --ranks 3-1", "--ranks is no list of ranks"),
+    ("plan p.yaml --world-size 0", "--world-size"),
+    ("plan p.yaml --set batch.size=99999999", "fewer rows than one global step"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_input_ends_with_2(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, words: str):
+    monkeypatch.chdir(here)
+    before = sorted(here.rglob("*.parquet"))
+    done = ended_here(*line.replace("OUT", str(tmp_path)).split())
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert sorted(here.rglob("*.parquet")) == before
+
+
+def test_a_table_that_rotted_ends_with_1(here: Path, tmp_path: Path):
+    """It is not the input that is wrong."""
+    write(tmp_path / "t", 1)
+    path = tmp_path / "p.yaml"
+    path.write_text((here / "p.yaml").read_text())
+    next((tmp_path / "t").rglob("*.parquet")).write_bytes(b"no Parquet")
+    for command in ("plan", "check", "fit"):
+        assert ended_here(command, path).returncode == 1
+    null = pa.table({"x": pa.array([None], pa.float32()), "y": [1]})
+    next((tmp_path / "t").rglob("*.parquet")).unlink()
+    pq.write_table(null, tmp_path / "t" / "one.parquet")
+    assert ended_here("check", path).returncode == 1
+
+
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_printed(word: str):
+    done = ended_here(word)
+    assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
+
+
+def test_a_wrong_argument_is_an_error_of_the_table_as_before():
+    """Callers of the Python face caught TableError."""
+    assert issubclass(TableArgumentError, TableError)
+    assert isinstance(from_wire("TableArgumentError", "x"), TableArgumentError)
+    assert isinstance(from_wire("TableNotFoundError", "x"), TableNotFoundError)
