@@ -90,14 +90,13 @@ def optimize(
     tell = say or (lambda _: None)
     check(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
-    place = Target(target)
-    landed = place.landed()
+    landed = (place := Target(target)).landed()
     place.clean()
     before = footprint(snapshot, projection, map=run)
     recipe = recipe_for(snapshot, place.uri, settings, map=run, notes=before.notes)
     partitions = partitions_of(snapshot)
-    pending = [one for one in partitions if not _is_finished(one, landed, recipe)]
     choices: list[Choice] = []
+    pending = [one for one in partitions if not _is_finished(one, landed, recipe)]
     began = measured = time.perf_counter()
     if pending:
         unit_bytes = min(_UNIT_BYTES, (memory_bytes or available_memory_bytes() // 2) // (2 * threads))
