@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline import cli
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse import selection, store
 from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
@@ -176,3 +177,10 @@ def test_progress_is_in_the_log_where_nobody_hears(caplog):
         tell(CountProgress(rows=1_000, all_rows=2_000))
     assert heard == [CountProgress(rows=1, all_rows=2)]
     assert caplog.messages == ["counted 1,000 of 2,000 rows"]
+
+
+def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
+    for rows in (1_000, 2_000):
+        cli._say_counted(CountProgress(rows=rows, all_rows=2_000))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")
