@@ -74,12 +74,14 @@ def _numbers(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
-    """Unscaled integers: little-endian of fixed width, or big-endian bytes of any length."""
+    """Unscaled integers: little-endian of fixed width, or big-endian bytes, as many as the digits need or more."""
     order: Any = "big" if physical in (BYTE_ARRAY, FIXED) else "little"
     largest = 10**kind.precision
+    least = {INT32: 4, INT64: 8, FIXED: largest.bit_length() // 8 + 1}.get(physical, 1)
     values: list[Decimal | None] = []
     for value in raw:
-        unscaled = None if value is None else int.from_bytes(value, order, signed=True)
+        whole = value is not None and (len(value) >= least if order == "big" else len(value) == least)
+        unscaled = int.from_bytes(value or b"", order, signed=True) if whole else None
         fits = unscaled is not None and -largest < unscaled < largest
         values.append(Decimal(f"{unscaled}E{-kind.scale}") if fits else None)
     return pa.array(values, kind)
