@@ -410,7 +410,7 @@ def _other_chain(fit: Fit, wanted: Wanted) -> bool:
 
 
 def _takes_old(request: FitRequest, origin: Origin) -> bool:
-    return request.takes_old(origin.table, origin.where)
+    return request.takes_old(origin.table, origin.where, origin.sample)
 
 
 def _rows(table: str, where: str | None) -> str:

@@ -7,9 +7,8 @@ one step, so that pipelines and sources never touch each other's:
     pipelines/<name>/<source>.json    which manifest counts, when each fit was made; the name and the source in words
     artifacts.json                    what earlier versions wrote in place of these, for all pipelines: only read
 
-Training takes the set of its own name, table and `fit.where`; of several samples' the own one, else the newest, because
-a model is evaluated on other rows than those of its sample. Serving compares the name alone: its table may be out of
-reach. `artifacts: {from: NAME}` compares neither name nor table.
+Training takes the set of its own name, table, `fit.where` and sample. Serving compares the name alone: its table may be
+out of reach. `artifacts: {from: NAME}` compares neither name nor table nor sample.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class FitRequest:
         """Whose sets they are."""
         return self.pipeline if self.shared is None else self.shared
 
-    def takes_old(self, table: str, where: str | None) -> bool:
+    def takes_old(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
         """Whether a fit of an earlier version, which knows no name, was learnt from what is asked for.
 
         table: the root of the snapshot. where: the filter in use, declared for fits or not.
@@ -98,7 +97,10 @@ class FitRequest:
         if self.shared is not None:
             return self.shared == self.pipeline
         same = table == self.root if self.root is not None else _is_root(table, self.source.table)
-        return same and (self.served or self.source.where is None or self.source.same_where(where))
+        if self.served or not same:
+            return same
+        where_fits = self.source.where is None or self.source.same_where(where)
+        return where_fits and _sample_text(sample) == self.source.sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +161,12 @@ def fit_source(table: str | Sequence[str], where: str | None, sample: Mapping[st
     return FitSource(
         table=tuple(sorted({table_name(place) for place in places})),
         where=where,
-        sample=None if sample is None else json.dumps(sample, sort_keys=True),
+        sample=_sample_text(sample),
     )
+
+
+def _sample_text(sample: Mapping[str, Any] | None) -> str | None:
+    return None if sample is None else json.dumps(sample, sort_keys=True)
 
 
 def safe_name(name: str) -> str:
@@ -198,6 +204,15 @@ def refusal(request: FitRequest, sets: Sequence[FitSet], others: Sequence[str]) 
             "use those fits with this table",
             final=True,
         )
+    rows = [source for source in here if mine.same_where(source.where)]
+    if rows and request.shared is None:
+        return Refusal(
+            text=f"the fits of pipeline {request.owner!r} were learnt from another sample: got {_sample(rows[0])}, "
+            f"expected {_sample(mine)}",
+            remedy=f"{fit}, or write `artifacts: {{from: {request.owner}}}` to use those fits, for an evaluation on "
+            "other rows say",
+            final=True,
+        )
     got, expected = _where(here[0].where), _where(mine.where)
     alone = "" if request.shared is not None else f"{fit}, or "
     return Refusal(
@@ -227,7 +242,16 @@ def _differs(request: FitRequest, source: FitSource) -> bool:
         return request.source.where is not None and not request.source.same_where(source.where)
     if request.served:
         return False
-    return source.table != request.source.table or not request.source.same_where(source.where)
+    mine = request.source
+    return source.table != mine.table or source.sample != mine.sample or not mine.same_where(source.where)
+
+
+def _sample(source: FitSource) -> str:
+    """A sample as messages say it: what is not its default."""
+    if source.sample is None:
+        return "no sample"
+    said = {key: value for key, value in json.loads(source.sample).items() if value not in (None, [], 0)}
+    return "a sample of " + ", ".join(f"{key} {value}" for key, value in said.items())
 
 
 def _where(where: str | None) -> str:

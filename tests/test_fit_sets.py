@@ -114,14 +114,20 @@ def test_evaluation_and_the_next_day_use_the_fit(tmp_path: Path, small: str):
     np.testing.assert_allclose(made(path, {"source.where": None, "fit": "auto"}), scaled(SMALL, SMALL[:3]), rtol=1e-6)
 
 
-def test_the_rows_of_a_sample_may_be_others_in_evaluation(tmp_path: Path, small: str):
+def test_another_sample_is_refused_unless_it_is_asked_for(tmp_path: Path, small: str):
     sample = {"fraction": 0.5, "seed": 3, "key": "day"}
     path = written(tmp_path, "a", small, source={"table": small, "sample": sample})
     Pipeline.from_yaml(path).fit()
     [one] = fitted_facts(load_spec(path))
     assert one.rows in (1, 2, 3)
     mean, std = one.shown["mean"], one.shown["std"]
-    everything = made(path, {"source.sample": None, "fit": "auto"})
+    said = r"another sample: got a sample of fraction 0.5, .*seed 3, expected no sample.*artifacts: \{from: a\}"
+    for values in ({"source.sample": None}, {"source.sample": None, "fit": "auto"}):
+        with pytest.raises(SpecError, match=said):
+            made(path, values)
+    with pytest.raises(SpecError, match=r"got a sample of .*seed 3, expected a sample of .*seed 4"):
+        made(path, {"source.sample.seed": 4, "fit": "auto"})
+    everything = made(path, {"source.sample": None, "artifacts.from": "a"})
     np.testing.assert_allclose(everything, (np.array(SMALL) - mean) / std, rtol=1e-5)
     Pipeline.from_yaml(path, {"source.sample": None}).fit()  # from now on each has its own
     np.testing.assert_allclose(made(path, {"source.sample": None}), scaled(SMALL, SMALL), rtol=1e-6)
@@ -343,7 +349,8 @@ def test_the_nearest_set_is_chosen():
         one = chosen(FitRequest(pipeline="p", source=source, **more), sets)
         return None if one is None else one.manifest
 
-    assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", "2", "3"]
+    assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", None, None]
+    assert [taken("t", sample="s", shared="p"), taken("t", sample="r", shared="p")] == ["2", "2"]
     assert [taken("t", "v"), taken("v"), taken("u"), taken("u", "w")] == [None, None, "4", None]
     assert [taken("v", served=True), taken("v", "w", served=True), taken("t", "v", served=True)] == ["4", "3", "3"]
     assert [taken("v", shared="p"), taken("v", "w", shared="p"), taken("v", "v", shared="p")] == ["4", "3", None]

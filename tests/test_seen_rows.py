@@ -174,9 +174,8 @@ def test_rows_that_the_sample_of_the_fit_left_out(folder: Path, sample: dict[str
     learnt = sampled(train, sample)
     assert 0 < len(learnt) < len(train)
     same(delivered(path), oracle(learnt, learnt))
-    same(
-        delivered(path, source__sample=None, source__where="day < 3"), oracle(on(lambda rows: rows["day"] < 3), learnt)
-    )
+    overrides = {"source__sample": None, "source__where": "day < 3", "artifacts__from": "shops"}
+    same(delivered(path, **overrides), oracle(on(lambda rows: rows["day"] < 3), learnt))
 
 
 def test_what_a_later_fit_learns_is_what_runs_give(folder: Path):

@@ -2,8 +2,10 @@
 
 Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the target's
 hidden folder `_feedline/`, under names that no reader takes for data, and land when all of them are there: by one
-rename of their folder where the partition has a folder of its own, else file by file, the last one last. An object
-store shows an object when it is complete, and has no renames: there files are written in place, one after the other.
+rename of their folder where the partition has a folder of its own, else file by file, the last one last. A folder that
+is there already changes places with the new one in one step (`exchange`); where the system lacks that, it is renamed
+first, and missing for a moment. An object store shows an object when it is complete, and has no renames: there files
+are written in place, one after the other.
 
 Nothing but the files themselves says what is finished: each carries a note in its footer (`writing.NOTE_KEY`) with the
 fingerprints of the settings and of the source files it was made from, its unit and its number, and whether it is its
@@ -25,6 +27,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError, TableError
+from feedline.warehouse.exchange import exchange
 from feedline.warehouse.faults import explained
 from feedline.warehouse.footers import file_notes
 from feedline.warehouse.listing import listed
@@ -94,6 +97,9 @@ class Target:
         kind = self.filesystem.get_file_info(final).type
         old = self.hidden("old", slug)
         if kind != pafs.FileType.NotFound and folder and not self._has_folders(final):
+            if exchange(stage, final):
+                self.remove(stage)  # the old files; a run killed before this leaves them to `clean`
+                return
             self.remove(old)
             self.make(old.rpartition("/")[0])
             self.filesystem.move(final, old)
@@ -105,9 +111,10 @@ class Target:
             except OSError:  # another partition that lies in this one's folder came in between
                 kind = pafs.FileType.Directory
         if kind != pafs.FileType.NotFound:
-            self._delete_files(folder)
-            for name in names:
-                self.filesystem.move(f"{stage}/{_finished(name)}", f"{final}/{_finished(name)}")
+            visible = [_finished(name) for name in names]
+            self._delete_files(folder, but=visible if len(visible) == 1 else ())  # a rename replaces one by one
+            for name in visible:
+                self.filesystem.move(f"{stage}/{name}", f"{final}/{name}")
             self.remove(stage)
         self.remove(old)
 
@@ -167,10 +174,10 @@ class Target:
             "Name an empty or missing folder, or the target of an earlier run"
         )
 
-    def _delete_files(self, folder: str) -> None:
+    def _delete_files(self, folder: str, but: Sequence[str] = ()) -> None:
         selector = pafs.FileSelector(self.folder(folder), allow_not_found=True)
         for info in self.filesystem.get_file_info(selector):
-            if info.type == pafs.FileType.File and info.base_name.endswith(SUFFIX):
+            if info.type == pafs.FileType.File and info.base_name.endswith(SUFFIX) and info.base_name not in but:
                 self.filesystem.delete_file(info.path)
 
     def _has_folders(self, path: str) -> bool:
