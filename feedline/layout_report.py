@@ -5,6 +5,7 @@ Runs in: the CLI. `--json` prints the same figures as plain numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,8 @@ from feedline.warehouse.optimize import Report
 from feedline.warehouse.usage import Popularity
 
 _SHOWN_PARTITIONS = 10
+_SHOWN_COLUMNS = 3  # of those that grew most
+_PART = 0.1  # of what a column or table grew by: what is less explains nothing
 
 
 def describe_report(report: Report) -> dict[str, Any]:
@@ -31,10 +34,12 @@ def describe_report(report: Report) -> dict[str, Any]:
 
 
 def show_report(report: Report, console: Console) -> None:
-    """The encodings that were chosen, the table before and after."""
+    """The encodings that were chosen, the table before and after, and why it grew if it did."""
     if report.choices:
         console.print(_choices(report.choices))
     console.print(_before_after(report))
+    for line in explain_growth(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     taken = f", {report.taken_away} taken away" if report.taken_away else ""
     console.print(
         f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "
@@ -44,6 +49,85 @@ def show_report(report: Report, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def explain_growth(report: Report) -> list[str]:
+    """By how much the table grew, in which columns most, and why; nothing where it did not grow.
+
+    Columns that keys of a map became count with their map.
+    """
+    before, after = report.before, report.after
+    total = after.bytes - before.bytes
+    if total <= 0:
+        return []
+    sizes: Counter[str] = Counter()
+    for name, size in after.column_bytes.items():
+        sizes[_map_of(name, report) or name] += size
+    grown = {name: size - before.column_bytes.get(name, 0) for name, size in sizes.items()}
+    grown = {name: more for name, more in sorted(grown.items(), key=lambda item: -item[1]) if more > 0}
+    lines = [f"the table grew by {total:,} bytes ({total / max(before.bytes, 1):.1%}):"]
+    for name in list(grown)[:_SHOWN_COLUMNS]:
+        why = "; ".join(_reasons(name, sizes[name], report))
+        lines.append(f"  {name}: {before.column_bytes.get(name, 0):,} -> {sizes[name]:,} bytes, {why}")
+    if rest := list(grown.values())[_SHOWN_COLUMNS:]:
+        lines.append(f"  other columns ({len(rest)}): by {sum(rest):,} bytes")
+    footers = total - (after.compressed_bytes - before.compressed_bytes)
+    if footers > _PART * total:
+        groups = f"{before.row_groups:,} -> {after.row_groups:,} row groups of {len(report.columns):,} columns"
+        lines.append(f"  outside of columns: by {footers:,} bytes, the footers of {groups}")
+    if not report.choices:
+        lines.append("  no encoding was measured, as nothing had to be written: the run that wrote it told more")
+    elif report.settings.goal != "size":
+        lines.append("  --for size makes it as small as it can be in this order of rows")
+    return lines
+
+
+def _reasons(name: str, size: int, report: Report) -> list[str]:
+    """Why a column (with those that its keys became) is larger: judged by the default encoding of the same rows.
+
+    What the chosen encoding takes over the default one was chosen; what the default one would take over the source's
+    comes of another order, smaller row groups, or a source that was stored better than by default.
+    """
+    before, after = report.before, report.after
+    keys = sum(_map_of(column, report) == name for column in report.flattened)
+    if keys:
+        return [f"{keys} of its keys became columns (--flatten)"]
+    if name not in before.column_bytes:
+        return ["a key of the partitions, whose type folders do not tell"]
+    old, new = ("+".join(side.column_encodings[name]) for side in (before, after))
+    reasons = [f"{old} -> {new}"] if old != new else []
+    choices = [choice for choice in report.choices if choice.chosen.column == name]
+    chosen, default = (sum(getattr(choice, side).bytes for choice in choices) for side in ("chosen", "default"))
+    if not chosen:
+        return reasons or [f"{new} as before"]
+    usual = size * default / chosen
+    more = _PART * (size - before.column_bytes[name])
+    if size - usual > more:
+        reasons.append(
+            f"--for {report.settings.goal} chose it for its decoding time, at {chosen / default:.2f} times the bytes "
+            "of dictionary zstd"
+        )
+    if usual - before.column_bytes[name] > more:
+        reasons += _circumstances(report)
+    return reasons
+
+
+def _circumstances(report: Report) -> list[str]:
+    """What makes a column larger in the same encoding; where nothing else does, the source's encoding was better."""
+    before, after, found = report.before, report.after, []
+    if report.settings.cluster_by:
+        found.append(f"compresses worse in the order of {', '.join(report.settings.cluster_by)}")
+    if after.rows * before.row_groups < before.rows * after.row_groups:
+        found.append(f"row groups are smaller ({before.row_groups:,} -> {after.row_groups:,} of them)")
+    return found or ["the source's encoding or compression level was tighter than any that optimize tries here"]
+
+
+def _map_of(name: str, report: Report) -> str | None:
+    """The map column whose key became this one."""
+    if name not in report.flattened:
+        return None
+    maps = [column for column in report.settings.flatten if name.startswith(f"{column}.")]
+    return max(maps, key=len, default=None)
 
 
 def show_popularity(facts: Popularity, console: Console) -> None:

@@ -14,7 +14,9 @@ import torch.distributed as c10d
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
+from feedline.loader import dataset
 from feedline.loader.rank_agreement import agree
+from feedline.loader.ranks import RankInfo
 
 HELLO = {"snapshot": None, "lanes": None, "plan": None, "features": None, "rebase": None}
 FACTS = {"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1", "schema": "x" * 100_000}
@@ -153,3 +155,28 @@ def test_a_store_that_is_gone():
 
     with pytest.raises(FeedlineError, match=r"the store of torch\.distributed does not answer: Connection was"):
         agree(Gone(), lambda _: dict(FACTS), HELLO, rank=1, world_size=2)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "fake"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_backend_without_a_store_leaves_agreeing_to_the_feeders(
+    backend: str, rank: int, monkeypatch: pytest.MonkeyPatch
+):
+    """PyTorch's wheels come without MPI; "fake" holds the same empty `Store` in its place."""
+    asked: list[dict[str, Any]] = []
+
+    class Feed:
+        def open(self, hello: dict[str, Any]) -> str:
+            asked.append(hello)
+            return "answer"
+
+    c10d.init_process_group("fake", rank=rank, world_size=2)
+    try:
+        monkeypatch.setattr(c10d, "get_backend", lambda: backend)
+        with pytest.raises(RuntimeError, match="pure virtual"):
+            c10d.distributed_c10d._get_default_store().add("key", 1)
+        ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
+        assert dataset._agree(Feed(), ranks, HELLO) == "answer"
+    finally:
+        c10d.destroy_process_group()
+    assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"

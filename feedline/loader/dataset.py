@@ -30,7 +30,7 @@ from feedline.loader.feed import Feed
 from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.layout import BatchSchema, SlotLayout
 from feedline.loader.pinning import Pinning
-from feedline.loader.rank_agreement import agree
+from feedline.loader.rank_agreement import Store, agree
 from feedline.loader.ranks import RankInfo, detect_rank
 from feedline.loader.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
@@ -47,6 +47,8 @@ from feedline.spec import PipelineSpec, load_spec
 from feedline.version import VERSION
 
 _said_ranks: set[RankInfo] = set()
+# MPI's own runtime connects its ranks; those of "fake", PyTorch's stand-in for tests, are not there.
+_WITHOUT_STORE = ("mpi", "fake")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +346,9 @@ _NO_WORKERS = (
 
 def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
     """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
-    if ranks.world_size == 1 or _distributed() != (ranks.rank, ranks.world_size):
+    connected = ranks.world_size > 1 and _distributed() == (ranks.rank, ranks.world_size)
+    store = _store() if connected else None
+    if store is None:
         return feed.open(hello)
     answers: list[Answer] = []
 
@@ -352,7 +356,6 @@ def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
         answers.append(feed.open(asked))
         return answers[-1].facts
 
-    store = torch.distributed.distributed_c10d._get_default_store()
     agree(store, open_plan, hello, rank=ranks.rank, world_size=ranks.world_size)
     return answers[-1]
 
@@ -361,6 +364,14 @@ def _distributed() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None
+
+
+def _store() -> Store | None:
+    """Where the ranks met; None for a backend that never asks for such a place and holds an empty `Store` instead."""
+    if torch.distributed.get_backend() in _WITHOUT_STORE:
+        return None
+    store: Store = torch.distributed.distributed_c10d._get_default_store()
+    return store
 
 
 def _say_ranks(ranks: RankInfo) -> None:

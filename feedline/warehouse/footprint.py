@@ -7,7 +7,7 @@ request over the hole between them. The bytes fetched are those of the requests,
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,8 @@ Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Notes = Mapping[bytes, bytes]
 
 _TASK_FILES = 64
+_OF_LEVELS = {"RLE", "BIT_PACKED"}
+_CODECS = {"UNCOMPRESSED": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ class Projected:
 class Footprint:
     """A table: files and their bytes, row groups, rows, bytes of column chunks before and after compression.
 
-    `column_bytes`: after compression, by column. `notes`: the key-value metadata that all files have in common.
+    `column_bytes`: after compression, by column. `column_encodings`: what a column is stored as, in all leaves and row
+    groups: `dictionary zstd`. `notes`: the key-value metadata that all files have in common.
     """
 
     files: int
@@ -48,6 +51,7 @@ class Footprint:
     compressed_bytes: int
     projection: Projected
     column_bytes: Mapping[str, int] = field(default_factory=dict)
+    column_encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: Notes = field(default_factory=dict, repr=False)
 
     @property
@@ -78,6 +82,7 @@ class Measured:
     requests: int = 0
     requested: int = 0
     columns: Counter[str] = field(default_factory=Counter)
+    encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
     notes: dict[bytes, bytes] | None = None
 
     def add(self, other: Measured) -> None:
@@ -87,6 +92,8 @@ class Measured:
         self.requests += other.requests
         self.requested += other.requested
         self.columns.update(other.columns)
+        for name, found in other.encodings.items():
+            self.encodings[name] |= found
         self.agree(other.notes)
 
     def agree(self, notes: Mapping[bytes, bytes] | None) -> None:
@@ -113,6 +120,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
         compressed_bytes=total.columns.total(),
         projection=Projected(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
         column_bytes=dict(total.columns),
+        column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
         notes=total.notes or {},
     )
 
@@ -135,4 +143,15 @@ def measure_files(task: FootprintTask) -> Measured:
             total.requested += sum(stop - start for start, stop in found)
             for name, column in places.items():
                 total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
+                total.encodings[name].update((chunks[leaf].compression, *chunks[leaf].encodings) for leaf in column)
     return total
+
+
+def _encodings(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Codecs and encodings of chunks as the names that `optimize` has for them; levels' encodings count for nothing."""
+    names = set()
+    for codec, *encodings in found:
+        data = sorted(set(encodings) - _OF_LEVELS) or ["RLE"]
+        name = "dictionary" if any("DICTIONARY" in one for one in data) else " ".join(data).lower()
+        names.add(f"{name} {_CODECS.get(codec, codec.lower())}")
+    return tuple(sorted(names))

@@ -16,6 +16,7 @@ import errno
 import importlib
 import os
 import re
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +48,9 @@ _SECRET_OPTION = re.compile(
     r"[?&]((?:x-amz-(?:signature|credential|security-token)|sig|signature|[^=&]*(?:secret|password|token|_key|apikey)))=",
     re.IGNORECASE,
 )
+
+# Two threads that drop the same listing at once may fail: fsspec's `DirCache.pop` looks first and deletes then.
+_forgetting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +144,51 @@ def _by_fsspec(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
-    """fsspec's files without their read-ahead: we ask for the ranges that we want."""
+    """fsspec's files without their read-ahead: we ask for the ranges that we want.
+
+    And without what fsspec remembers: most of its file systems keep the listings that they once saw, one instance
+    serves the whole process, and an answer from there would prove nothing about a file that another process replaced.
+    So whatever looks at the store first drops what is kept of that place.
+    """
+
+    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
+        self._forget(paths)
+        infos: list[pafs.FileInfo] = super().get_file_info(paths)
+        return infos
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        self._forget_all()
+        infos: list[pafs.FileInfo] = super().get_file_info_selector(selector)
+        return infos
 
     def open_input_file(self, path: str) -> pa.PythonFile:
+        self._forget([path])  # or the file would end where a file of that name once ended
         if not self.fs.isfile(path):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        self._forget([path])
+        return super().open_input_stream(path)
+
+    def delete_file(self, path: str) -> None:
+        self._forget([path])
+        super().delete_file(path)
+
+    def delete_dir(self, path: str) -> None:
+        self._forget_all()
+        super().delete_dir(path)
+
+    def _forget(self, paths: list[str]) -> None:
+        """Some fsspec classes drop the folders above a path as well, others exactly what is named."""
+        with _forgetting:
+            for place in {*paths, *(path.rstrip("/").rpartition("/")[0] for path in paths)}:
+                self.fs.invalidate_cache(place)
+
+    def _forget_all(self) -> None:
+        """Not only what is kept of a folder: few fsspec classes drop what lies below a path."""
+        with _forgetting:
+            self.fs.invalidate_cache()
 
 
 # pyarrow shuts its S3 subsystem down at exit; a client that outlives it can hang the process (arrow#50482).

@@ -47,7 +47,8 @@ class Report:
 
     `choices`: per Parquet column (empty where nothing had to be written). `flattened`: the columns that maps became.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
-    and requests `before` and `after` tell. `measuring_s`, `writing_s`: the time for choosing encodings, for writing.
+    and requests `before` and `after` tell. `settings`: what was asked for. `measuring_s`, `writing_s`: the time for
+    choosing encodings, for writing.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Report:
     projection: tuple[str, ...]
     before: Footprint
     after: Footprint
+    settings: Settings
     measuring_s: float
     writing_s: float
 
@@ -109,13 +111,12 @@ def optimize(
             place.clean()
             raise
     written = time.perf_counter()
-    gone = _taken_away(place, landed, partitions)
     return Report(
         source=snapshot.uri,
         target=place.uri,
         written=len(pending),
         finished=len(partitions) - len(pending),
-        taken_away=gone,
+        taken_away=_taken_away(place, landed, partitions),  # before `after` is measured
         columns=tuple(recipe.target.names),
         non_null=tuple(field.name for field in recipe.target if not field.nullable),
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
@@ -123,6 +124,7 @@ def optimize(
         projection=tuple(projection),
         before=before,
         after=footprint(take_snapshot(place.uri), projection, map=run),
+        settings=settings,
         measuring_s=measured - began,
         writing_s=written - measured,
     )
