@@ -298,6 +298,7 @@ def test_a_filter_that_ends_behind_the_file_is_unknown_and_not_asked_for(
     "float": st.sampled_from([None, -0.0, 0.5, float("nan")]),
     "text": st.sampled_from([None, "", "ab"]),
     "key": st.integers(0, 2),
+    "ratio": st.sampled_from([-0.0, 0.5, float("nan")]),
     "opaque": st.sampled_from([True, False, None]),
 }), max_size=4))  # fmt: skip
 def test_what_is_refuted_no_row_makes_true(predicate: Predicate, rows: list[dict[str, Any]]) -> None:

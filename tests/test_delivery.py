@@ -355,6 +355,28 @@ def test_two_workers_that_agree_are_right(
     delivery.close()
 
 
+def test_an_error_of_a_later_block_comes_when_that_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Whichever block is done first: the steps before it are delivered, and asked again it is an error again."""
+    failed = threading.Event()
+
+    def work(index: int, key: str) -> int:
+        if index == 2:
+            raise DataError("no rows there")
+        assert failed.wait(timeout=30)
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    delivery = stream.open("later", 6)
+    delivery.pump(0)
+    eventually(lambda: delivery.get(0, 0) is None and delivery._work[0, 2].error)
+    failed.set()
+    assert stream.read(delivery, range(2)) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(DataError, match="no rows there"):
+            stream.read(delivery, range(2, 3))
+    delivery.close()
+
+
 def test_a_block_that_may_run_nowhere_any_more_is_submitted_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     """It was bound to workers that have left since."""
     stream = Stream(cluster, monkeypatch, lambda index, key: index)

@@ -301,6 +301,7 @@ def test_every_number_is_duckdbs(
         "read_per_epoch": expected.read_bytes,
         "table": everything,
         "share": expected.read_bytes / everything,
+        "read_twice": 0,  # of one lane
     }
     assert facts["row_groups"] == expected.share("partition", "statistics", "bloom", "whole", "place", "counted")
     assert facts["pruned_by_partition"] == expected.share("partition")

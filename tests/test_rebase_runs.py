@@ -188,9 +188,9 @@ def test_the_command_refuses(place: Rewritten):
     place.forget()
     place.delete("ds=1/0.parquet")
     for words, status, text in (
-        (("p.yaml",), 1, "the state lacks snapshot"),
-        (("nowhere.json",), 1, "holds no state as JSON"),
-        ((state,), 1, "cannot be told from those that were delivered"),
+        (("p.yaml",), 2, "the state lacks snapshot"),
+        (("nowhere.json",), 2, "holds no state as JSON"),
+        ((state,), 2, "cannot be told from those that were delivered"),
         ((state, "--rewritten", "all"), 2, "--rewritten is unknown"),
     ):
         done = feedline(place, "rebase", "p.yaml", *words)

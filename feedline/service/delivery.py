@@ -56,6 +56,7 @@ class _Work:
     hedged: bool = False
     rows: tuple[EncodedRows, ...] | None = None
     quality: Quality | None = None
+    error: Exception | None = None  # what all attempts failed of; for the step that needs the block
 
     def late_s(self, now_s: float) -> float:
         """How long its only attempt has taken so far; 0 where it has had its second."""
@@ -141,7 +142,10 @@ class Delivery:
     def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
         """The block's rows, or None while it is being computed. Raises what all attempts at a block failed of."""
         self._collect()
-        return self._work[lane, index].rows
+        work = self._work[lane, index]
+        if work.error is not None:
+            raise work.error
+        return work.rows
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns what was counted of them."""
@@ -204,7 +208,7 @@ class Delivery:
             for work in lost:
                 self._forget(work)
         for work in lost:
-            if work.rows is None and not work.attempts:
+            if work.rows is None and work.error is None and not work.attempts:
                 self._again(work, self._cluster.allowed())
 
     def _unstrand(self) -> None:
@@ -275,7 +279,8 @@ class Delivery:
             return
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
-            raise decision
+            work.error = decision
+            return
         logger.warning("a block failed on %s (%s): it is computed once more", failure.host or "a worker", failure)
         if failure.kind == "unfit":
             self._cluster.exclude(failure.worker, str(failure))
