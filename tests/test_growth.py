@@ -84,7 +84,7 @@ class Name(str):
 
 
 def partition_of(files: tuple[int, ...]) -> Partition:
-    return Partition(folder="", files=files, rows=10, bytes=10, sources="")
+    return Partition(folder="", files=files, rows=10, bytes=10, sources="", alone=True)
 
 
 @pytest.mark.parametrize("files", [FEW, MANY])

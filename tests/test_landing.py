@@ -13,6 +13,7 @@ import pytest
 from optimized import events, in_arrow, multiset, rewrite, warehouse
 from test_optimize import CLUSTERED
 
+from feedline import Table
 from feedline.warehouse import landing
 from feedline.warehouse.exchange import exchange
 from feedline.warehouse.landing import Target
@@ -53,9 +54,9 @@ def rewritten_under_watch(
     def look() -> None:
         seen.append(visible(target / folder))
 
-    def watched(self: Target, *args: Any) -> None:
+    def watched(self: Target, *args: Any, **kwargs: Any) -> None:
         self.filesystem = Watched(self.filesystem, look)
-        land(self, *args)
+        land(self, *args, **kwargs)
 
     def exchanged(one: str, other: str) -> bool:
         done = exchanging(one, other)
@@ -133,3 +134,17 @@ def test_two_folders_are_exchanged_or_nothing_is_changed(tmp_path: Path, monkeyp
     monkeypatch.setattr("sys.platform", "darwin")
     assert not exchange(str(one), str(other))
     assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
+
+
+def test_a_partition_that_lands_inside_of_another_one_is_not_taken_away_with_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    for rows, folder in ((60, "a=1"), (600, "a=1/b=2")):  # the larger one is written first
+        (source / folder).mkdir(parents=True)
+        pq.write_table(events(rows), source / folder / "x.parquet")
+        rewrite(source, target, **{**CLUSTERED, "row_group_rows": rows})
+        # as if each looked before another thread made the other's folder
+        monkeypatch.setattr(Target, "_has_folders", lambda *_: False)
+    expected = multiset(Table(str(source)).read())
+    assert multiset(Table(str(target)).read()) == expected

@@ -47,9 +47,9 @@ if where == "rename":
     where, landing.exchange = "move", lambda one, other: False
 if where == "move":
     begin = landing.Target.land
-    def land(self, *args):
+    def land(self, *args, **kwargs):
         self.filesystem = Moves(self.filesystem)
-        begin(self, *args)
+        begin(self, *args, **kwargs)
     landing.Target.land = land
     deadly(Moves, "move", turn)
 elif where == "exchange":

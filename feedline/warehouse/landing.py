@@ -87,8 +87,11 @@ class Target:
         """That folder, as it is."""
         return self.hidden("stage", slug) if self.is_local else self.folder(folder)
 
-    def land(self, folder: str, slug: str, names: Sequence[str]) -> None:
-        """Make a partition's files visible, in place of those that were there; `names` in the order of their units."""
+    def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
+        """Make a partition's files visible, in place of those that were there; `names` in the order of their units.
+
+        `alone`: no other partition lands in its folder, which would be replaced with it.
+        """
         if not self.is_local:
             return
         stage, final = self.hidden("stage", slug), self.folder(folder)
@@ -96,7 +99,7 @@ class Target:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_finished(name)}")
         kind = self.filesystem.get_file_info(final).type
         old = self.hidden("old", slug)
-        if kind != pafs.FileType.NotFound and folder and not self._has_folders(final):
+        if kind != pafs.FileType.NotFound and folder and alone and not self._has_folders(final):
             if exchange(stage, final):
                 self.remove(stage)  # the old files; a run killed before this leaves them to `clean`
                 return

@@ -184,6 +184,7 @@ def _write(
                     folder=partition.folder,
                     slug=partition.slug,
                     sources=partition.sources,
+                    alone=partition.alone,
                     units=tuple(units),
                 )
             )

@@ -71,6 +71,7 @@ class PartitionTask:
     folder: str
     slug: str
     sources: str
+    alone: bool
     units: tuple[Unit, ...]
 
 
@@ -106,7 +107,7 @@ def rewrite_partition(task: PartitionTask) -> list[Written]:
             if target.is_local:
                 target.remove(stage)
             raise
-        target.land(task.folder, task.slug, [file.name for file in written])
+        target.land(task.folder, task.slug, [file.name for file in written], alone=task.alone)
     return written
 
 

@@ -37,7 +37,8 @@ _FILES_PER_TASK = 2  # an unclustered partition of more files than this is sever
 class Partition:
     """A Hive partition of the source: its folder, its row groups and files (places in the snapshot), rows and bytes.
 
-    `sources`: the fingerprint of its files (path, bytes, time, footer). `slug`: a name for its scratch folders.
+    `sources`: the fingerprint of its files (path, bytes, time, footer). `alone`: no other partition lies in its folder.
+    `slug`: a name for its scratch folders.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class Partition:
     rows: int
     bytes: int
     sources: str
+    alone: bool
 
     @property
     def slug(self) -> str:
@@ -72,6 +74,7 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
     facts = {
         name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     }  # fmt: skip
+    around = {"/".join(keys[:count]) for keys in (folder.split("/") for folder in places) for count in range(len(keys))}
     found = []
     for folder, files in places.items():
         names = ("path", "bytes", "mtime_ns")
@@ -83,6 +86,7 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
                 rows=sum(facts["rows"][file] for file in files),
                 bytes=sum(facts["bytes"][file] for file in files),
                 sources=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
+                alone=folder not in around,
             )
         )
     return found
@@ -161,7 +165,7 @@ def write_large(
     place = {"folder": partition.folder, "slug": partition.slug, "sources": partition.sources}
     tasks = [UnitTask(recipe=recipe, unit=unit, **place) for unit in units]
     names = [file.name for written in map(rewrite_unit, tasks) for file in written]
-    target.land(partition.folder, partition.slug, names)
+    target.land(partition.folder, partition.slug, names, alone=partition.alone)
     target.remove(spill)
 
 
