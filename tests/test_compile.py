@@ -196,6 +196,7 @@ def test_groups_give_their_type():
         ),
         (feature("dense", "price", {"clip": {"mim": 1}}), r"price: \[clip\]: unknown parameter of clip: got 'mim'"),
         (feature("dense", "p", column="prize"), "p: unknown column: got 'prize'.* Did you mean `price`"),
+        (feature("dense", "p*"), r"unknown column: got 'p\*'.* There is no wildcard: write a range, such as C\{1"),
         (feature("dense", "p", column="zzz"), "unknown column: got 'zzz'.* There are price, count, .* and 7 more"),
         (feature("dense", "p", expr="prize + 1"), "p: .*prize"),
         (feature("dense", "p", expr="1 + 1"), "p: .*names no column"),

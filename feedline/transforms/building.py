@@ -216,6 +216,8 @@ class Compiler:
             near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
             if (part := part_of(name)) is not None and has_column(self.schema, part.column):
                 near = f". Write {{expr: '{name}'}} for a part of a column"
+            elif "*" in name:
+                near = ". There is no wildcard: write a range, such as C{1..26}, or a list, {columns: [C1, C2], ops: …}"
             message = f"unknown column: got {name!r}, expected a column of the table{near}"
         elif len(places) > 1:
             message = f"the table has {len(places)} columns {name!r}"
