@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,10 @@ STAYS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
 )  # Python's own helpers: one per process, kept
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("feedline")
