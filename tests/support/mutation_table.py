@@ -1,0 +1,440 @@
+"""The faults that `mutations.py` plants: a text of the package, what replaces it, and what that breaks.
+
+A text is found anywhere below `feedline/`, whatever module it is in, and has to be found exactly once; a run of white
+space in it stands for any other. Texts are short and avoid names that say little, so that they outlive moves and
+renames. A fault that changes nothing anybody could observe proves nothing: it is to be replaced, not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One fault. `area`: the package that it belongs to; `name` is unique and stays, as reports are compared by it."""
+
+    area: str
+    name: str
+    text: str
+    replacement: str
+    breaks: str
+
+
+MUTATIONS = (
+    # -- expressions ----------------------------------------------------------------------------------------------
+    Mutation(
+        "expressions",
+        "literal-between-integers",
+        'op = "<=" if op in ("<", "<=") else ">"',
+        'op = "<" if op in ("<", "<=") else ">"',
+        "an integer column compared with a fraction loses the integer just below it",
+    ),
+    Mutation(
+        "expressions",
+        "fraction-in-membership",
+        "if place.denominator == 1 and grid.low <= place <= grid.high:",
+        "if grid.low <= place <= grid.high:",
+        "`x in (2.5, 3)` over integers looks for a number that was never written",
+    ),
+    Mutation(
+        "expressions",
+        "nan-of-two-columns",
+        'pl.when(is_nan).then(pl.lit(op == "!="))',
+        'pl.when(is_nan).then(pl.lit(op == "=="))',
+        "NaN beside NaN counts as equal in comparisons of two columns",
+    ),
+    Mutation(
+        "expressions",
+        "first-map-key",
+        "hits = np.flatnonzero(numbers >= 0)",
+        "hits = np.flatnonzero(numbers > 0)",
+        "the first of several keys read from a map column is null everywhere",
+    ),
+    # -- spec -----------------------------------------------------------------------------------------------------
+    Mutation(
+        "spec",
+        "size-of-zero-bytes",
+        "if not 1 <= size <= MAX_INT:",
+        "if not 0 <= size <= MAX_INT:",
+        "a memory limit of 0 bytes is accepted",
+    ),
+    Mutation(
+        "spec",
+        "expectation-at-the-end",
+        "and (bound.final or not final)",
+        "and bound.final",
+        "bounds that later rows could mend are not checked at the end of an epoch either",
+    ),
+    Mutation(
+        "spec",
+        "last-of-a-name-range",
+        "for number in range(int(first), int(last) + 1)]",
+        "for number in range(int(first), int(last))]",
+        "`I{1..13}` names twelve columns",
+    ),
+    # -- warehouse ------------------------------------------------------------------------------------------------
+    Mutation(
+        "warehouse/storage",
+        "last-part-of-a-range",
+        "i // parts for i in range(parts + 1)]",
+        "i // parts for i in range(parts)]",
+        "the last part of a range that is fetched in several requests is never asked for",
+    ),
+    Mutation(
+        "warehouse/storage",
+        "retry-past-the-deadline",
+        "started_s + state.upcoming_sleep > patience.deadline_s",
+        "started_s > patience.deadline_s",
+        "a retry begins although its pause ends after the deadline",
+    ),
+    Mutation(
+        "warehouse/storage",
+        "unproved-first-part",
+        "!= self.digests[part]:",
+        "!= self.digests[part] and part:",
+        "altered bytes in the first table of a stored artifact are not noticed",
+    ),
+    Mutation(
+        "warehouse/parquet",
+        "changed-within-a-second",
+        "return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)",
+        "return one_s == other_s",
+        "a file rewritten within the second of its recorded time passes for the same",
+    ),
+    Mutation(
+        "warehouse/parquet",
+        "signed-beside-unsigned",
+        "max(_SIGNED.index(signed), _UNSIGNED.index(unsigned) + 1)",
+        "max(_SIGNED.index(signed), _UNSIGNED.index(unsigned))",
+        "uint32 beside int32 becomes int32, which does not hold both",
+    ),
+    Mutation(
+        "warehouse/discovery",
+        "hidden-partition",
+        'return segment.startswith((".", "_")) and not is_partition(segment)',
+        'return segment.startswith((".", "_"))',
+        "folders of a partition key that begins with an underscore are left out of the table",
+    ),
+    Mutation(
+        "warehouse/discovery",
+        "common-root",
+        "if shared[i] != other[i]), length)]",
+        "if shared[i] == other[i]), length)]",
+        "the root of several named paths is not the folder that they share",
+    ),
+    Mutation(
+        "warehouse",
+        "one-bad-file-too-many",
+        "if limit is not None and got > limit:",
+        "if limit is not None and got >= limit:",
+        "a table with exactly as many bad files as allowed is refused",
+    ),
+    Mutation(
+        "warehouse/snapshot",
+        "file-of-the-same-instant",
+        "(mtime_ns + _CLOCK_GRAIN_NS <",
+        "(mtime_ns - _CLOCK_GRAIN_NS <",
+        "a file written in the instant in which it was read is taken over unread by the next snapshot",
+    ),
+    Mutation(
+        "warehouse/snapshot",
+        "split-of-exact-size",
+        'total - rows + split_rows, side="right"',
+        'total - rows + split_rows, side="left"',
+        "row groups that fill a split exactly are cut into two",
+    ),
+    Mutation(
+        "warehouse/selection",
+        "equal-to-the-lower-bound",
+        "equal = (at_low <= 0) & (at_high >= 0)",
+        "equal = (at_low < 0) & (at_high >= 0)",
+        "`x == v` drops the row groups whose smallest value is v",
+    ),
+    Mutation(
+        "warehouse/selection",
+        "null-in-a-conjunction",
+        "null=(result.null & (item.null | item.true)) | (item.null & result.true),",
+        "null=result.null & (item.null | item.true),",
+        "a row group is kept whole although a later condition of an `and` may be null",
+    ),
+    Mutation(
+        "warehouse/selection",
+        "sampled-in-part",
+        "sampled == NONE, UNSAMPLED",
+        "sampled != ALL, UNSAMPLED",
+        "row groups of which some rows are sampled are read without sampling",
+    ),
+    Mutation(
+        "warehouse/reading",
+        "row-numbers-of-later-chunks",
+        "first_row += data.num_rows",
+        "first_row = data.num_rows",
+        "rows of a row group's later chunks have wrong numbers, and so another sample",
+    ),
+    Mutation(
+        "warehouse/reading",
+        "uncounted-rows",
+        "if expected not in (UNCOUNTED, counts[position]):",
+        "if expected < UNCOUNTED:",
+        "a filter that keeps another number of rows than was counted is not noticed",
+    ),
+    Mutation(
+        "warehouse/optimize",
+        "bucket-that-does-not-fit",
+        "if held and held + size > unit_bytes:\n            joined.append((first, bucket))",
+        "if held and size > unit_bytes:\n            joined.append((first, bucket))",
+        "buckets are joined beyond the memory of a unit",
+    ),
+    Mutation(
+        "warehouse/optimize",
+        "file-past-its-size",
+        "self._sink.tell() + self._last_bytes > self._limits.file_bytes",
+        "self._sink.tell() > self._limits.file_bytes",
+        "written files are a row group larger than asked for",
+    ),
+    Mutation(
+        "warehouse/optimize",
+        "missing-unit",
+        "len(units) != 1 or sorted(numbers) != list(range(units.pop()))",
+        "len(units) != 1",
+        "a partition that lacks the files of a unit passes for written",
+    ),
+    Mutation(
+        "planning",
+        "rows-deleted-net",
+        "deleted + max(was - now, 0)",
+        "deleted + was - now",
+        "a rebase reports fewer deleted rows where other partitions grew",
+    ),
+    # -- transforms -----------------------------------------------------------------------------------------------
+    Mutation(
+        "transforms/values",
+        "slice-from-zero",
+        "bounded + lengths if bounded < 0 else",
+        "bounded + lengths if bounded <= 0 else",
+        "a slice of lists that begins at 0 begins at their end",
+    ),
+    Mutation(
+        "transforms/kernels",
+        "lookup-of-another-key",
+        "found[:, 1] * (found[:, 0] == word.take(rest))",
+        "found[:, 1]",
+        "an id that is in no table gets the result of another one",
+    ),
+    Mutation(
+        "transforms/learning",
+        "quantile-rank",
+        "-(-place * size // self.parts) - 1 for place",
+        "-(-place * size // self.parts) for place",
+        "borders of quantiles are one value too high",
+    ),
+    Mutation(
+        "transforms/learning",
+        "least-count",
+        'pl.col("count") >= min_count',
+        'pl.col("count") > min_count',
+        "values that occur exactly min_count times are not in the vocabulary",
+    ),
+    Mutation(
+        "transforms/registry",
+        "weights-nobody-takes",
+        "kind.element in self.takes and (self.weighted or not kind.weighted)",
+        "kind.element in self.takes",
+        "an op that takes no weights accepts a weighted list and loses them",
+    ),
+    Mutation(
+        "transforms/ops",
+        "smoothing",
+        "/ (counts + smoothing)",
+        "/ counts",
+        "target encodings are not drawn to the mean, but above it",
+    ),
+    Mutation(
+        "transforms/ops",
+        "variance-of-a-sample",
+        "spread / number / (number - 1)",
+        "spread / number / number",
+        "`var` and `std` divide by n, not n - 1",
+    ),
+    Mutation(
+        "transforms/ops",
+        "largest-value-kept",
+        "held.values <= parameters.max",
+        "held.values < parameters.max",
+        "filtering lists by value drops the upper bound itself",
+    ),
+    Mutation(
+        "transforms/compile",
+        "row-of-a-failure",
+        "return bad - 1 if bad else None",
+        "return bad if bad else None",
+        "an error names the row after the one that is wrong",
+    ),
+    # -- loader ---------------------------------------------------------------------------------------------------
+    Mutation(
+        "loader/encoding",
+        "negative-infinity",
+        "math.isfinite(low) and math.isfinite(high)",
+        "math.isfinite(high)",
+        "-inf passes for a finite number in batches",
+    ),
+    Mutation(
+        "loader/encoding",
+        "aligned-sections",
+        "-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES",
+        "end",
+        "sections of a slot begin anywhere, not at multiples of the alignment",
+    ),
+    Mutation(
+        "loader/ring",
+        "slots-beyond-the-limit",
+        "min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)",
+        "self.slots",
+        "a ring grows beyond the memory that it may take",
+    ),
+    Mutation(
+        "loader/ring",
+        "segment-in-use",
+        "len(owner.free) == owner.segment.slots",
+        "owner.free",
+        "a retired segment is closed while the trainer still holds batches in it",
+    ),
+    # -- artifacts, blocks ----------------------------------------------------------------------------------------
+    Mutation(
+        "artifacts",
+        "truncated-table",
+        "if size != fit.table.bytes:",
+        "if size is None:",
+        "a host that sees a truncated artifact table begins to work with it",
+    ),
+    Mutation(
+        "artifacts",
+        "fit-behind-another-fit",
+        "self.fits[name].digest ==",
+        "self.fits[name].digest and",
+        "a fit counts although what its values went through was fitted again",
+    ),
+    Mutation(
+        "artifacts",
+        "last-chunk-of-an-array",
+        "min(chunk_rows, rows - number * chunk_rows)",
+        "chunk_rows",
+        "the last chunk file of an array is expected to hold a whole chunk",
+    ),
+    Mutation(
+        "blocks",
+        "skipped-rows",
+        "min(max(piece.skip - position, 0), height)",
+        "min(piece.skip, height)",
+        "each chunk of a piece skips the rows that only the first one should",
+    ),
+    Mutation(
+        "blocks",
+        "runs-of-later-pieces",
+        "run_starts(pl.concat(groups)) + done",
+        "run_starts(pl.concat(groups))",
+        "runs of rows that stay together are cut elsewhere in a block's later pieces",
+    ),
+    # -- planning -------------------------------------------------------------------------------------------------
+    Mutation(
+        "planning",
+        "last-step-of-a-block",
+        "max(end - 1 - start, 0) // self.batch_size",
+        "max(end - start, 0) // self.batch_size",
+        "a block is held for a step that no longer needs it",
+    ),
+    Mutation(
+        "planning",
+        "lane-without-rows",
+        'self.batch_size - rows if self.tail == "pad" else int(rows == 0)',
+        'self.batch_size - rows if self.tail == "pad" else 0',
+        "a lane without rows gives nothing to a step, not even padding",
+    ),
+    Mutation(
+        "planning",
+        "piece-within-a-split",
+        "skip = piece.start - (int(ends[low - 1]) if low else 0)",
+        "skip = piece.start",
+        "rows of row groups that are not read are skipped once more in those that are",
+    ),
+    Mutation(
+        "planning",
+        "restarted-rank",
+        'and rank not in found["ranks"]',
+        "",
+        "a rank that starts again joins the snapshot of the start before",
+    ),
+    # -- service --------------------------------------------------------------------------------------------------
+    Mutation(
+        "service",
+        "other-worker-of-the-host",
+        "return others or frozenset(members) - frozenset(tried)",
+        "return others",
+        "what failed on one of several workers of a host is not tried on the others",
+    ),
+    Mutation(
+        "service",
+        "order-of-equal-priorities",
+        "self._last - 1)",
+        "self._last)",
+        "blocks that are due at the same time have one priority, and are computed in any order",
+    ),
+    Mutation(
+        "service",
+        "window-one-block-over",
+        "(blocks + 1) * largest_bytes <= self.memory_bytes",
+        "blocks * largest_bytes <= self.memory_bytes",
+        "blocks in flight take a block more than the memory allows",
+    ),
+    Mutation(
+        "service",
+        "counted-by-the-feeder-before",
+        "if block.last_step > self._through",
+        "if block.last_step >= self._through",
+        "a block is counted twice in the quality report after a restart",
+    ),
+    # -- serving, fitting, commands -------------------------------------------------------------------------------
+    Mutation(
+        "serving",
+        "exactly-as-far-as-allowed",
+        "max(int(far.max()) for far in apart) <= ulps",
+        "max(int(far.max()) for far in apart) < ulps",
+        "golden vectors that differ by exactly the allowed ulps are refused",
+    ),
+    Mutation(
+        "serving",
+        "time-zone-of-a-request",
+        "bool(pat.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)",
+        "bool(pat.is_timestamp(given))",
+        "timestamps without a zone pass for those of a column that has one",
+    ),
+    Mutation(
+        "serving",
+        "row-of-a-later-batch",
+        "first + batch.num_rows, number + 1",
+        "batch.num_rows, number + 1",
+        "errors in a file's later batches name wrong rows",
+    ),
+    Mutation(
+        "fitting",
+        "states-left-over",
+        "left[FAN_IN:]",
+        "left[FAN_IN + 1 :]",
+        "states that do not fit the last merge but one are lost",
+    ),
+    Mutation(
+        "commands",
+        "rank-beyond-the-world",
+        "max(ranks) >= size:",
+        "max(ranks) > size:",
+        "`--ranks 0-4 --world-size 4` is accepted",
+    ),
+    Mutation(
+        "commands",
+        "problems-are-no-failure",
+        "self.bad_files or self.problems or",
+        "self.bad_files or",
+        "`feedline check` ends well although it found problems",
+    ),
+)
