@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from feedline.expression_types import describe
-from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
-from feedline.transforms.user_code import python_schema
-from feedline.transforms.user_functions import PYTHON, offered
+from feedline.expressions.types import describe
+from feedline.transforms.ops import OPS
+from feedline.transforms.registry.op import MAX_INT, Op, in_words
+from feedline.transforms.registry.user_code import python_schema
+from feedline.transforms.registry.user_functions import PYTHON, offered
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
