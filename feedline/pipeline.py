@@ -20,7 +20,6 @@ import numpy as np
 from feedline.artifacts.store import KnowledgeRef
 from feedline.artifacts.type_records import save_types
 from feedline.blocks.compute import BlockRequest, BlockResult, run_block
-from feedline.blocks.schedule import Schedule, rank_lanes
 from feedline.errors import FeedlineError, StateError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import Say, fit_pipeline
@@ -37,6 +36,7 @@ from feedline.planning.binding import artifacts_dir, fit_request, planned_schema
 from feedline.planning.plan import Map, Plan, make_plan, select
 from feedline.planning.rebase import comparable, rebase
 from feedline.planning.resolve import Start, ready
+from feedline.planning.schedule import Schedule, rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
 from feedline.resources import available_cores

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feedline.artifacts.store import KnowledgeRef, Stored, prove
 from feedline.blocks.environment import Environment, check_environment
-from feedline.blocks.schedule import permuted_rows
+from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where

@@ -13,13 +13,13 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.blocks.schedule import Schedule
 from feedline.commands.feed import memory_budget
 from feedline.commands.part_costs import part_costs, part_rows
 from feedline.loader.facts import lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
+from feedline.planning.schedule import Schedule
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.rebase.recorded_rows import RECORDED_ROWS, is_local

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.schedule import Block, Piece, Schedule
+from feedline.planning.schedule import Block, Piece, Schedule
 
 Bools = NDArray[np.bool_]
 

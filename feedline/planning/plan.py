@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from feedline.artifacts.store import KnowledgeRef, Stored
 from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
 from feedline.blocks.environment import environment_text, local_environment
-from feedline.blocks.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
@@ -41,6 +40,7 @@ from feedline.planning.binding import (
 )
 from feedline.planning.needs import Needs
 from feedline.planning.nulls import Gaps, find_gaps
+from feedline.planning.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures

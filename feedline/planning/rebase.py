@@ -27,11 +27,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feedline.blocks.compute import PieceRequest, run_starts
-from feedline.blocks.schedule import Block, permuted_rows
+from feedline.blocks.permutation import permuted_rows
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.planning.plan import Map, Plan
+from feedline.planning.schedule import Block
 from feedline.warehouse.reading.masks import Bools, unpacked
 from feedline.warehouse.reading.read import Fragment, field_of, fragment_at, read_fragment
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words

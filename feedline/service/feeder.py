@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from feedline.blocks.compute import BlockRequest, Job
-from feedline.blocks.schedule import Block, Schedule, rank_lanes
 from feedline.errors import FeedlineError, StateError
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.encoding.quality import Quality
@@ -26,6 +25,7 @@ from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.planning.schedule import Block, Schedule, rank_lanes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
 from feedline.service.dispatch.timing import HORIZON_S, Pace

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.blocks.schedule import Block
 from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.planning.schedule import Block
 from feedline.spec.expectations import OnExpect, broken, complaint
 from feedline.spec.features import FeatureSpec
 

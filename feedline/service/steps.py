@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.blocks.schedule import Schedule
 from feedline.loader.encoding.encode import EncodedRows, slice_rows, take
 from feedline.loader.encoding.slot import Segment
+from feedline.planning.schedule import Schedule
 
 
 def segments_of(

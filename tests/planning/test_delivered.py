@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule import deliver, schedules
 
-from feedline.blocks.schedule import Schedule, Tail, permuted_rows
+from feedline.blocks.permutation import permuted_rows
 from feedline.planning.delivered import UNKNOWN, delivered
+from feedline.planning.schedule import Schedule, Tail
 
 
 def order_of(schedule):

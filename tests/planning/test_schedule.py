@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.blocks.schedule import Schedule, permutation, permuted_rows, rank_lanes
+from feedline.blocks.permutation import permutation, permuted_rows
 from feedline.errors import PlanError
+from feedline.planning.schedule import Schedule, rank_lanes
 
 TAILS = ("drop", "pad", "partial")
 GOLDEN = [1, 7, 6, 9, 5, 2, 4, 3, 0, 8]

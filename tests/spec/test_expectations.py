@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_pipeline_spec import MINIMAL, parse, refused
 
-from feedline.blocks.schedule import Block
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, Column
 from feedline.loader.encoding.quality import Observer, Quality
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import Told, report_packet
+from feedline.planning.schedule import Block
 from feedline.service.quality_monitor import Observed
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import MEASURES, Bound, broken

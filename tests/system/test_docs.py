@@ -196,6 +196,15 @@ def test_every_package_is_described():
     assert sorted([*table, "expressions/functions"]) == sorted(set(present) - {"."})
 
 
+def test_every_answer_names_a_module():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+\? \| (.+) \|$", text[text.index("## Where is") :], re.MULTILINE)
+    assert len(rows) == 20
+    for place in re.findall(r"`([a-z_/]+)`", " ".join(rows)):
+        path = ROOT / "feedline" / place
+        assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
+
+
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
 def test_a_decision_says_what_was_taken_what_was_not_and_what_was_measured(page: Path):
     text = page.read_text(encoding="utf-8")

@@ -19,11 +19,11 @@ from typing import Any
 from distributed import Future
 
 from feedline.blocks.compute import BlockRequest, BlockResult, Job, hold_job, unpack
-from feedline.blocks.schedule import Block
 from feedline.errors import ClusterError
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Quality
+from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.attempts import attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere

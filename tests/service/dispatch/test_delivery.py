@@ -16,8 +16,8 @@ from distributed.comm import CommClosedError
 from pipelines import eventually
 
 from feedline.blocks.compute import BlockResult
-from feedline.blocks.schedule import Block
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
+from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch import attempts
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats

@@ -9,15 +9,13 @@ Runs in: the feeder, the CLI and tests. Pure: no I/O, no clock, no randomness th
 4. Step s of a lane holds its rows s*B .. (s+1)*B-1; the tail policy says what becomes of the last ones.
 
 Every question (which blocks does step s need, how many steps are there, what is dropped) is arithmetic on prefix sums,
-so that resuming seeks and never replays. Permutations come from raw Philox words sorted with the index in their low
-bits: independent of the sort algorithm, of numpy's `Generator` and of the machine.
+so that resuming seeks and never replays.
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -25,39 +23,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.blocks.permutation import permutation
 from feedline.errors import PlanError
 
 # Part of every plan's fingerprint: raised by any change that moves a row to another step or place.
 PLAN_VERSION = 1
 
 Tail = Literal["drop", "pad", "partial"]
-
-
-def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
-    """A permutation of range(size), the same for the same key on every machine and library version."""
-    words = _philox_words(size, key)
-    mask = np.uint64((1 << max(1, (size - 1).bit_length())) - 1)
-    words &= ~mask
-    words |= np.arange(size, dtype=np.uint64)
-    words.sort()
-    words &= mask
-    return words.view(np.int64)
-
-
-def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | str) -> NDArray[np.int64]:
-    """The order of a block's rows: each row for itself, or whole runs (which start at `run_starts`, the first at 0)."""
-    if run_starts is None:
-        return permutation(rows, *key)
-    order = permutation(len(run_starts), *key)
-    lengths = np.diff(run_starts, append=rows)[order]
-    firsts = run_starts[order]
-    landing = np.cumsum(lengths) - lengths
-    return np.repeat(firsts - landing, lengths) + np.arange(rows)
-
-
-def _philox_words(size: int, key: Sequence[int | str]) -> NDArray[np.uint64]:
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-    return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
