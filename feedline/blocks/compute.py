@@ -33,7 +33,7 @@ from feedline.loader.encoding.slot import Segment, draft, encoded_rows, write
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
@@ -62,7 +62,7 @@ class Job:
     knowledge: KnowledgeRef
     sample: Sample | None = None
     record: Recording | None = None
-    code: tuple[Needed, ...] = ()
+    code: tuple[RequiredFunction, ...] = ()
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

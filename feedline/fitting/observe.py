@@ -23,7 +23,7 @@ from feedline.fitting.spill import Scratch, Spilled, State, merge_part, merged, 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
@@ -53,7 +53,7 @@ class FitJob:
     knowledge: KnowledgeRef
     scratch: Scratch
     environment: Environment
-    code: tuple[Needed, ...]
+    code: tuple[RequiredFunction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

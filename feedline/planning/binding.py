@@ -19,7 +19,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.learning.learner import Knowledge, Wanted
+from feedline.transforms.learning.learner import ArtifactSet, Wanted
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
@@ -78,7 +78,7 @@ def require_fitted(
     place = next(
         (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
     )
-    knowledge = features.knowledge if stored is None else stored
+    knowledge = features.artifacts if stored is None else stored
     refusal = set_refusal(knowledge)
     if refusal is not None:
         names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
@@ -93,7 +93,7 @@ def require_fitted(
     raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
 
 
-def set_refusal(knowledge: Knowledge) -> Refusal | None:
+def set_refusal(knowledge: ArtifactSet) -> Refusal | None:
     """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
     return knowledge.refusal() if isinstance(knowledge, Stored) else None
 
@@ -105,7 +105,7 @@ def _more(features: CompiledFeatures) -> str:
 _SHOWN = 5  # of the fits that are missing
 
 
-def _instead(knowledge: Knowledge, want: Wanted) -> str:
+def _instead(knowledge: ArtifactSet, want: Wanted) -> str:
     return knowledge.instead(want) if isinstance(knowledge, Stored) else "got no artifact"
 
 
@@ -119,7 +119,7 @@ def compile_spec(
     schema: pa.Schema,
     features: Sequence[FeatureSpec] | None = None,
     *,
-    knowledge: Knowledge | None = None,
+    knowledge: ArtifactSet | None = None,
 ) -> CompiledFeatures:
     """The spec's features (or some of them) against a schema; errors carry file, line and path.
 

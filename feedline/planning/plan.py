@@ -46,7 +46,7 @@ from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import Needed
+from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.read import fragment_at
@@ -396,7 +396,7 @@ def _job(
     )
 
 
-def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+def code_of(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
         return functions_of(spec.features)

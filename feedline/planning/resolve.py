@@ -82,7 +82,7 @@ def ready(
 
 def _may_fit(plan: Plan) -> bool:
     """Whether `fit: auto` learns what is missing: not what another pipeline's fits or another table's stand for."""
-    refusal = set_refusal(plan.features.knowledge)
+    refusal = set_refusal(plan.features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 

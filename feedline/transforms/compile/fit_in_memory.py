@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, Fits, Wanted
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Wanted
 
 
-def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> Fits:
+def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> InMemoryArtifacts:
     """Every artifact that the features need, learnt from these rows; `frames` have the schema's columns."""
     artifacts: dict[str, Artifact] = {}
     while True:
-        known = Fits(artifacts=dict(artifacts))
+        known = InMemoryArtifacts(artifacts=dict(artifacts))
         ready = [want for want in compile_features(features, schema, known).wanted if not want.depends]
         if not ready:
             return known
@@ -27,7 +27,7 @@ def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Seque
             artifacts[want.key] = _fit(want, schema, known, frames)
 
 
-def _fit(want: Wanted, schema: pa.Schema, known: Fits, frames: Sequence[pl.DataFrame]) -> Artifact:
+def _fit(want: Wanted, schema: pa.Schema, known: InMemoryArtifacts, frames: Sequence[pl.DataFrame]) -> Artifact:
     learner = want.learner
     states = [
         learner.observe(compile_features(stream, schema, known).apply(frame).get_columns())

@@ -168,7 +168,7 @@ class Wanted:
     shared: bool = False
 
 
-class Knowledge(Protocol):
+class ArtifactSet(Protocol):
     """Where artifacts come from."""
 
     def seen(self, key: str) -> bool | str:
@@ -185,8 +185,8 @@ class Knowledge(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
-    """Knowledge of what is in memory: artifacts by key. out_of_fold: which rows all fits have seen, see `seen`."""
+class InMemoryArtifacts:
+    """Artifacts in memory, by key. out_of_fold: which rows all fits have seen, see `seen`."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     out_of_fold: bool | str = False
@@ -204,4 +204,4 @@ class Fits:
         raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
 
 
-NOTHING = Fits()
+NO_ARTIFACTS = InMemoryArtifacts()

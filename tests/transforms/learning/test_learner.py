@@ -16,7 +16,7 @@ from feedline.errors import SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits, Learning, Parts, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Learning, Parts, Reading, Wanted
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Input, OpError, Parameters, example, op
 from feedline.transforms.values.kinds import Value
@@ -175,7 +175,9 @@ def test_a_fit_behind_a_fit_waits_for_it() -> None:
     assert first.key != second.key
     known = fit_frames(features, SCHEMA, [FRAME])
     assert known.artifacts[second.key].facts == {"sum": 8 + 9 + 11, "beside": 2 + 34}
-    [left] = compile_features(features, SCHEMA, Fits(artifacts={first.key: known.artifacts[first.key]})).wanted
+    [left] = compile_features(
+        features, SCHEMA, InMemoryArtifacts(artifacts={first.key: known.artifacts[first.key]})
+    ).wanted
     assert left.key == second.key
     assert not left.depends
 
@@ -218,7 +220,7 @@ def test_rows_that_were_learnt_from_are_told_apart() -> None:
     features = [feature("f", ("plus_sum", {"target": "y"}))]
     known = fit_frames(features, SCHEMA, [FRAME])
     whole = compile_features(features, SCHEMA, known)
-    left_out = compile_features(features, SCHEMA, Fits(artifacts=known.artifacts, out_of_fold=True))
+    left_out = compile_features(features, SCHEMA, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=True))
     assert whole.columns == ("a",)
     assert left_out.columns == ("a", "row")
     sums = 7 + 1000 * (2 + 34)
@@ -251,7 +253,7 @@ def test_several_columns_learn_together() -> None:
 
 
 def test_what_is_read_from_outside() -> None:
-    class Outside(Fits):
+    class Outside(InMemoryArtifacts):
         def read(self, reading: Reading) -> Artifact:
             assert reading.uri == "dims.parquet"
             return Artifact(facts={"read": 100})
@@ -266,7 +268,7 @@ def test_errors_of_learners_name_the_chain() -> None:
     with pytest.raises(OpError, match=r"f: modulo → \[plus_sum\]: plus_sum: 13 is not added"):
         compile_features([feature("f", ("modulo", {"": 3}), ("plus_sum", {"add": 13}))], SCHEMA)
 
-    class Refuses(Fits):
+    class Refuses(InMemoryArtifacts):
         def fitted(self, wanted: Wanted) -> Artifact | None:
             raise SpecError(f"learnt otherwise: got {wanted.types}")
 
@@ -285,7 +287,7 @@ def test_fingerprints_of_features_that_learn_nothing_stay() -> None:
     plain = [feature("f", ("modulo", {"": 3}))]
     assert (
         compile_features(plain, SCHEMA).fingerprint
-        == compile_features(plain, SCHEMA, Fits(out_of_fold=True)).fingerprint
+        == compile_features(plain, SCHEMA, InMemoryArtifacts(out_of_fold=True)).fingerprint
     )
 
 

@@ -23,7 +23,7 @@ from feedline.key_hashing import key_hash
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError
 
@@ -55,7 +55,7 @@ def learnt(spec: FeatureSpec, frames: Sequence[pl.DataFrame]) -> Artifact:
 
 def encoded(spec: FeatureSpec, learnt_from: pl.DataFrame, rows: pl.DataFrame, *, out_of_fold: bool) -> pl.Series:
     fits = fit_frames([spec], learnt_from.to_arrow().schema, [learnt_from])
-    known = Fits(artifacts=fits.artifacts, out_of_fold=out_of_fold)
+    known = InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=out_of_fold)
     return compile_features([spec], rows.to_arrow().schema, known).apply(rows).to_series()
 
 
@@ -244,9 +244,11 @@ def test_a_chunk_s_rows_do_not_need_the_target_when_serving():
     spec = feature("shop", "country")
     fits = fit_frames([spec], FRAME.to_arrow().schema, [FRAME])
     serving = FRAME.select("country", "shop")
-    compiled = compile_features([spec], serving.to_arrow().schema, Fits(artifacts=fits.artifacts))
+    compiled = compile_features([spec], serving.to_arrow().schema, InMemoryArtifacts(artifacts=fits.artifacts))
     assert set(compiled.columns) == {"shop", "country"}
-    training = compile_features([spec], FRAME.to_arrow().schema, Fits(artifacts=fits.artifacts, out_of_fold=True))
+    training = compile_features(
+        [spec], FRAME.to_arrow().schema, InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=True)
+    )
     assert set(training.columns) == {"shop", "country", "row"}
 
 
@@ -265,7 +267,7 @@ def test_keys_of_another_type_than_fitted_are_refused():
     texts = FRAME.with_columns(pl.col("shop").cast(pl.String))
     [want] = compile_features([spec], texts.to_arrow().schema).wanted
     with pytest.raises(OpError, match=r"keys must be integers or strings on both sides: got string \(String\) here"):
-        compile_features([spec], texts.to_arrow().schema, Fits(artifacts={want.key: artifact}))
+        compile_features([spec], texts.to_arrow().schema, InMemoryArtifacts(artifacts={want.key: artifact}))
 
 
 @pytest.mark.parametrize(
