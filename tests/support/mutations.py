@@ -243,7 +243,7 @@ def collect(root: Path, data: Path, more: Sequence[str]) -> int:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "coveragerc").write_text(_COVERAGE.format(root=root, data=data / "part", variable=CONTEXT_VARIABLE))
-    environment = _environment(root) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
+    environment = _environment(root, SUPPORT) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
     probe = "import coverage; print(coverage.Coverage.current() is not None)"
     if _said([sys.executable, "-c", probe], root, environment) != "True":
         raise SystemExit(
@@ -365,9 +365,9 @@ def _copy(root: Path, limit_s: float) -> Iterator[Trial]:
         yield Trial(copied, limit_s)
 
 
-def _environment(root: Path) -> dict[str, str]:
-    """This process's, with a checkout's package and this folder before all others."""
-    path = [str(root), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def _environment(*first: Path) -> dict[str, str]:
+    """This process's, with a checkout's package, and maybe the plugin's folder, before all others."""
+    path = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
