@@ -106,10 +106,11 @@ class Suite:
         return cls(lines, seconds)
 
     def reaching(self, place: Place) -> list[str]:
-        """The tests that run one of these lines, the cheapest first."""
+        """The tests that run one of these lines: those of the module's own file first, the cheapest first."""
         lines = self.lines.get(place.file, {})
+        own = f"test_{Path(place.file).name}"
         tests = {test for line in place.lines for test in lines.get(line, ()) if test}
-        return sorted(tests, key=lambda test: (self.cost(test), test))
+        return sorted(tests, key=lambda test: (Path(test.partition("::")[0]).name != own, self.cost(test), test))
 
     def cost(self, test: str) -> float:
         """Seconds of a test, with all its parameters."""
@@ -117,18 +118,17 @@ class Suite:
         return self.seconds.get(f"{path.removesuffix('.py').replace('/', '.')}.{names.replace('::', '.')}", 1.0)
 
     def chosen(self, tests: Sequence[str], budget_s: float) -> list[str]:
-        """The cheapest tests that fit the budget, one at least, file by file, so that shared fixtures are made once."""
+        """The first tests that fit the budget, one at least; file by file, so that shared fixtures are made once."""
         spent = 0.0
-        chosen: list[str] = []
+        files: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
             spent += self.cost(test)
-            if chosen and spent > budget_s:
+            if files and spent > budget_s:
                 break
-            chosen.append(test)
-        per_file: defaultdict[str, float] = defaultdict(float)
-        for test in chosen:
-            per_file[test.partition("::")[0]] += self.cost(test)
-        return sorted(chosen, key=lambda test: (per_file[test.partition("::")[0]], test.partition("::")[0]))
+            files[test.partition("::")[0]].append(test)
+        first, *others = files.values() or [[]]
+        others.sort(key=lambda tests: sum(map(self.cost, tests)))
+        return [test for tests in (first, *others) for test in tests]
 
 
 @dataclass
