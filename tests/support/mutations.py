@@ -9,8 +9,8 @@
 
 `--collect` keeps in DIR which test runs which line, in feeders, Dask workers and commands too, and how long each test
 takes. `--run` needs that of the same state of the code: for each fault of `mutation_table.py` it runs the tests that
-reach the changed lines, the cheapest first, until one fails. Tests that take more than `--budget` seconds together are
-left out, which the report says ("capped"). A fault that no test fails for has survived; `--survivors` runs the whole
+reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
+`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived; `--survivors` runs the whole
 suite for each of those. A test that catches a fault has to pass without it, else it does not count. A test run that
 takes longer than `--limit` seconds, or dies, has caught the fault.
 
