@@ -24,10 +24,10 @@ from typing import Any
 import polars as pl
 
 from feedline import Pipeline
-from feedline.artifacts import load_artifact, load_manifest
-from feedline.passes import FitReport
+from feedline.artifacts.store import load_artifact, load_manifest
+from feedline.fitting.fit_report import FitReport
 from feedline.resources import available_cores
-from feedline.warehouse.synthetic import generate_clicks
+from feedline.warehouse.synthetic.generate import generate_clicks
 
 DENSE = [f"dense_{number}" for number in range(13)]
 IDS = [f"id_{number}" for number in range(26)]

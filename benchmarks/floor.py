@@ -36,7 +36,7 @@ from measure import measure
 from rich.console import Console
 from rich.table import Table
 
-from feedline.warehouse.synthetic import clicks_pipeline, generate_clicks
+from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")

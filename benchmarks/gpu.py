@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from feedline import FeedlineDataset
-from feedline.warehouse.synthetic import clicks_pipeline, generate_clicks
+from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 COPIES = 50
 

@@ -15,9 +15,9 @@ import pandas as pd
 import polars as pl
 from transform_cases import Array, Case
 
-from feedline.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms.fitting import Artifact
-from feedline.transforms.in_memory import fit_frames
+from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.compile.fit_in_memory import fit_frames
+from feedline.transforms.learning.learner import Artifact
 
 COUNTRIES = 50
 ENCODING = {"target": "clicked", "folds": 1}

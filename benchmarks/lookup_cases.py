@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transform_cases import Array, Case, list_series
 
-from feedline.transforms.fitting import Artifact
+from feedline.transforms.learning.learner import Artifact
 
 MEAN_LENGTH = 20
 FIRST = 3  # 0 padding, 1 null, 2 unknown

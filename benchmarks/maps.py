@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Table
-from feedline.projection import flattened_name
-from feedline.warehouse.frame import plan_fragments
-from feedline.warehouse.reading import read_fragment
-from feedline.warehouse.selection import screen_rows
+from feedline.expressions.column_parts import flattened_name
+from feedline.warehouse.dask_frame import plan_fragments
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.selection.select import screen_rows
 
 _ROW_GROUP_ROWS = 25_000
 

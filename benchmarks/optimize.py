@@ -36,7 +36,7 @@ from measure import Measured, measure
 
 from feedline import Table
 from feedline.resources import available_cores
-from feedline.warehouse.synthetic import clicks_pipeline, generate_clicks
+from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 _DELIVERED_ROWS = 3_000_000
 _SORT = [("hash", "ascending"), ("session_id", "ascending"), ("ts", "ascending")]

@@ -18,8 +18,8 @@ import polars as pl
 import zarr
 from transform_cases import Array, Case, list_series
 
-from feedline.external import read_outside
-from feedline.transforms.fitting import Artifact, Reading
+from feedline.artifacts.external import read_outside
+from feedline.transforms.learning.learner import Artifact, Reading
 
 MEAN_LENGTH, WIDTH, CHUNK_ROWS = 20, 64, 8192
 JOIN = {"table": "t.parquet", "on": "k", "take": "v", "missing": -1}

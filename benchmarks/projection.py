@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Table
-from feedline.warehouse.frame import plan_fragments
-from feedline.warehouse.reading import bytes_of, read_fragment
-from feedline.warehouse.selection import screen_rows
+from feedline.warehouse.dask_frame import plan_fragments
+from feedline.warehouse.reading.read import bytes_of, read_fragment
+from feedline.warehouse.selection.select import screen_rows
 
 DENSE, IDS, LISTS = 300, 80, 20
 _MEAN_LENGTH = 10

@@ -27,8 +27,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
-from feedline.serving import Serving
+from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 
 ROWS = (1, 10, 1000)

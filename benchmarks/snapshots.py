@@ -36,15 +36,15 @@ from rich.console import Console
 from rich.table import Table
 
 from feedline.pipeline import Pipeline
-from feedline.sections import ClusterSpec
-from feedline.service.cluster import Cluster
-from feedline.sources import listing_of_source
-from feedline.warehouse.discovery import Listing
-from feedline.warehouse.footer_tasks import FooterResult, FooterTask, footer_task
-from feedline.warehouse.footers import FileFacts, file_facts
-from feedline.warehouse.locations import locate
-from feedline.warehouse.snapshot import snapshot_of
-from feedline.warehouse.tallies import blocks_of
+from feedline.planning.table_snapshot import listing_of_source
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec.sections import ClusterSpec
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.parquet.footer import FileFacts, file_facts
+from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task
+from feedline.warehouse.snapshot.packed_facts import blocks_of
+from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.storage.locations import locate
 
 DENSE, IDS, TEXTS = 13, 26, 5  # with the label 45 columns
 GROUPS, GROUP_ROWS = 3, 20

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.transforms.fitting import Artifact
+from feedline.transforms.learning.learner import Artifact
 
 MEAN_LENGTH = 20
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

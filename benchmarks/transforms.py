@@ -34,10 +34,11 @@ from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
 
-from feedline.features import FeatureInput, FeatureSpec, OpCall
-from feedline.loader.launch import ALLOCATOR_ENVIRONMENT
-from feedline.transforms import OPS, compile_features
-from feedline.transforms.fitting import Artifact, Reading, Wanted
+from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.ops import OPS
 
 FEATURES = 8  # that one pass computes; in a run there are more
 TARGETS = {  # million values per second that are aimed at

@@ -26,12 +26,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.features import FeatureSpec, OpCall
-from feedline.service.spilling import Scratch, Spilled, discard, merged, parts_of
-from feedline.transforms import compile_features
-from feedline.transforms.fitting import Artifact, Fits
-from feedline.transforms.kinds import Value
-from feedline.transforms.vocabulary import Vocabulary, learner_of
+from feedline.fitting.spill import Scratch, Spilled, discard, merged, parts_of
+from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
+from feedline.transforms.values.kinds import Value
 
 CHUNK_ROWS = 1_000_000
 SCATTER = np.uint64(0x9E3779B97F4A7C15)  # times a number, modulo 2^62: ids all over the range, each once

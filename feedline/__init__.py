@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feedline.loader.batch import Batch, Sparse
     from feedline.loader.dataset import FeedlineDataset
     from feedline.pipeline import Pipeline
-    from feedline.user_ops import user_op
+    from feedline.transforms.registry.user_op import user_op
     from feedline.warehouse.table import Table
 
 __all__ = ["Batch", "FeedlineDataset", "Pipeline", "Sparse", "Table", "__version__", "errors", "user_op"]
@@ -33,7 +33,7 @@ _PLACES = {
     "Pipeline": "feedline.pipeline",
     "Sparse": "feedline.loader.batch",
     "Table": "feedline.warehouse.table",
-    "user_op": "feedline.user_ops",
+    "user_op": "feedline.transforms.registry.user_op",
 }
 
 

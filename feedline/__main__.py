@@ -12,7 +12,7 @@ def main() -> NoReturn:
     """Run the command line."""
     gc.disable()  # the imports below make half a million objects that stay; `end_with` turns it on again
     if sys.argv[1:2] == ["transform"]:
-        from feedline.transform_commands import main as run  # noqa: PLC0415 -- without what the other commands load
+        from feedline.commands.transform import main as run  # noqa: PLC0415 -- without what the other commands load
     else:
         from feedline.cli import main as run  # noqa: PLC0415 -- brings Dask
     run()

@@ -15,30 +15,30 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from feedline.bad_file_texts import summary_of
-from feedline.checking import ProgressLine, run_check
+from feedline.commands.check import ProgressLine, run_check
+from feedline.commands.exit_status import end_with
+from feedline.commands.feed import FeedRequest, feed_listening, feed_over
+from feedline.commands.fit import fit
+from feedline.commands.head import json_facts, preview, preview_table
+from feedline.commands.layout import optimize, usage
+from feedline.commands.plan import describe, plan_table
+from feedline.commands.plan_ops import describe_ops, ops_table
+from feedline.commands.quality_table import quality_table
+from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
+from feedline.commands.schema import describe_schema, schema_table
+from feedline.commands.transform import transform
 from feedline.errors import PlanError, SpecError
-from feedline.exits import end_with
-from feedline.feeding import FeedRequest, feed_listening, feed_over
-from feedline.fit_commands import fit
-from feedline.layout_commands import optimize, usage
-from feedline.loader.launch import read_overrides
+from feedline.loader.facts import summary_of
 from feedline.loader.ranks import detect_rank
+from feedline.loader.ring.launch import read_overrides
 from feedline.loader.state import REWRITTEN, read_state, told
-from feedline.op_report import describe_ops, ops_table
-from feedline.overrides import parse_overrides
 from feedline.pipeline import Pipeline
-from feedline.preview import json_facts, preview, preview_table
-from feedline.quality_table import quality_table
-from feedline.report import describe, plan_table
-from feedline.running import RunRequest, Stop, run_null, run_trainers
-from feedline.schema_report import describe_schema, schema_table
-from feedline.sources import freeze
+from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
-from feedline.transform_commands import transform
+from feedline.spec.overrides import parse_overrides
 from feedline.version import VERSION
-from feedline.warehouse.synthetic import PART_ROWS, generate_clicks
-from feedline.warehouse.waves import CountProgress, heard_by
+from feedline.warehouse.selection.waves import CountProgress, heard_by
+from feedline.warehouse.synthetic.generate import PART_ROWS, generate_clicks
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 

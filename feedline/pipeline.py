@@ -17,38 +17,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedline.agreement import agree_on_snapshot
-from feedline.artifacts import KnowledgeRef
-from feedline.bad_file_texts import warning_of
-from feedline.binding import artifacts_dir, fit_request, planned_schema
+from feedline.artifacts.store import KnowledgeRef
+from feedline.artifacts.type_records import save_types
+from feedline.blocks.compute import BlockRequest, BlockResult, run_block
 from feedline.errors import FeedlineError, StateError
-from feedline.fit_report import FitReport
-from feedline.knowing import Start, ready
-from feedline.loader.cutting import segments_of
-from feedline.loader.encode import EncodedRows
-from feedline.loader.layout import BatchSchema
-from feedline.loader.quality import measures, merge
+from feedline.fitting.fit_report import FitReport
+from feedline.fitting.passes import Say, fit_pipeline
+from feedline.fitting.reduction import Workers, threads_here
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import measures, merge
+from feedline.loader.encoding.slot import draft, write
+from feedline.loader.facts import warning_of
 from feedline.loader.row_arrays import Encoded
-from feedline.loader.schedule import Schedule, rank_lanes
-from feedline.loader.slot import draft, write
 from feedline.loader.state import checked_rewritten, checked_state
-from feedline.passes import Say, fit_pipeline
-from feedline.plan import Map, Plan, make_plan, select
-from feedline.rebasing import comparable, rebase
+from feedline.planning.agreement import agree_on_snapshot
+from feedline.planning.binding import artifacts_dir, fit_request, planned_schema
+from feedline.planning.plan import Map, Plan, make_plan, select
+from feedline.planning.rebase import comparable, rebase
+from feedline.planning.resolve import Start, ready
+from feedline.planning.schedule import Schedule, rank_lanes
+from feedline.planning.skip_bad_files import Take, good_snapshot
+from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
 from feedline.resources import available_cores
-from feedline.row_forms import Rows
-from feedline.service.reduction import Workers, threads_here
-from feedline.service.tasks import BlockRequest, BlockResult, run_block
-from feedline.service.watching import Observed
-from feedline.serving import Serving
-from feedline.skipping import Take, good_snapshot
-from feedline.sources import fresh_snapshot, snapshot_of_source
-from feedline.spec import PipelineSpec, json_schema, load_spec
+from feedline.service.quality_monitor import Observed
+from feedline.service.steps import segments_of
+from feedline.serving.encoder import Serving
+from feedline.serving.row_forms import Rows
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
-from feedline.type_records import save_types
 from feedline.warehouse.bad_files import save_skipped
-from feedline.warehouse.rebases import Rebase, split_name
-from feedline.warehouse.snapshot import Snapshot
+from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -299,7 +300,7 @@ class Pipeline:
 
         Rows that the tail policy would drop are there too.
         """
-        from feedline.service.frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
+        from feedline.service.plan_frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self._fresh(world_size)
         _warn(plan)

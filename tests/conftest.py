@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("feedline")
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A click warehouse of 20,000 rows in three days, several files and row groups per day; read it only."""
-    from feedline.warehouse.synthetic import generate_clicks
+    from feedline.warehouse.synthetic.generate import generate_clicks
 
     directory = tmp_path_factory.mktemp("warehouse") / "clicks"
     generate_clicks(

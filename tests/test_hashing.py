@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline import hashing
-from feedline.transforms import OPS
+from feedline.transforms.ops import OPS
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -11,17 +11,17 @@ import pytest
 from processes import finished
 
 from feedline import processor
+from feedline.blocks import environment
+from feedline.blocks.environment import check_environment, environment_at, environment_differences, local_environment
 from feedline.errors import ClusterError
-from feedline.loader.launch import feeder_environment
+from feedline.loader.ring.launch import feeder_environment
 from feedline.processor import DISABLE, ENABLE, active, chosen, disabling, instructions, libm, remedy, variables
-from feedline.service import environment
-from feedline.service.environment import check_environment, environment_at, environment_differences, local_environment
 from feedline.spec import PipelineSpec
 
 COMPUTE = """
 import hashlib, json
 import numpy as np
-from feedline.service.environment import local_environment
+from feedline.blocks.environment import local_environment
 values = np.random.Generator(np.random.Philox(1)).random(4096) * 100
 digests = [hashlib.sha256(np.log1p(values.astype(kind)).tobytes()).hexdigest() for kind in ("f4", "f8")]
 digests.append(hashlib.sha256(np.exp(values.astype("f4") / 10).tobytes()).hexdigest())

@@ -35,13 +35,13 @@ from saved.facts import (
 from saved.generate import FIRST, SECOND, STEP, Edition, rewrite_table, set_times
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.fit_sets import load_old_set
-from feedline.golden import check
+from feedline.artifacts.fit_sets import load_old_set
 from feedline.loader.state import state_of
+from feedline.serving.golden_check import check
 from feedline.spec import load_spec
-from feedline.warehouse import snapshot as snapshots
-from feedline.warehouse.snapshot import Snapshot, take_snapshot
-from feedline.warehouse.usage import load_uses
+from feedline.warehouse.optimize.usage import load_uses
+from feedline.warehouse.snapshot import snapshot as snapshots
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
 
 COUNTED_BY = "2.1.0"  # counts are those of a Polars version
 OLD: dict[str, Any] = json.loads((FIRST.files / "expected.json").read_text())

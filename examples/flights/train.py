@@ -25,7 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from feedline import Batch, FeedlineDataset, Table
-from feedline.spec import OpCall, PipelineSpec, load_spec, parse_overrides
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.features import OpCall
+from feedline.spec.overrides import parse_overrides
 
 HERE = Path(__file__).resolve().parent
 HELD_OUT = "arr_delay is not None and month > 10"

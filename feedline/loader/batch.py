@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.layout import BatchSchema, Column, Header, Placement, SlotLayout
-from feedline.loader.pinning import event_on, events_on_all
-from feedline.loader.ring import Lease
-from feedline.loader.slot import read_extras, read_header
+from feedline.loader.encoding.layout import BatchSchema, Column, Header, Placement, SlotLayout
+from feedline.loader.encoding.slot import read_extras, read_header
+from feedline.loader.ring.pinning import event_on, events_on_all
+from feedline.loader.ring.slots import Lease
 
 _TORCH = {
     "float32": torch.float32,

@@ -22,17 +22,17 @@ import torch
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from feedline.bad_file_texts import warning_of
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
-from feedline.loader.connection import Answer
-from feedline.loader.feed import Feed
-from feedline.loader.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
-from feedline.loader.layout import BatchSchema, SlotLayout
-from feedline.loader.pinning import Pinning
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.facts import warning_of
 from feedline.loader.rank_agreement import Store, agree
 from feedline.loader.ranks import RankInfo, detect_rank
-from feedline.loader.rendezvous import job_fingerprint, socket_paths
+from feedline.loader.ring.client import Feed
+from feedline.loader.ring.connection import Answer
+from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.pinning import Pinning
+from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
     checked_rewritten,
     checked_state,

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.loader.encode import EncodedRows
-from feedline.loader.layout import BatchSchema, Column, SlotLayout
-from feedline.loader.slot import Segment, draft, write
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.encoding.slot import Segment, draft, write
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from feedline.loader.feed import Feed
-from feedline.loader.quality import Quality
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.ring.client import Feed
 
 _ROWS_WORD = 3  # of a slot's header: see loader/layout.py
 

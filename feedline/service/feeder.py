@@ -16,23 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from feedline.blocks.compute import BlockRequest, Job
 from feedline.errors import FeedlineError, StateError
-from feedline.expectations import OnExpect
-from feedline.loader.channel import FREE, Channel, ChannelClosedError
-from feedline.loader.connection import PROTOCOL
-from feedline.loader.cutting import segments_of
-from feedline.loader.layout import BatchSchema, SlotLayout
-from feedline.loader.quality import Quality
-from feedline.loader.ring import RingWriter
-from feedline.loader.schedule import Block, Schedule, rank_lanes
-from feedline.loader.slot import Draft, draft, write
-from feedline.loader.told import report_packet
-from feedline.service.cluster import Cluster
-from feedline.service.delivery import Delivery, DeliveryStats
-from feedline.service.tasks import BlockRequest, Job
-from feedline.service.timing import HORIZON_S, Pace
-from feedline.service.watching import Observed
-from feedline.service.window import Window
+from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.encoding.slot import Draft, draft, write
+from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
+from feedline.loader.ring.connection import PROTOCOL
+from feedline.loader.ring.reports import report_packet
+from feedline.loader.ring.slots import RingWriter
+from feedline.planning.schedule import Block, Schedule, rank_lanes
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.timing import HORIZON_S, Pace
+from feedline.service.dispatch.window import Window
+from feedline.service.quality_monitor import Observed
+from feedline.service.steps import segments_of
+from feedline.spec.expectations import OnExpect
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.

@@ -16,9 +16,9 @@ from typing import Any
 import distributed
 from distributed.scheduler import KilledWorker
 
+from feedline.blocks.environment import Environment
 from feedline.errors import ClusterError, FeedlineError
-from feedline.service.cluster import Cluster
-from feedline.service.environment import Environment
+from feedline.service.cluster.cluster import Cluster
 
 _LOOK_S = 1.0  # between looks at a cluster that says nothing
 _URGENT = 3_600_000  # before whatever was submitted in the last hour, which is in ms

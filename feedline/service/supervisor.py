@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError
-from feedline.loader.launch import (
+from feedline.loader.ring.launch import (
     SCRATCH_VARIABLE,
     end_process,
     feeder_words,

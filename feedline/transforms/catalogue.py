@@ -10,21 +10,22 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from feedline.expression_types import describe
-from feedline.transforms.registry import MAX_INT, OPS, Op, in_words
-from feedline.transforms.user_code import python_schema
-from feedline.transforms.user_functions import PYTHON, offered
+from feedline.expressions.types import describe
+from feedline.transforms.ops import OPS
+from feedline.transforms.registry.op import MAX_INT, Op, in_words
+from feedline.transforms.registry.user_code import python_schema
+from feedline.transforms.registry.user_functions import PYTHON, offered
 
 SECTIONS = {  # the modules of ops -> their headings
     "dense": "Dense: normalisation",
     "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
-    "sparse": "Sparse: ids and lists",
+    "id_lists": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",
     "weighted": "Sparse: weighted lists",
     "generated": "Generated",
-    "crossings": "Generated: several columns crossed",
-    "scores": "Generated: two columns compared",
+    "crosses": "Generated: several columns crossed",
+    "list_scores": "Generated: two columns compared",
     "target_encoding": "Generated: a target's mean by key",
     "group_statistics": "Generated: statistics by key",
     "joins": "Looked up: a table of its own",

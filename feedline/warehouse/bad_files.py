@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError
-from feedline.warehouse import store
-from feedline.warehouse.discovery import Listing
-from feedline.warehouse.locations import join, shown
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import join, shown
 
 _RECORD = "bad/files.arrow"
 _SHOWN = 20  # files that a message lists
@@ -84,13 +84,13 @@ def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = 
     for file in sound:
         after.pop(file, None)
     if after != before:
-        store.create(work_dir, _RECORD, [_table(sorted(after.values(), key=lambda bad: bad.file))])
+        content_store.create(work_dir, _RECORD, [_table(sorted(after.values(), key=lambda bad: bad.file))])
 
 
 def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> None:
     """Keep what was left out of a snapshot, for everyone who loads it. `skipped` may be empty: it mostly is."""
     if skipped or skipped_of(work_dir, snapshot):
-        store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
+        content_store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
 
 
 def skipped_of(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
@@ -173,7 +173,7 @@ def _skipped_name(snapshot: str) -> str:
 
 def _load(work_dir: str, name: str) -> list[BadFile]:
     try:
-        (table,) = store.load(work_dir, name, tables=1)
+        (table,) = content_store.load(work_dir, name, tables=1)
     except FileNotFoundError:
         return []
     return [BadFile(**row) for row in table.to_pylist()]

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.resources import available_cores, available_memory_bytes
-from feedline.warehouse.parts import part_bytes
-from feedline.warehouse.reading import field_of
-from feedline.warehouse.selection import Selection
-from feedline.warehouse.snapshot import Snapshot
-from feedline.warehouse.splits import plan_splits
+from feedline.warehouse.reading.columns import part_bytes
+from feedline.warehouse.reading.read import field_of
+from feedline.warehouse.selection.select import Selection
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.splits import plan_splits
 
 _DECODED = 4  # bytes per compressed byte of strings and lists: between 2 (random ids) and 10 (dictionaries) in practice
 _OFFSET_BYTES = 8

@@ -14,17 +14,17 @@ import pyarrow as pa
 
 from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.formats import list_table
-from feedline.warehouse.frame import SPLIT_ROWS, plan_fragments, to_dask
-from feedline.warehouse.locations import shown
-from feedline.warehouse.optimize import Map, Report, Say, optimize
-from feedline.warehouse.reading import Fragment, field_of, read_arrow
-from feedline.warehouse.recipes import Settings
-from feedline.warehouse.retrying import interruptible
-from feedline.warehouse.sampling import BoundSample, Sample, bind_sample, with_weight
-from feedline.warehouse.selection import screen_rows
-from feedline.warehouse.snapshot import Snapshot, snapshot_of
-from feedline.warehouse.usage import load_uses, popular_columns
+from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments, to_dask
+from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.optimize.optimize import Map, OptimizeReport, Say, optimize
+from feedline.warehouse.optimize.recipe import Settings
+from feedline.warehouse.optimize.usage import load_uses, popular_columns
+from feedline.warehouse.reading.read import Fragment, field_of, read_arrow
+from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.retry import interruptible
 
 Names = str | Sequence[str]
 
@@ -127,7 +127,7 @@ class Table:
         memory_bytes: int | None = None,
         say: Say | None = None,
         **settings: Any,
-    ) -> Report:
+    ) -> OptimizeReport:
         """Write the table anew to `target`, so that reading it is cheap: see `warehouse.optimize`.
 
         Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,

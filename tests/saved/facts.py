@@ -20,15 +20,15 @@ from example_rows import examples, feature_of, names_of, write_outside
 from typer.testing import CliRunner
 
 from feedline import Pipeline
+from feedline.artifacts.external import read_outside
 from feedline.cli import app
-from feedline.external import read_outside
-from feedline.golden_files import features_id
 from feedline.loader.batch import Batch, Sparse
-from feedline.plan import Plan
-from feedline.transforms import compile_features
-from feedline.transforms.fitting import Artifact, Fits, Reading
-from feedline.transforms.in_memory import fit_frames
-from feedline.transforms.registry import Example
+from feedline.planning.plan import Plan
+from feedline.serving.golden_store import features_id
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.compile.fit_in_memory import fit_frames
+from feedline.transforms.learning.learner import Artifact, Fits, Reading
+from feedline.transforms.registry.op import Example
 
 FEW = 4  # batches whose checksums are kept
 SERVED: dict[str, list[Any]] = {  # rows to transform: known and unknown values, nulls, empty lists

@@ -47,10 +47,10 @@ from saved.facts import (
 )
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.golden import check
 from feedline.loader.state import state_of
+from feedline.serving.golden_check import check
 from feedline.spec import load_spec
-from feedline.warehouse.usage import load_uses
+from feedline.warehouse.optimize.usage import load_uses
 
 HERE = Path(__file__).parent
 

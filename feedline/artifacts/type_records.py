@@ -1,0 +1,107 @@
+"""Keep the types that a table's columns had in training, for the processes that serve.
+
+Runs in: the processes that fit, run and plan (`save_types`), and those that serve (`load_types`). Below the folder of
+artifacts lies
+
+    serving/<name>/<table>.columns.parquet    no rows: the table's columns, of one pipeline and one table
+
+`serving/columns.parquet` is what earlier versions kept, of whichever table was fitted last: it is read where there is
+nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from feedline.artifacts.fit_sets import FitRequest, safe_name
+from feedline.errors import CorruptFileError, SpecError
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.retry import retried
+
+FOLDER = "serving"
+OLD_RECORD = f"{FOLDER}/columns.parquet"
+_SUFFIX = ".columns.parquet"
+_TABLE = b"feedline.table"
+
+
+def save_types(folder: str, request: FitRequest, schema: pa.Schema, *, fill: bool = False) -> None:
+    """Keep the types of a table's columns; `fill`: those that are kept already stay as they are."""
+    name = _file(request)
+    try:
+        known = _load(folder, name) or pa.schema([])
+    except CorruptFileError:  # of no use to anybody: what is written now takes its place
+        known = pa.schema([])
+    added = [field for field in schema if field.name not in known.names]
+    whole = pa.schema([*known, *added]) if fill else schema
+    if whole.remove_metadata().equals(known.remove_metadata()):
+        return
+    marked = whole.with_metadata({_TABLE: request.source.tables.encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(marked.empty_table(), sink, compression="zstd", version="2.6", use_dictionary=False)
+    content_store.put(locate(absolute(folder)), name, [sink.getvalue()])
+
+
+def load_types(folder: str, request: FitRequest, used: Collection[str]) -> pa.Schema | None:
+    """The types of the columns that training of this pipeline saw, or of the one whose fits it uses; None without any.
+
+    Those of the same table, else of all tables of the name. Raises CorruptFileError; SpecError where these differ in a
+    column that is used.
+    """
+    exact = _load(folder, _file(request))
+    if exact is not None:
+        return exact.remove_metadata()
+    for name in dict.fromkeys((request.pipeline, request.owner)):
+        records = [record for file in _files(folder, name) if (record := _load(folder, file)) is not None]
+        if records:
+            return _joined(records, used)
+    old = _load(folder, OLD_RECORD)
+    return None if old is None else old.remove_metadata()
+
+
+def _joined(records: list[pa.Schema], used: Collection[str]) -> pa.Schema:
+    fields: dict[str, tuple[pa.Field, str]] = {}
+    for record in records:
+        table = (record.metadata or {}).get(_TABLE, b"").decode()
+        for field in record:
+            first, where = fields.setdefault(field.name, (field, table))
+            if first.type != field.type and field.name in used:
+                raise SpecError(
+                    f"column {field.name!r} has another type in each table that was trained on: got {first.type} in "
+                    f"{where} and {field.type} in {table}, expected one. Name the table of the model in `source.table`"
+                )
+    return pa.schema([field for field, _ in fields.values()])
+
+
+def _file(request: FitRequest) -> str:
+    digest = hashlib.sha256(json.dumps(request.source.table).encode()).hexdigest()[:16]
+    return f"{FOLDER}/{safe_name(request.pipeline)}/{digest}{_SUFFIX}"
+
+
+def _files(folder: str, pipeline: str) -> list[str]:
+    location, home = locate(absolute(folder)), f"{FOLDER}/{safe_name(pipeline)}"
+    selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
+    infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+    return sorted(f"{home}/{info.base_name}" for info in infos if info.base_name.endswith(_SUFFIX))
+
+
+def _load(folder: str, name: str) -> pa.Schema | None:
+    try:
+        content = content_store.get(locate(absolute(folder)), name)
+    except FileNotFoundError:
+        return None
+    try:
+        schema = pq.ParquetFile(pa.BufferReader(content)).schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFileError(
+            f"{shown(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Make it "
+            "anew with `feedline fit`"
+        ) from error
+    table = (schema.metadata or {}).get(_TABLE)
+    return schema.remove_metadata() if table is None else schema.with_metadata({_TABLE: table})

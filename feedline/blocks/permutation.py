@@ -1,0 +1,40 @@
+"""Permutations that are the same on every machine and in every library version.
+
+They come from raw Philox words sorted with the index in their low bits: independent of the sort algorithm, of numpy's
+`Generator` and of the machine. Part of what `PLAN_VERSION` stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
+    """A permutation of range(size), the same for the same key on every machine and library version."""
+    words = _philox_words(size, key)
+    mask = np.uint64((1 << max(1, (size - 1).bit_length())) - 1)
+    words &= ~mask
+    words |= np.arange(size, dtype=np.uint64)
+    words.sort()
+    words &= mask
+    return words.view(np.int64)
+
+
+def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | str) -> NDArray[np.int64]:
+    """The order of a block's rows: each row for itself, or whole runs (which start at `run_starts`, the first at 0)."""
+    if run_starts is None:
+        return permutation(rows, *key)
+    order = permutation(len(run_starts), *key)
+    lengths = np.diff(run_starts, append=rows)[order]
+    firsts = run_starts[order]
+    landing = np.cumsum(lengths) - lengths
+    return np.repeat(firsts - landing, lengths) + np.arange(rows)
+
+
+def _philox_words(size: int, key: Sequence[int | str]) -> NDArray[np.uint64]:
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    return np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(size)

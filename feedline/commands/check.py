@@ -1,0 +1,238 @@
+"""What does `feedline check` do? Looks at all files of a pipeline's table, says what is wrong, and remembers it.
+
+Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. What is
+found is remembered in work_dir whatever `on_bad_file` says: it is a fact about the files, used by whoever skips.
+Files that are found good are forgotten there: by a deep check all that it looked at, by another those whose footer
+was bad.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from feedline.errors import SpecError, StoreError, TableError
+from feedline.expressions.column_parts import source_columns
+from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
+from feedline.planning.plan import needs_of
+from feedline.planning.table_snapshot import listing_of_source, schema_rules
+from feedline.resources import available_cores
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec import PipelineSpec
+from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
+from feedline.warehouse.parquet.schemas import SchemaRules
+from feedline.warehouse.scan import Findings, Problem, Progress, check_footers, check_pages, check_presence
+from feedline.warehouse.selection.null_counts import AbsentColumn
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.retry import interruptible
+
+_FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
+_AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
+_SHOW_S = 5.0  # a line of progress this often, where the line before cannot be overwritten
+_REDRAW_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What was looked at and what was found.
+
+    columns: those whose pages were decoded; empty without `deep`. gaps: of the files in which nothing else was found;
+    None where these are no table. expects_absent: pipeline.yaml says that files may lack columns.
+    """
+
+    table: str
+    files: int
+    ignored: int
+    rows: int
+    deep: bool
+    columns: tuple[str, ...]
+    bad_files: tuple[BadFile, ...]
+    problems: tuple[Problem, ...]
+    gaps: Gaps | None
+    expects_absent: bool
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether a run meets nothing that was not expected."""
+        return not (self.bad_files or self.problems or self._nulls or (self._absent and not self.expects_absent))
+
+    @property
+    def _nulls(self) -> tuple[NullFinding, ...]:
+        return () if self.gaps is None else self.gaps.nulls
+
+    @property
+    def _absent(self) -> tuple[AbsentColumn, ...]:
+        return () if self.gaps is None else self.gaps.absent
+
+    def facts(self) -> dict[str, Any]:
+        """Plain numbers and texts, for `--json`."""
+        return {
+            "table": self.table,
+            "files": self.files,
+            "files_ignored": self.ignored,
+            "rows": self.rows,
+            "deep": self.deep,
+            "columns": list(self.columns),
+            "bad_files": [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.bad_files],
+            "problems": [{"path": problem.file, "reason": problem.reason} for problem in self.problems],
+            **(self.gaps or Gaps()).facts(),
+            "seconds": self.seconds,
+        }
+
+    def text(self) -> str:
+        """The same for people."""
+        looked = f"every page of {len(self.columns):,} columns" if self.deep else "footers"
+        lines = [f"{self.table}: {self.files:,} files, {self.rows:,} rows; checked {looked} in {self.seconds:.1f} s"]
+        lines += [f"bad      {bad.line()}" for bad in self.bad_files]
+        lines += [f"problem  {problem.file}: {problem.reason}" for problem in self.problems]
+        lines += [f"nulls    {found.line()}" for found in self._nulls]
+        lines += [f"missing  {absence_line(found)}" for found in self._absent]
+        if len(lines) == 1:
+            return f"{lines[0]}: nothing found"
+        if self.gaps is None:
+            lines.append(
+                "nulls and missing columns were not looked for: the other files are no table that the pipeline fits"
+            )
+        if self._absent and not self.expects_absent:
+            lines.append("Files that lack a column are expected where source.schema says `missing: null`")
+        if self.bad_files or self.problems:
+            lines.append(
+                f"{len(self.bad_files):,} bad files, {len(self.problems):,} with other problems. "
+                "`on_bad_file: skip` leaves the bad ones out of the plan; nothing leaves out the others"
+            )
+        return "\n".join(lines)
+
+
+def run_check(
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: Progress | None = None
+) -> CheckReport:
+    """Check the table of a pipeline. Raises what listing it raises; whatever is wrong with a file is in the report.
+
+    `deep`: decode every page of the columns that the pipeline reads, or of all with `all_columns`.
+    """
+    began = time.perf_counter()
+    listing = listing_of_source(spec)
+    columns: tuple[str, ...] = ()
+    with _mapper(spec) as mapper:
+        rules = schema_rules(spec)
+        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
+        _remember(spec.work_dir, findings, deep=False)
+        if rules.missing_error and findings.kinds:
+            needs = needs_of(spec, findings.table_schema())
+            check_presence(findings, needs.parts(findings.table_schema()), needs.where)
+        gaps = _gaps(spec, findings, rules)
+        if deep and findings.kinds:
+            columns = _columns(spec, findings, all_columns=all_columns)
+            check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
+            _remember(spec.work_dir, findings, deep=True)
+    return CheckReport(
+        table=shown(listing.uri),
+        files=len(listing.files),
+        ignored=listing.ignored,
+        rows=findings.rows,
+        deep=deep,
+        columns=columns,
+        bad_files=tuple(sorted(findings.bad, key=lambda bad: bad.file)),
+        problems=tuple(sorted(findings.problems, key=lambda problem: problem.file)),
+        gaps=gaps,
+        expects_absent="missing" in spec.source.schema_rules.model_fields_set,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class ProgressLine:
+    """One line that says how far a check is: overwritten on a terminal, elsewhere repeated every few seconds."""
+
+    def __init__(self, out: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._out = out or sys.stderr
+        self._now_s = now_s
+        self._next_s = now_s() + _SHOW_S
+        self._open = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Say it, if it is time to."""
+        terminal = self._out.isatty()
+        if self._now_s() >= self._next_s or (terminal and done == total):
+            self._next_s = self._now_s() + (_REDRAW_S if terminal else _SHOW_S)
+            unit = "files" if what == "footers" else "tasks"
+            print(f"{what}: {done:,} of {total:,} {unit}", end="\r" if terminal else "\n", file=self._out, flush=True)
+            self._open = terminal
+
+    def close(self) -> None:
+        """Leave the line for what comes next."""
+        if self._open:
+            print("\033[K", end="", file=self._out, flush=True)
+
+
+def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:
+    """What the rows that a run selects lack, as footers say, of the files in which nothing is wrong.
+
+    The snapshot that it takes is the one that the next run has. None where the files are no table, or not one that the
+    pipeline fits, which is an error where nothing is wrong with any file.
+    """
+    listing, sound = findings.listing, set(findings.sound())
+    wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in sound]
+    if len(wrong) == len(listing.files):
+        return None
+    try:
+        snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
+        snapshot = snapshot.without(wrong) if wrong else snapshot
+        needs = needs_of(spec, snapshot.schema)
+    except StoreError:
+        raise
+    except (TableError, SpecError):
+        if not wrong:
+            raise
+        return None
+    selection = screen_rows(snapshot, needs.where, sample=needs.sample)
+    return find_gaps(needs, snapshot, selection.rows, needs.where)
+
+
+def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
+    """The stored columns to decode: all, or those that the pipeline reads."""
+    if all_columns:
+        return tuple(findings.schema.names)
+    schema = findings.table_schema()
+    needed = source_columns(schema, sorted(needs_of(spec, schema).columns(schema)))
+    return tuple(name for name in needed if name in schema.names and name not in findings.listing.partition)
+
+
+def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
+    known = known_bad_files(work_dir)
+    sound = [file for file in findings.sound() if file in known and (deep or known[file].footer_digest is None)]
+    remember(work_dir, findings.bad, sound=sound)
+
+
+Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+
+@contextmanager
+def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
+    """Gives, for a number of threads, a `map` in threads; or one on the pipeline's cluster, which has its own."""
+    if spec.cluster.workers is None and spec.cluster.scheduler is None:
+        yield lambda threads: lambda function, tasks: _in_threads(function, tasks, threads)
+        return
+    cluster = Cluster(spec.cluster, threads=available_cores())
+    try:
+        cluster.check_workers()
+        yield lambda _: lambda function, tasks: _on_cluster(cluster, function, tasks)
+    finally:
+        cluster.close()
+
+
+def _in_threads(function: Callable[[Any], Any], tasks: Sequence[Any], threads: int) -> Iterator[Any]:
+    with interruptible(threads, "feedline-check") as pool:
+        yield from pool.map(function, tasks)
+
+
+def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
+    at_once = _AHEAD * cluster.threads()
+    for start in range(0, len(tasks), at_once):
+        yield from cluster.map(function, tasks[start : start + at_once])

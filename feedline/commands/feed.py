@@ -1,0 +1,283 @@
+"""What does a feeder process do from its start to its end? Reads the spec, starts its cluster, serves its trainer.
+
+Runs in: the feeder (`python -m feedline feed`). Two forms: over a connection that its trainer made (it ends with that
+trainer), or listening for trainers, one after the other (`feedline run`, with which it ends).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from feedline.errors import FeedlineError
+from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
+from feedline.loader.ring.launch import feeder_threads, log_path, shorten_log
+from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
+from feedline.pipeline import Pipeline
+from feedline.planning.plan import Plan, code_of
+from feedline.resources import available_memory_bytes
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.feeder import Feeder, FeederStats
+from feedline.service.fit_workers import DaskWorkers
+from feedline.spec import PipelineSpec, load_spec
+from feedline.warehouse.optimize.usage import record_usage
+
+# A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
+_MEMORY_BYTES = 4 * 2**30
+_STATUS_S = 0.5
+_LOG_LOOK_S = 5.0
+# An orphan ends in order within this time, or at once after it.
+_ORDERLY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRequest:
+    """Which pipeline, for which rank, how many ranks share this host; the process that started the feeder, and the
+    folder it made for Dask's workers, to be removed at the end."""
+
+    path: str
+    overrides: dict[str, object]
+    rank: int
+    world_size: int
+    local_ranks: int
+    parent: int | None = None
+    scratch: str | None = None
+    dashboard: bool = False  # up before the first batch: somebody is about to look at it
+
+
+@functools.cache
+def seconds_to_get_ready() -> float:
+    """From the start of this process to the first call, when its imports are done: to a trainer, a part of starting."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_budget(spec: PipelineSpec, *, local_ranks: int) -> int:
+    """Bytes that one feeder may use for blocks in flight and its ring."""
+    return spec.memory or min(_MEMORY_BYTES, available_memory_bytes() // 2 // local_ranks)
+
+
+def feed_over(fd: int, request: FeedRequest) -> int:
+    """Serve the trainer at the other end of an inherited connection. Returns the exit status."""
+    seconds_to_get_ready()
+    channel = adopt(fd)
+    log = None
+    if request.scratch is not None:
+        log = str(log_path(request.scratch))
+        threading.Thread(target=_keep_log_short, name="feedline-log", daemon=True).start()
+    with _feeder_signals(request, channel):
+        try:
+            with _cluster_for(request) as (pipeline, cluster):
+                _serve(channel, pipeline, cluster, request, FeederStats(), log=log)
+        except FeedlineError as error:
+            with contextlib.suppress(ChannelClosedError):
+                channel.send_json({"type": "error", "name": type(error).__name__, "message": str(error)})
+            print(error, file=sys.stderr)
+            return 1
+        finally:
+            channel.close()
+    return 0
+
+
+def feed_listening(request: FeedRequest) -> int:
+    """Serve trainers that come to this rank's socket, one at a time, until the parent process goes.
+
+    Tells the parent, one JSON line each on standard output, its dashboard ("ready"), its progress ("stats"), that a
+    trainer came ("trainer") and went ("left", with the error if there was one).
+    """
+    seconds_to_get_ready()
+    with _feeder_signals(request), _cluster_for(request) as (pipeline, cluster):
+        listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
+        try:
+            listener.open()
+            _say({"type": "ready", "dashboard": cluster.dashboard, "pid": os.getpid()})
+            while True:
+                channel = listener.accept()
+                if channel is not None:
+                    left = _serve_and_report(channel, pipeline, cluster, request)
+                    listener.open()
+                    _say(left)  # whoever hears it may come
+        finally:
+            listener.close()
+
+
+def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> dict[str, Any]:
+    """Serve one trainer; returns what there is to say about its leaving."""
+    stats = FeederStats()
+    left = threading.Event()
+    reporter = threading.Thread(target=_report, args=(stats, left), daemon=True)
+    reporter.start()
+    _say({"type": "trainer", "pid": channel.peer_pid()})
+    error = None
+    quality: list[dict[str, Any]] = []
+    try:
+        _serve(channel, pipeline, cluster, request, stats, told=_say_plan, served=quality.append)
+    except FeedlineError as met:
+        error = f"{type(met).__name__}: {met}"
+    finally:
+        channel.close()
+        left.set()
+        reporter.join()
+    return {"type": "left", "error": error, "stats": asdict(stats), "quality": quality}
+
+
+def _report(stats: FeederStats, left: threading.Event) -> None:
+    """Every now and then, and soon after the first batch: should we die then, that was progress."""
+    ticks, progress = 0, False
+    while not left.wait(_STATUS_S / 5):
+        ticks += 1
+        if ticks % 5 == 0 or progress != (stats.batches > 0):
+            progress = stats.batches > 0
+            _say({"type": "stats", "stats": asdict(stats)})
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _say_plan(plan: Plan) -> None:
+    facts = plan.facts()
+    names = ("snapshot", "plan", "rows_dropped", "bad_files", "nulls", "absent", "schema")
+    _say({"type": "plan", **{name: facts[name] for name in names}})
+
+
+def _serve(
+    channel: Channel,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    request: FeedRequest,
+    stats: FeederStats,
+    *,
+    log: str | None = None,
+    told: Callable[[Plan], None] = lambda plan: None,
+    served: Callable[[dict[str, Any]], None] = lambda quality: None,
+) -> None:
+    def resolve(hello: dict[str, Any]) -> Plan:
+        plan = _resolved(pipeline, cluster, request, hello)
+        told(plan)
+        return plan
+
+    feeder = Feeder(
+        channel,
+        cluster,
+        resolve,
+        rank=request.rank,
+        world_size=request.world_size,
+        memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
+        stats=stats,
+        about={"imports_s": seconds_to_get_ready(), "log": log},
+    )
+    try:
+        feeder.serve()
+    finally:
+        if (total := feeder.observed.total) is not None:
+            served(total.to_json())
+
+
+def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:
+    """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
+    job = job_fingerprint(pipeline.spec)
+    plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
+    if hello.get("snapshot") is None and hello.get("rebase") is None:  # a run that goes on may have had those rows
+        plan.without_gaps()
+    plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
+    cluster.check_job(plan.job)
+    if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
+        spec = pipeline.spec
+        record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
+    return plan
+
+
+@contextlib.contextmanager
+def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
+    spec = load_spec(request.path, request.overrides)
+    cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=request.local_ranks))
+    try:
+        cluster.check_workers(code_of(spec))
+        if request.dashboard:
+            cluster.load_dashboard()
+        yield Pipeline(spec), cluster
+    finally:
+        _end_undisturbed()
+        if cluster.kind != "threads":  # threads end with this process, which has nothing else to do
+            cluster.close()
+
+
+@contextlib.contextmanager
+def _feeder_signals(request: FeedRequest, trainer: Channel | None = None) -> Iterator[None]:
+    """Ctrl-C is the parent's to deal with, and so are the signals that a job's launcher sends to all of its processes
+    before it ends it: a trainer saves its state then, with the batches that its feeder still gives it. The end of the
+    connection to the `trainer` that started us, SIGTERM after it, and the parent's death end us in order; SIGTERM alone
+    only ends a feeder of `feedline run`."""
+    orphaned = threading.Event()
+
+    def end(signum: int, _frame: object) -> None:
+        if trainer is None or orphaned.is_set() or not trainer.is_connected():
+            _end_undisturbed()
+            raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGHUP,) if trainer is not None else ())):
+        signal.signal(number, signal.SIG_IGN)  # what a feeder starts inherits that
+    signal.signal(signal.SIGTERM, end)
+    try:
+        watch_parent(request.parent, lambda: _end_as_orphan(orphaned, request.scratch))
+        yield
+    finally:
+        _end_undisturbed()
+        _remove(request.scratch)
+
+
+def _end_undisturbed() -> None:
+    """From now on we are ending: neither a second SIGTERM nor the parent's death may interrupt that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_as_orphan(orphaned: threading.Event, scratch: str | None) -> None:
+    """Runs in a thread: end in order, or without it where the main thread is stuck."""
+    orphaned.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORDERLY_S)
+    _remove(scratch)
+    os._exit(1)
+
+
+def _remove(scratch: str | None) -> None:
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _keep_log_short() -> None:
+    """Runs in a thread, for as long as the process."""
+    while True:
+        shorten_log(sys.stderr.fileno())
+        time.sleep(_LOG_LOOK_S)
+
+
+def watch_parent(parent: int | None, then: Callable[[], None]) -> None:
+    """Call `then`, from a thread, when the parent process ends, whatever this process is busy with at that moment.
+
+    The parent is whoever started the feeder; between them may be a program that FEEDLINE_COMMAND names.
+    """
+    pidfd = None
+    with contextlib.suppress(ProcessLookupError):  # it is gone already
+        pidfd = os.pidfd_open(os.getppid() if parent is None else parent)
+
+    def watch() -> None:
+        if pidfd is not None:
+            select.select([pidfd], [], [])
+        then()
+
+    threading.Thread(target=watch, name="feedline-parent", daemon=True).start()

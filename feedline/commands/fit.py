@@ -1,0 +1,220 @@
+"""The command about what ops learn: `feedline fit` learns it, `feedline fit --show` says what was learnt.
+
+Runs in: the process of the command, as `cli` has it. Threads of this process do the work, or the Dask workers that
+`cluster` asks for. Ctrl-C and SIGTERM end it in order: what counted before still counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from feedline.errors import SpecError
+from feedline.fitting.fit_report import FitFacts, FitReport, fitted_facts
+from feedline.fitting.passes import Progress
+from feedline.loader.ring.launch import feeder_threads, make_scratch
+from feedline.pipeline import Pipeline
+from feedline.planning.plan import code_of
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.fit_workers import DaskWorkers
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.overrides import parse_overrides
+
+_REDRAW_S, _LINE_S = 0.2, 5.0
+_SHOWN_FEATURES = 4
+_SHOWN_FACTS = 3  # in a table
+_SHOWN_CHARACTERS = 60  # of a value
+
+
+def fit(
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    show: Annotated[bool, typer.Option("--show", help="Say what was fitted, and on what; fit nothing.")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="Fit only what was not fitted yet.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set fit.where='…'")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Learn from the table what ops have to know, such as vocabularies and means, and keep it under `artifacts`."""
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    if show and missing:
+        raise SpecError("--show fits nothing: got --missing beside it. Leave out one of the two")
+    facts: Any
+    if show:
+        facts = fitted_facts(spec)
+        _show_facts(facts, Console(stderr=as_json))
+    else:
+        report = _fitted(spec, missing=missing, out=sys.stderr)
+        facts = report.fits
+        _show_report(report, Console(stderr=as_json))
+        if as_json:
+            print(json.dumps(asdict(report)))
+    if show and as_json:
+        print(json.dumps([asdict(one) for one in facts]))
+
+
+def _fitted(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
+    pipeline, line = Pipeline(spec), _Line(out)
+    try:
+        with _ended_in_order():
+            if spec.cluster.workers is None and spec.cluster.scheduler is None:
+                return pipeline.fit(missing=missing, say=line)
+            with _cluster(spec) as cluster:
+                return pipeline.fit(missing=missing, say=line, workers=DaskWorkers(cluster), map=cluster.map)
+    except KeyboardInterrupt:
+        line.close()
+        print("stopped: what was fitted before still counts", file=out)
+        raise typer.Exit(130) from None
+    finally:
+        line.close()
+
+
+@contextmanager
+def _cluster(spec: PipelineSpec) -> Iterator[Cluster]:
+    scratch = make_scratch()
+    try:
+        # workers inherit that Ctrl-C is not for them: a terminal sends it to all, and this process ends them in order
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            cluster = Cluster(spec.cluster, threads=feeder_threads(spec, local_ranks=1), scratch=scratch)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        try:
+            cluster.check_workers(code_of(spec))
+            yield cluster
+        finally:
+            cluster.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM leaves through the same doors as Ctrl-C."""
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # another one shall not disturb the ending
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Line:
+    """What is to be done, then how far it is: one line on a terminal, elsewhere a line every few seconds."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._next_s = 0.0
+        self._open = False
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.tasks == 0:
+            self.close()
+            step = f"pass {progress.step} of {progress.passes}"
+            statistics = _counted(progress.fits, "statistic")
+            print(f"{step}: {statistics} over {progress.rows:,} rows", file=self._out, flush=True)
+            self._next_s = time.monotonic() + (_REDRAW_S if self._out.isatty() else _LINE_S)
+        elif time.monotonic() >= self._next_s:
+            terminal = self._out.isatty()
+            self._next_s = time.monotonic() + (_REDRAW_S if terminal else _LINE_S)
+            share = progress.tasks / progress.all_tasks
+            print(f"  {share:.0%} of the rows", end="\r" if terminal else "\n", file=self._out, flush=True)
+            self._open = terminal
+
+    def close(self) -> None:
+        """Leave the line for what comes next."""
+        if self._open:
+            print("\033[K", end="", file=self._out, flush=True)
+            self._open = False
+
+
+def _show_report(report: FitReport, console: Console) -> None:
+    if not report.fits:
+        console.print("nothing to fit: no op of the pipeline learns from data", highlight=False)
+        _show_vectors(report, console)
+        return
+    console.print(_table(report.fits))
+    said = "nothing was missing"
+    if report.made:
+        said = (
+            f"{_counted(report.made, 'statistic')} of {report.rows:,} rows in "
+            f"{_counted(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
+        )
+    console.print(f"{said}: {report.folder}", highlight=False, soft_wrap=True)
+    _show_vectors(report, console)
+
+
+def _show_vectors(report: FitReport, console: Console) -> None:
+    made_up = report.vectors - report.real_vectors
+    text = f"{report.real_vectors} rows of the table and {made_up} made up" if report.vectors else "none"
+    console.print(f"golden vectors: {text}", highlight=False, soft_wrap=True)
+
+
+def _show_facts(facts: tuple[FitFacts, ...], console: Console) -> None:
+    if not facts:
+        console.print("nothing is fitted", highlight=False)
+        return
+    for one in facts:
+        console.print(f"{one.op}: {', '.join(one.features)}", highlight=False, markup=False, style="bold")
+        lines = {
+            "parameters": ", ".join(f"{name} {_text(value)}" for name, value in one.parameters.items()) or "none",
+            "ops": one.chain,
+            "columns": ", ".join(f"{name} {kind}" for name, kind in one.types.items()),
+            **{name: _text(value) for name, value in one.shown.items()},
+            "fitted": f"{one.when} on {one.rows:,} rows of {one.table}"
+            + (f" where {one.where}" if one.where else "")
+            + (f", a sample of {one.sample['fraction']}" if one.sample else ""),
+            "pipeline": one.pipeline or "not named: fitted by an earlier version",
+            "fit.where": one.fit_where or "not declared",
+            "snapshot": one.snapshot,
+            "digest": one.digest,
+        }
+        for name, text in lines.items():
+            console.print(f"  {name:<12} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(facts: tuple[FitFacts, ...]) -> Table:
+    table = Table(expand=False)
+    for name in ("features", "op", "learnt", "rows"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
+    for one in facts:
+        more = len(one.features) - _SHOWN_FEATURES
+        names = ", ".join(one.features[:_SHOWN_FEATURES]) + (f" and {more} more" if more > 0 else "")
+        table.add_row(_plain(names), one.op, _plain(_shortly(one.shown)), f"{one.rows:,}")
+    return table
+
+
+def _shortly(shown: Mapping[str, Any]) -> str:
+    texts = [f"{name} {_text(value)}" for name, value in shown.items()]
+    return ", ".join([*texts[:_SHOWN_FACTS], *("…" for _ in texts[_SHOWN_FACTS : _SHOWN_FACTS + 1])])
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,263 @@
+"""What would a run do, in numbers? The dry run behind `feedline plan`.
+
+Runs in: the CLI. `describe` turns a plan into plain numbers (what `--json` prints), `plan_table` into a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from feedline.commands.feed import memory_budget
+from feedline.commands.part_costs import part_costs, part_rows
+from feedline.loader.facts import lines_of, summary_of
+from feedline.loader.ring.launch import feeder_threads
+from feedline.planning.nulls import first_lines
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import Schedule
+from feedline.warehouse.reading.columns import part_bytes
+from feedline.warehouse.reading.read import bytes_of
+from feedline.warehouse.rebase.recorded_rows import RECORDED_ROWS, is_local
+from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
+from feedline.warehouse.storage.locations import absolute, join, shown
+
+# Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
+_LIST_BYTES = 8 * 20
+_ALWAYS = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown when nothing, too
+
+
+def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
+    """Everything that a run decides before it starts, as plain numbers."""
+    snapshot, selection = plan.snapshot, plan.selection
+    schedule = plan.schedule(0)
+    kept = np.flatnonzero(selection.rows > 0)
+    table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
+    lanes_per_rank = plan.lanes // world_size
+    cluster = plan.spec.cluster
+    threads = feeder_threads(plan.spec, local_ranks=1) * (cluster.workers or 1)
+    blocks = cluster.window or 2 * threads + lanes_per_rank
+    row_bytes = _row_bytes(plan)
+    block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
+    twice = _read_twice(plan, schedule)
+    read = int(plan.row_group_bytes[kept].sum()) + twice
+    return {
+        "table": plan.spec.source.table,
+        "snapshot": snapshot.id,
+        "plan": plan.fingerprint,
+        "features": plan.features.fingerprint[:32],
+        "files": len(snapshot.files),
+        "files_ignored": snapshot.ignored,
+        "bad_files": plan.bad_files(),
+        **plan.gaps.facts(),
+        "stages": stages(plan),
+        **_decided(selection.report),
+        "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
+        "columns": {
+            "read": len(plan.columns),
+            "table": len(snapshot.schema.names),
+            "share": len(plan.columns) / len(snapshot.schema.names),
+            "names": list(plan.columns),
+        },
+        "bytes": {
+            "read_per_epoch": read,
+            "read_twice": twice,
+            "table": table_bytes,
+            "share": read / table_bytes if table_bytes else 0.0,
+        },
+        **part_costs(plan),
+        "rows": schedule.rows,
+        "rows_dropped": schedule.rows_dropped,
+        "steps": schedule.steps,
+        "batch_size": plan.spec.batch.size,
+        "rows_per_rank_and_step": plan.spec.batch.size * lanes_per_rank,
+        "tail": plan.spec.batch.tail,
+        "lanes": plan.lanes,
+        "world_size": world_size,
+        "splits": int(np.count_nonzero(plan.split_rows)),
+        "blocks_per_lane": sum(1 for _ in schedule.blocks(0)),
+        "memory": {
+            "block_bytes": block_rows * row_bytes,
+            "blocks_in_flight": blocks,
+            "in_flight_bytes": block_rows * row_bytes * blocks,
+            "budget_bytes": memory_budget(plan.spec, local_ranks=1),
+        },
+        "identities": _identities(plan),
+    }
+
+
+def _identities(plan: Plan) -> dict[str, Any]:
+    """Whether blocks record which rows they hold, for a rebase; of which columns, and about how many bytes that takes.
+
+    One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
+    """
+    record, rows = plan.job.record, int(plan.selection.rows.sum())
+    folder, why = shown(join(absolute(plan.spec.work_dir), "rows")), None
+    if record is not None:
+        hashes = 1 if record.identity.by is None else 2
+        columns = [name for name, _ in record.identity.columns]
+        return {"recorded": True, "folder": folder, "columns": columns, "bytes": 8 * hashes * rows, "why_not": why}
+    if not is_local(plan.spec.work_dir):
+        why = "work_dir is on a store"
+    elif rows > RECORDED_ROWS:
+        why = f"more than {RECORDED_ROWS:,} rows"
+    else:
+        why = "no column that is read can tell rows apart"
+    return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": why}
+
+
+def _decided(report: SelectionReport) -> dict[str, Any]:
+    """Who decided on how many row groups, and the bytes that were read for it."""
+    return {
+        "row_groups": _share(report.table),
+        "pruned_by_partition": _share(report.by_partition),
+        "pruned_by_statistics": _share(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share(report.whole),
+        "sampled_by_place": _share(report.by_place),
+        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share(report.matched),
+        "kept": _share(report.kept),
+    }
+
+
+def stages(plan: Plan) -> list[dict[str, Any]]:
+    """What is left of the table after each step: files, row groups, rows, and bytes of the columns that are read.
+
+    `table` has the bytes of all columns; `columns` is the projection, those of filter and sample included.
+    """
+    snapshot, selection = plan.snapshot, plan.selection
+    projection = part_bytes(snapshot, plan.parts)
+    found: list[dict[str, Any]] = []
+    for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
+        left = {
+            "files": len(np.unique(snapshot.file_of_row_group[stage.left])) if found else len(snapshot.files),
+            "row_groups": int(stage.left.sum()),
+            "rows": stage.rows,
+        }
+        if not found:
+            found.append({"stage": stage.name, **left, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+        name = stage.name if len(found) > 1 else "columns"
+        found.append({"stage": name, **left, "bytes": int(projection[stage.left].sum())})
+    return found
+
+
+def plan_table(facts: dict[str, Any]) -> Group:
+    """The facts for people: what is left after each step, then everything else."""
+    left = Table(title=f"{facts['table']}: what is left after", title_justify="left")
+    for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
+        left.add_column(title, justify="right" if title else "left", no_wrap=True)
+    everything = facts["stages"][0]["bytes"]
+    for stage in facts["stages"]:
+        share = stage["bytes"] / everything if everything else 0.0
+        numbers = [f"{stage[key]:,}" for key in ("files", "row_groups", "rows", "bytes")]
+        left.add_row("the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}")
+    return Group(left, _facts_table(facts))
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    table = Table(title="the plan", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    stored = facts["row_groups"]
+    memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
+    fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
+    in_flight = (
+        f"{memory['in_flight_bytes']:,} bytes ({memory['blocks_in_flight']} blocks of about {memory['block_bytes']:,})"
+    )
+    twice = (
+        f": {size['read_twice']:,} of them are read twice, where a border between two of the {facts['lanes']} lanes "
+        "cuts a row group"
+        if size["read_twice"]
+        else ""
+    )
+    rows = (
+        ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
+        ("snapshot", facts["snapshot"]),
+        ("plan, features", f"{facts['plan']}, {facts['features']}"),
+        ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
+        ("bytes per epoch", f"{size['read_per_epoch']:,} of {size['table']:,} ({size['share']:.1%}){twice}"),
+        ("rows", f"{facts['rows']:,}, of which {facts['rows_dropped']:,} dropped (tail: {facts['tail']})"),
+        ("steps", f"{facts['steps']:,} on each of {facts['world_size']} ranks"),
+        (
+            "batch",
+            f"{facts['rows_per_rank_and_step']:,} rows per rank, from {facts['lanes']} x {facts['batch_size']:,}",
+        ),
+        ("work", f"{facts['splits']:,} splits, {facts['blocks_per_lane']:,} blocks per lane"),
+        ("memory per rank", f"{in_flight} of {memory['budget_bytes']:,}{fewer}"),
+        ("row identities", _identities_text(facts["identities"])),
+    )
+    for name, text in rows[:3]:
+        table.add_row(name, text)
+    if facts["bad_files"]:
+        table.add_row(
+            "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
+        )
+    for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
+        if lines:
+            table.add_row(name, "\n".join(map(escape, first_lines([line["text"] for line in lines]))))
+    for name, key in (
+        ("pruned by partition", "pruned_by_partition"),
+        ("pruned by statistics", "pruned_by_statistics"),
+        ("pruned by bloom filters", "pruned_by_bloom_filters"),
+        ("taken whole", "taken_whole"),
+        ("sampled by place", "sampled_by_place"),
+        ("counted", "counted"),
+    ):
+        share = facts[key]
+        note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
+        if key == "counted" and share["row_groups"] and share["cached"]:
+            note += " (known from an earlier run)"
+        if share["row_groups"] or note or key in _ALWAYS:
+            table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
+    if facts["sample"] is not None:
+        table.add_row("sampled", _sample_text(facts))
+    for name, text in (*rows[3:5], *part_rows(facts), *rows[5:]):
+        table.add_row(name, text)
+    return table
+
+
+def _read_twice(plan: Plan, schedule: Schedule) -> int:
+    """Bytes of row groups that a border between lanes cuts: each neighbour decodes them."""
+    nbytes = 0
+    for lane in range(1, plan.lanes):
+        border = schedule.lane_bounds(lane)[0]
+        if border in (0, schedule.rows):
+            continue
+        place = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        split = int(schedule.order[place])
+        first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
+        ends = np.cumsum(plan.selection.rows[first:stop])
+        inside = border - int(schedule.starts[place])
+        group = int(np.searchsorted(ends, inside, side="right"))
+        if inside != (int(ends[group - 1]) if group else 0):
+            nbytes += int(plan.row_group_bytes[first + group])
+    return nbytes
+
+
+def _identities_text(facts: dict[str, Any]) -> str:
+    if not facts["recorded"]:
+        return f"not recorded for rebase: {facts['why_not']}; name a source.row_key to record them"
+    return f"recorded for rebase: about {facts['bytes']:,} bytes in {escape(facts['folder'])}"
+
+
+def _sample_text(facts: dict[str, Any]) -> str:
+    sample, before, after = facts["sample"], facts["matched"]["rows"], facts["kept"]["rows"]
+    by = f"by {', '.join(sample['key'])}" if sample["key"] else "by place"
+    where = f" where {sample['where']}" if sample["where"] else ""
+    return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
+
+
+def _share(share: Share) -> dict[str, int]:
+    return {"row_groups": share.row_groups, "rows": share.rows}
+
+
+def _row_bytes(plan: Plan) -> int:
+    """About how many bytes an encoded row takes."""
+    width = plan.layout.width
+    scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
+    return int(scalar + (_LIST_BYTES + 8) * width["sparse"])

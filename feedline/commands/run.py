@@ -1,0 +1,306 @@
+"""What does `feedline run` do? Feeds trainers, or drains its own rings, until it is done or told to stop.
+
+Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop looks at; what was started is ended
+before the command returns with 130 or 143.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from feedline.commands.live_table import Counters, Pace, Progress, RankView
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.loader.facts import warning_of
+from feedline.loader.ring.client import Feed
+from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
+from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
+from feedline.service.drain import Drained, start_draining, stop_draining
+from feedline.service.supervisor import Rank, Supervisor
+from feedline.spec import PipelineSpec
+from feedline.version import VERSION
+
+_POLL_S = 0.25
+_WAITING = 0.1  # of the last seconds, from which on somebody is said to wait
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """What a run did, over all ranks of this host. bytes_read are compressed column chunks."""
+
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+    wait_fraction: float = 0.0
+    bytes_read: int = 0
+    bytes_delivered: int = 0
+    epochs: int = 0
+    steps: int = 0
+    rows_dropped: int = 0
+    ranks: list[int] = field(default_factory=list)
+    snapshot: str | None = None
+    plan: str | None = None
+    dashboard: str | None = None
+    bad_files: list[dict[str, Any]] = field(default_factory=list)  # left out of the plan: path, reason, rows
+    quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A pipeline, and which of how many ranks run on this host."""
+
+    path: Path
+    overrides: dict[str, object]
+    spec: PipelineSpec
+    ranks: Sequence[int]
+    world_size: int
+
+
+class Stop:
+    """Set by a signal; `status` is the exit status that goes with it (130, 143)."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def __call__(self) -> bool:
+        return self.status is not None
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        previous = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # told to a whole job, they are for its trainers
+            previous[number] = signal.signal(number, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _set(self, number: int, _frame: object) -> None:
+        self.status = 128 + number
+
+
+def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
+    """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
+    feeds = {rank: Feed(_command(request, rank)) for rank in request.ranks}
+    views: list[Drained] = []
+    said_dashboard = False
+    began = time.perf_counter()
+    try:
+        for feed in feeds.values():
+            feed.start()
+        for rank, feed in feeds.items():
+            hello = {"feedline": VERSION, "rank": rank, "world_size": request.world_size}
+            views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
+        paces = [Pace() for _ in views]
+        with Progress(console, title=request.spec.name) as progress:
+            while not stop() and not all(view.done for view in views):
+                time.sleep(_POLL_S)
+                if not said_dashboard and views[0].facts:
+                    said_dashboard = True
+                    _say_start(console, views[0].facts)
+                for view in views:
+                    _say_warnings(console, view)
+                    if view.error is not None:
+                        raise view.error
+                progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))))
+            progress.show(list(map(drained_view, views, paces, repeat(request.spec.epochs))), force=True)
+        for view in views:
+            _say_warnings(console, view)
+            if view.error is not None:
+                raise view.error
+    finally:
+        for feed, view in zip(feeds.values(), views, strict=False):
+            stop_draining(feed, view)
+        for feed in feeds.values():
+            feed.close()
+    return _summary(views, time.perf_counter() - began, request)
+
+
+def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
+    """Keep feeders for trainers; ends when every rank's trainer has had its epochs, or on a signal."""
+    supervisor = Supervisor(
+        [
+            Rank(
+                rank=rank,
+                arguments=_command(request, rank).arguments,
+                overrides=overrides_text(request.overrides),
+                environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
+            )
+            for rank in request.ranks
+        ]
+    )
+    began = time.perf_counter()
+    try:
+        supervisor.start()
+        paces = [Pace() for _ in supervisor.ranks]
+        with Progress(console, title=request.spec.name) as progress:
+            while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
+                for rank, message in supervisor.poll(_POLL_S):
+                    _say_event(console, rank, message)
+                    if message["type"] == "plan" and rank is supervisor.ranks[0]:
+                        _say_findings(console, message)
+                progress.show(list(map(served_view, supervisor.ranks, paces, repeat(request.spec.epochs))))
+    finally:
+        supervisor.close()
+        for number in request.ranks:  # a feeder that was killed could not do it
+            for path in socket_paths(job_fingerprint(request.spec), number, request.world_size):
+                sweep(path)
+    summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
+    for rank in supervisor.ranks:
+        summary.dashboard = summary.dashboard or rank.dashboard
+        summary.bad_files = summary.bad_files or rank.plan.get("bad_files", [])
+        summary.snapshot = summary.snapshot or rank.plan.get("snapshot")
+        summary.plan = summary.plan or rank.plan.get("plan")
+        summary.rows_dropped = summary.rows_dropped or rank.plan.get("rows_dropped", 0)
+        for stats in [*rank.finished, *([rank.stats] if rank.stats else [])]:
+            summary.rows += stats["rows"]
+            summary.batches += stats["batches"]
+            summary.bytes_delivered += stats["nbytes"]
+            summary.bytes_read += stats["delivery"]["nbytes_read"]
+            summary.steps = stats["steps"]
+            waited = stats["wait_blocks_s"] / len(request.ranks)
+            summary.wait_fraction = min(1.0, summary.wait_fraction + waited / max(summary.seconds, 1e-9))
+    summary.rows_per_s = summary.rows / summary.seconds
+    schemas = [rank.plan["schema"] for rank in supervisor.ranks if "schema" in rank.plan]
+    counted = [Quality.from_json(facts) for rank in supervisor.ranks for facts in rank.quality]
+    summary.quality = _measured(schemas, counted)
+    return summary
+
+
+def _measured(schemas: Sequence[str], parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
+    """The measures of what all ranks of this host delivered."""
+    return measures(merge(parts), BatchSchema.from_json(schemas[0])) if parts else {}
+
+
+def _command(request: RunRequest, rank: int) -> FeederCommand:
+    arguments = feeder_arguments(request.path, rank=rank, world_size=request.world_size)
+    return FeederCommand(
+        arguments=[*arguments, "--local-ranks", str(len(request.ranks)), "--dashboard"],
+        environment=feeder_environment(request.spec, local_ranks=len(request.ranks)),
+        overrides=overrides_text(request.overrides),
+    )
+
+
+def _say_start(console: Console, facts: dict[str, Any]) -> None:
+    if facts.get("dashboard"):
+        console.print(f"Dask dashboard: {facts['dashboard']}", highlight=False, soft_wrap=True)
+    console.print(
+        f"plan {facts['plan'][:12]}: {facts['rows']:,} rows, {facts['steps']:,} steps per rank and epoch, "
+        f"{facts['rows_dropped']:,} rows dropped",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _say_findings(console, facts)
+
+
+def _say_findings(console: Console, facts: dict[str, Any]) -> None:
+    """What a plan's facts say of the table: bad files, nulls that features cannot hold, columns that files lack."""
+    bad_files = [warning_of(facts["bad_files"])] if facts["bad_files"] else []
+    nulls = [f"warning: {text}" for text in facts["nulls"]]
+    for text in (*bad_files, *nulls, *facts["absent"]):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_warnings(console: Console, view: Drained) -> None:
+    while view.warnings:
+        text = f"warning: rank {view.rank}: {view.warnings.pop(0)}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
+    page = message.get("dashboard")
+    texts = {
+        "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
+        "trainer": f"rank {rank.rank}: trainer {message.get('pid')} attached",
+        "left": f"rank {rank.rank}: trainer left" + (f" after {message['error']}" if message.get("error") else ""),
+        "died": f"rank {rank.rank}: feeder died (exit status {message.get('status')}), starting another",
+    }
+    if message["type"] in texts:
+        console.print(texts[message["type"]], highlight=False, soft_wrap=True)
+
+
+def _served(rank: Rank, epochs: int) -> bool:
+    """Whether a trainer had this rank's last step of its last epoch, and left."""
+    return any(stats["epochs"] >= epochs for stats in rank.finished)
+
+
+def drained_view(view: Drained, pace: Pace, epochs: int) -> RankView:
+    """What is shown of a rank that is drained; one that is done with the rate of its whole run."""
+    change = pace.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
+    waits = change.trainer > 0.5 or not change.rows_per_s  # one that waits counts it when it has its batch
+    return RankView(
+        rank=view.rank,
+        state="done" if view.done else ("feeding" if view.batches else "planning"),
+        epoch=view.epoch,
+        epochs=epochs,
+        step=view.step,
+        steps=int(view.facts.get("steps", 0)),
+        rows=view.rows,
+        rows_per_s=view.rows / view.seconds if view.done and view.seconds else change.rows_per_s,
+        batches_per_s=change.batches_per_s,
+        ring_fill=view.ring_fill,
+        waits="" if view.done or not view.batches else ("trainer" if waits else "feeder"),
+    )
+
+
+def served_view(rank: Rank, pace: Pace, epochs: int) -> RankView:
+    """What is shown of a rank that serves a trainer, or waits for one."""
+    stats = rank.stats
+    slots = stats.get("ring_slots", 0)
+    counters = Counters(
+        rows=stats.get("rows", 0),
+        batches=stats.get("batches", 0),
+        trainer_s=stats.get("wait_blocks_s", 0.0),
+        feeder_s=stats.get("wait_slots_s", 0.0),
+    )
+    change = pace.add(counters)
+    waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
+    return RankView(
+        rank=rank.rank,
+        state="feeding" if rank.trainer else "waiting",
+        epoch=stats.get("epoch", 0),
+        epochs=epochs,
+        step=stats.get("step", 0),
+        steps=stats.get("steps", 0),
+        rows=counters.rows,
+        rows_per_s=change.rows_per_s,
+        batches_per_s=change.batches_per_s,
+        ring_fill=1 - stats["ring_free"] / slots if slots else None,
+        waits=waiting[0] if waiting[1] > _WAITING else "",
+    )
+
+
+def _summary(views: Sequence[Drained], seconds: float, request: RunRequest) -> RunSummary:
+    facts = views[0].facts
+    longest = max((view.seconds for view in views), default=0.0)
+    rows = sum(view.rows for view in views)
+    return RunSummary(
+        rows=rows,
+        batches=sum(view.batches for view in views),
+        seconds=longest or seconds,
+        rows_per_s=rows / longest if longest else 0.0,
+        wait_fraction=sum(view.wait_s for view in views) / max(sum(view.seconds for view in views), 1e-9),
+        bytes_read=sum(view.feeder.get("delivery", {}).get("nbytes_read", 0) for view in views),
+        bytes_delivered=sum(view.nbytes for view in views),
+        epochs=request.spec.epochs,
+        steps=facts.get("steps", 0),
+        rows_dropped=facts.get("rows_dropped", 0),
+        ranks=list(request.ranks),
+        snapshot=facts.get("snapshot"),
+        plan=facts.get("plan"),
+        dashboard=facts.get("dashboard"),
+        bad_files=facts.get("bad_files", []),
+        quality=_measured([facts.get("schema", "[]")], [view.quality for view in views if view.quality is not None]),
+    )

@@ -1,0 +1,118 @@
+"""The command `feedline transform`: rows of a file through a pipeline's features, without anything else of it.
+
+Runs in: the process of the command, which loads neither Dask nor torch: a host that serves a model needs neither. That
+is why `feedline.__main__` comes here without going through `cli`, which has this command, too.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from feedline.commands.exit_status import end_with
+from feedline.errors import SpecError
+from feedline.serving.encoder import SERVED, Serving
+from feedline.serving.files import STREAM, transform_file
+from feedline.serving.golden_check import check as prove
+from feedline.spec import PipelineSpec, load_spec
+from feedline.spec.features import GROUPS
+from feedline.spec.overrides import parse_overrides
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _program() -> None:
+    """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them."""
+
+
+@app.command()
+def transform(
+    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="IN", help="Rows: Parquet (file, folder, glob, URI), an Arrow file, - (a stream)."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="OUT", help="A file: .parquet, .arrow; - (an Arrow stream).")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Prove this installation against the golden vectors; no IN, no OUT.")
+    ] = False,
+    ulps: Annotated[
+        int | None, typer.Option(min=0, help="With --check: how many float32 may lie between two floats.")
+    ] = None,
+    groups: Annotated[str, typer.Option(help="Groups of features to compute, such as dense,label.")] = ",".join(SERVED),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Turn rows of a file into features, exactly as training does. Needs pipeline.yaml and its artifacts only.
+
+    With --check, exit status 1 where this installation computes something else than the one that fitted.
+    """
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    if check:
+        if source is not None or target is not None:
+            raise SpecError("--check reads its own rows: got IN beside it. Leave IN and OUT out")
+        _check(spec, ulps, as_json=as_json)
+        return
+    if source is None or target is None or ulps is not None:
+        raise SpecError("transform needs IN and OUT, or --check: write feedline transform PIPELINE.YAML IN OUT")
+    chosen = tuple(name.strip() for name in groups.split(",") if name.strip())
+    if not chosen or set(chosen).difference(GROUPS):
+        raise SpecError(f"--groups names no groups: got {groups!r}, expected some of {', '.join(GROUPS)}")
+    if as_json and target == STREAM:
+        raise SpecError("--json prints where OUT goes: got both on standard output. Name a file")
+    serving = Serving(spec, groups=chosen)
+    with _ending_on_signal():
+        done = transform_file(serving, source, target, overwrite=overwrite)
+    if as_json:
+        print(json.dumps(asdict(done)))
+    else:
+        print(
+            f"{done.rows:,} rows in {done.seconds:.1f} s, {len(done.columns)} features, {done.bytes:,} bytes: {target}",
+            file=sys.stderr if target == STREAM else sys.stdout,
+        )
+
+
+def _check(spec: PipelineSpec, ulps: int | None, *, as_json: bool) -> None:
+    found = prove(spec, ulps=ulps)
+    print(json.dumps({**asdict(found), "passed": found.passed}) if as_json else found.text())
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _ending_on_signal() -> Iterator[None]:
+    """SIGTERM ends the body like Ctrl-C does: what is half written is removed."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        raise typer.Exit(143) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def main() -> NoReturn:
+    """The program `feedline`, called with `transform`."""
+    end_with(app)

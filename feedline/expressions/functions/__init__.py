@@ -1,0 +1,1 @@
+"""The functions and methods of the language, with their signatures."""

@@ -1,0 +1,249 @@
+"""The functions and the methods of single values: numbers, nulls, choices, casts.
+
+Pure; declarations for the catalogue. Each method can also be written as a function of its receiver (`log1p(price)`).
+Mathematical functions compute in float64 whatever comes in; functions that choose among values keep float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import polars as pl
+
+from feedline.expressions import literals
+from feedline.expressions.functions.signatures import Function, Parameter
+from feedline.expressions.nodes import Constant
+from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, result, unify
+from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.types import (
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    FLOAT,
+    INTEGER,
+    NUMBERS,
+    STRING,
+    TIMESTAMP,
+    describe,
+    kind,
+)
+
+_SCALARS = NUMBERS | {BOOLEAN, STRING, DATE, TIMESTAMP}
+_ORDERED = NUMBERS | {DATE, TIMESTAMP}
+
+
+def _mathematical(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
+    def build(x: Operand, *, span: Span) -> Operand:
+        return result(compute(x.cast(FLOAT64).expr), FLOAT64, span, [x])
+
+    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; float64")
+
+
+def _rounding(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
+    def build(x: Operand, *, span: Span) -> Operand:
+        wide = x.widened()
+        return wide if wide.kind == INTEGER else result(compute(wide.expr), FLOAT64, span, [wide])
+
+    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; an integer stays what it is")
+
+
+def _float_test(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
+    def build(x: Operand, *, span: Span) -> Operand:
+        return result(compute(x.widened().expr), BOOL, span, [x], extra=2)
+
+    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; null stays null")
+
+
+def _abs(x: Operand, *, span: Span) -> Operand:
+    wide = x if x.kind == FLOAT else x.widened()
+    return wide if x.dtype == UINT64 else result(wide.expr.abs(), wide.dtype, span, [wide])
+
+
+def _sign(x: Operand, *, span: Span) -> Operand:
+    wide = x.widened()
+    sign = result(wide.expr.sign(), wide.dtype, span, [wide])
+    return sign.cast(INT64) if wide.kind == INTEGER else sign
+
+
+def _log(x: Operand, base: float | None, *, span: Span) -> Operand:
+    if base is not None and (base <= 0 or base == 1):
+        raise Fault(f"the base of a logarithm is positive and not 1: got {base}", span)
+    return result(x.cast(FLOAT64).expr.log(math.e if base is None else float(base)), FLOAT64, span, [x])
+
+
+def _round(x: Operand, decimals: int, *, span: Span) -> Operand:
+    if not 0 <= decimals <= 15:
+        raise Fault(f"decimals lie between 0 and 15: got {decimals}", span)
+    wide = x.widened()
+    return wide if wide.kind == INTEGER else result(wide.expr.round(decimals), FLOAT64, span, [wide])
+
+
+def _clip(x: Operand, lower: Constant, upper: Constant, *, span: Span) -> Operand:
+    if x.kind == DECIMAL:
+        x = x.widened()
+    (expr, *_), dtype = unify([x, lower, upper], span)
+    low, high = (None if c.value is None else literals.value_of(c, dtype) for c in (lower, upper))
+    if low is None and high is None:
+        raise Fault("`clip` needs a lower or an upper bound", span)
+    if low is not None and high is not None and low > high:  # type: ignore[operator]
+        raise Fault(f"the bounds of `clip` are reversed: got {lower.value!r} above {upper.value!r}", span)
+    bounds = [None if bound is None else literals.literal(bound, dtype) for bound in (low, high)]
+    return result(expr.clip(*bounds), dtype, span, [x], extra=4)
+
+
+def _fill_null(x: Operand, value: Constant, *, span: Span) -> Operand:
+    if value.value is None:
+        raise Fault("`fill_null` needs a value: got None", value.span)
+    (expr, filling), dtype = unify([x, value], span)
+    return result(expr.fill_null(filling), dtype, span, [x], extra=3)
+
+
+def _fill_nan(x: Operand, value: Constant, *, span: Span) -> Operand:
+    filling = literals.literal(literals.value_of(value, x.dtype), x.dtype)
+    return result(x.expr.fill_nan(filling), x.dtype, span, [x], extra=3)
+
+
+def _coalesce(values: Sequence[Operand | Constant], *, span: Span) -> Operand:
+    expressions, dtype = unify(values, span)
+    return result(pl.coalesce(expressions), dtype, span, _operands(values, span), extra=len(values) + 1)
+
+
+def _when(
+    condition: Operand | Constant, value: Operand | Constant, otherwise: Operand | Constant, *, span: Span
+) -> Operand:
+    if isinstance(condition, Constant) or condition.dtype != BOOL:
+        got = "a literal" if isinstance(condition, Constant) else describe(condition.dtype)
+        raise Fault(f"the condition of `when` is a boolean expression: got {got}", condition.span)
+    (then, other), dtype = unify([value, otherwise], span)
+    expr = pl.when(condition.expr).then(then).otherwise(other)
+    return result(expr, dtype, span, _operands([condition, value, otherwise], span), extra=4)
+
+
+def _horizontal(name: str, compute: Callable[..., pl.Expr], summary: str, *, computes: bool) -> Function:
+    def build(values: Sequence[Operand | Constant], *, span: Span) -> Operand:
+        allowed = NUMBERS if computes else _ORDERED
+        parts = _operands(values, span)
+        for part in parts:
+            if part.kind not in allowed:
+                raise Fault(f"`{name}` works on {' or '.join(sorted(allowed))}: got {describe(part.dtype)}", part.span)
+        if computes:
+            values = [value.widened() if isinstance(value, Operand) else value for value in values]
+        expressions, dtype = unify(values, span)
+        if computes and name == "mean_horizontal":
+            dtype = FLOAT64
+            expressions = [expr.cast(dtype) for expr in expressions]
+        if computes and dtype == UINT64:
+            raise Fault(f'uint64 has no `{name}`: cast it first, as in `x.cast("int64")`', span)
+        return result(compute(expressions), dtype, span, parts, extra=2 * len(values))
+
+    return Function(name=name, many=True, build=build, summary=summary)
+
+
+def _operands(values: Sequence[Operand | Constant], span: Span) -> list[Operand]:
+    parts = [value for value in values if isinstance(value, Operand)]
+    if not parts:
+        raise Fault("only literals: expected at least one column", span)
+    return parts
+
+
+def _cast(strict: bool) -> Callable[..., Operand]:
+    def build(x: Operand, dtype: pl.DataType, *, span: Span) -> Operand:
+        source, target = x.kind, kind(dtype)
+        if target == STRING and source in (FLOAT, DECIMAL):
+            raise Fault(f"a text of {describe(x.dtype)} has no fixed form: cast it to an integer before", x.span)
+        if source == STRING and target == BOOLEAN:
+            raise Fault('a text is no boolean: compare it, as in `x == "true"`', x.span)
+        if source in (DATE, TIMESTAMP) and target != STRING:
+            raise Fault(f'{describe(x.dtype)} is no number: write `.dt.epoch("s")`', x.span)
+        expr = x.widened().expr if source == DECIMAL else x.expr
+        return result(expr.cast(dtype, strict=strict), dtype, span, [x], extra=2)
+
+    return build
+
+
+_TO = (Parameter(name="dtype", accepts="type"),)
+FUNCTIONS: tuple[Function, ...] = (
+    Function(
+        name="when",
+        build=_when,
+        parameters=tuple(Parameter(name=name, accepts="value") for name in ("condition", "value", "otherwise")),
+        summary="`value` where the condition is true, `otherwise` where it is false or null; either may be None",
+    ),
+    Function(name="coalesce", many=True, build=_coalesce, summary="the first value that is not null"),
+    _horizontal("min_horizontal", pl.min_horizontal, "the smallest; nulls and NaN are passed over", computes=False),
+    _horizontal("max_horizontal", pl.max_horizontal, "the largest; nulls and NaN are passed over", computes=False),
+    _horizontal("sum_horizontal", pl.sum_horizontal, "the sum; a null counts as 0; int64 or float64", computes=True),
+    _horizontal("mean_horizontal", pl.mean_horizontal, "the mean of those not null, else null; float64", computes=True),
+)
+METHODS: tuple[Function, ...] = (
+    Function(
+        name="abs", receiver=NUMBERS, build=_abs, summary="the absolute value; int64, or the column's own float type"
+    ),
+    Function(name="sign", receiver=NUMBERS, build=_sign, summary="-1, 0 or 1; int64 or float64"),
+    _mathematical("sqrt", pl.Expr.sqrt, "the square root, NaN below 0"),
+    Function(
+        name="log",
+        receiver=NUMBERS,
+        build=_log,
+        parameters=(Parameter(name="base", accepts="number", default=None),),
+        summary="the logarithm, natural without a base; -inf at 0, NaN below; float64",
+    ),
+    _mathematical("log10", pl.Expr.log10, "the decimal logarithm; -inf at 0, NaN below"),
+    _mathematical("log1p", pl.Expr.log1p, "log(1 + x), exact near 0; -inf at -1, NaN below"),
+    _mathematical("exp", pl.Expr.exp, "e to the power x"),
+    _mathematical("sin", pl.Expr.sin, "the sine of radians"),
+    _mathematical("cos", pl.Expr.cos, "the cosine of radians"),
+    _mathematical("tan", pl.Expr.tan, "the tangent of radians"),
+    _mathematical("tanh", pl.Expr.tanh, "the hyperbolic tangent"),
+    _rounding("floor", pl.Expr.floor, "the next whole number below; float64"),
+    _rounding("ceil", pl.Expr.ceil, "the next whole number above; float64"),
+    Function(
+        name="round",
+        receiver=NUMBERS,
+        build=_round,
+        parameters=(Parameter(name="decimals", accepts="integer", default=0),),
+        summary="rounded to that many decimals, a tie to the even digit; float64, an integer stays what it is",
+    ),
+    Function(
+        name="clip",
+        receiver=_ORDERED,
+        build=_clip,
+        parameters=(
+            Parameter(name="lower_bound", accepts="literal", default=None),
+            Parameter(name="upper_bound", accepts="literal", default=None),
+        ),
+        summary="forced between the bounds; null and NaN stay; int64, or the column's own type",
+    ),
+    Function(
+        name="cast",
+        receiver=_SCALARS,
+        build=_cast(True),
+        parameters=_TO,
+        summary="as another type; floats lose their fraction; a value that does not fit is an error when data are read",
+    ),
+    Function(
+        name="try_cast",
+        receiver=_SCALARS,
+        build=_cast(False),
+        parameters=_TO,
+        summary="as `cast`, but a value that does not fit is null",
+    ),
+    _float_test("is_nan", pl.Expr.is_nan, "whether it is NaN"),
+    _float_test("is_finite", pl.Expr.is_finite, "whether it is neither NaN nor infinite"),
+    _float_test("is_infinite", pl.Expr.is_infinite, "whether it is infinite"),
+    Function(
+        name="fill_null",
+        receiver=_SCALARS,
+        build=_fill_null,
+        parameters=(Parameter(name="value", accepts="literal"),),
+        summary="the literal in the place of a null",
+    ),
+    Function(
+        name="fill_nan",
+        receiver=frozenset({FLOAT}),
+        build=_fill_nan,
+        parameters=(Parameter(name="value", accepts="literal"),),
+        summary="the literal, or null for None, in the place of a NaN",
+    ),
+)

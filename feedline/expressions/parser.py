@@ -1,0 +1,300 @@
+"""Text of an expression to a tree of the few nodes that the language has.
+
+Pure; runs in any process that reads an expression. The text is checked (`expression_tokens.scan`), parsed with `ast`
+and rebuilt node by node: a kind of Python node that is not named in `_Builder` is refused, so nothing of Python's own
+meaning (attributes, calls, comprehensions, f-strings, lambdas) survives. Functions and methods are looked up in the
+allow-list here, so a hostile text fails before any table is at hand. Nothing of the tree is ever evaluated in Python,
+apart from arithmetic on two literals (`60 * 60`), which is bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from feedline.expressions.functions.catalogue import NAMESPACES, missing_function, missing_method
+from feedline.expressions.nodes import (
+    Arithmetic,
+    ArithmeticOperator,
+    Call,
+    Column,
+    Compare,
+    Constant,
+    Field,
+    Logic,
+    Member,
+    Negation,
+    Negative,
+    Node,
+    NullTest,
+)
+from feedline.expressions.predicates import Operator
+from feedline.expressions.tokens import MAX_INTEGER_DIGITS, Fault, Source, Span, scan
+
+_MAX_FOLDED_EXPONENT = 64
+MAX_DEPTH = 100  # levels of the tree; the walks take about three Python frames a level and the limit is 1000 frames
+
+_ARITHMETIC: dict[type[ast.operator], ArithmeticOperator] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+}
+_COMPARISON: dict[type[ast.cmpop], Operator] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Tuple: "a comma makes several values here: one text is one expression",
+    ast.List: "a list may stand only right of `in` and as an argument",
+    ast.Starred: "`*` before a value is refused",
+    ast.Slice: "a slice is refused: write `.str.slice(start, length)` or `.list.slice(start, length)`",
+}
+
+
+def parse_tree(text: str) -> Node:
+    """The tree of an expression's text.
+
+    Raises:
+        Fault: at the first thing that is not of the language.
+    """
+    tokens = scan(text)
+    source = Source(text)
+    try:
+        tree = ast.parse(source.wrapped, mode="eval").body
+    except SyntaxError as error:
+        at = source.offset(error.lineno or 1, (error.offset or 1) - 1)
+        token = next((t for t in tokens if t.span.stop > at), None)
+        if token is None:
+            raise Fault("the expression ends too early", Span(len(text), len(text))) from None
+        raise Fault(f"`{token.string[:40]}` cannot stand here", token.span) from None
+    except (ValueError, RecursionError, MemoryError):  # beyond the limits of the scan: refused, whatever it was
+        raise Fault("the expression is too complex to be parsed", Span(0, 1)) from None
+    _check_depth(tree, source)
+    return _Builder(source).node(tree)
+
+
+def _check_depth(tree: ast.expr, source: Source) -> None:
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise Fault(f"the expression is nested too deeply: more than {MAX_DEPTH} levels", Span(0, len(source.text)))
+
+
+class _Builder:
+    """Rebuilds a Python tree with the nodes of the language."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def node(self, tree: ast.expr) -> Node:
+        """The node for a tree, or the fault that it has none."""
+        match tree:
+            case ast.Name():
+                return Column(name=tree.id, span=self._span(tree))
+            case ast.Constant():
+                return self._constant(tree)
+            case ast.UnaryOp():
+                return self._unary(tree)
+            case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
+                return self._arithmetic(tree)
+            case ast.BoolOp():
+                items = tuple(self.node(value) for value in tree.values)
+                return Logic(op="and" if isinstance(tree.op, ast.And) else "or", items=items, span=self._span(tree))
+            case ast.Compare():
+                return self._comparison(tree)
+            case ast.Call():
+                return self._call(tree)
+            case ast.Subscript():
+                return self._subscript(tree)
+            case ast.Attribute():
+                raise self._attribute(tree)
+        kind = type(tree).__name__
+        raise Fault(_REFUSED.get(type(tree), f"Python's {kind} is not part of the language"), self._span(tree))
+
+    def _span(self, tree: ast.expr | ast.keyword) -> Span:
+        start = self._source.offset_of_byte(tree.lineno, tree.col_offset)
+        return Span(start, self._source.offset_of_byte(tree.end_lineno or tree.lineno, tree.end_col_offset or 0))
+
+    def _name_span(self, tree: ast.Attribute) -> Span:
+        stop = self._span(tree).stop
+        return Span(max(0, stop - len(tree.attr)), stop)
+
+    def _constant(self, tree: ast.Constant) -> Constant:
+        value, span = tree.value, self._span(tree)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Fault("the number is too large for a float64", span)
+        if isinstance(value, int) and abs(value) >= 10**MAX_INTEGER_DIGITS:
+            raise Fault(f"the number is too long: expected at most {MAX_INTEGER_DIGITS} digits", span)
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise Fault("half of a surrogate pair is no character", span)
+        if value is None or isinstance(value, int | float | str | bytes):
+            return Constant(value=value, span=span)
+        raise Fault("this literal is not part of the language: expected a number, text, True, False or None", span)
+
+    def _unary(self, tree: ast.UnaryOp) -> Node:
+        item, span = self.node(tree.operand), self._span(tree)
+        if isinstance(tree.op, ast.Not):
+            return Negation(item=item, span=span)
+        if isinstance(item, Constant):
+            number = _number(item)
+            return Constant(value=number if isinstance(tree.op, ast.UAdd) else -number, span=span)
+        if isinstance(tree.op, ast.UAdd):
+            raise Fault("a `+` before a column does nothing: leave it out", span)
+        return Negative(item=item, span=span)
+
+    def _arithmetic(self, tree: ast.BinOp) -> Node:
+        op, span = _ARITHMETIC[type(tree.op)], self._span(tree)
+        left, right = self.node(tree.left), self.node(tree.right)
+        if isinstance(left, Constant) and isinstance(right, Constant):
+            return Constant(value=_fold(op, _number(left), _number(right), span), span=span)
+        return Arithmetic(op=op, left=left, right=right, span=span)
+
+    def _comparison(self, tree: ast.Compare) -> Node:
+        left = tree.left
+        parts = []
+        for op, right in zip(tree.ops, tree.comparators, strict=True):
+            parts.append(self._pair(left, op, right))
+            left = right
+        return parts[0] if len(parts) == 1 else Logic(op="and", items=tuple(parts), span=self._span(tree))
+
+    def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Node:
+        span = self._span(left).to(self._span(right))
+        if isinstance(op, ast.In | ast.NotIn):
+            found = Member(item=self.node(left), values=self._values(right), span=span)
+            return Negation(item=found, span=span) if isinstance(op, ast.NotIn) else found
+        none = isinstance(right, ast.Constant) and right.value is None
+        if isinstance(op, ast.Is | ast.IsNot):
+            if not none:
+                written = "==" if isinstance(op, ast.Is) else "!="
+                if isinstance(right, ast.Name) and right.id.lower() in ("null", "none", "nan", "na", "nil"):
+                    raise Fault("a missing value is `None`: write `is None`, or `.is_nan()` for NaN", self._span(right))
+                raise Fault(f"`is` tests only for None. To compare write `{written}`", self._span(right))
+            test = NullTest(item=self.node(left), span=span)
+            return Negation(item=test, span=span) if isinstance(op, ast.IsNot) else test
+        if none or (isinstance(left, ast.Constant) and left.value is None):
+            written = "is not None" if isinstance(op, ast.NotEq) else "is None"
+            raise Fault(f"a comparison with None is never true. Write `{written}`", span)
+        for side in (left, right):
+            if isinstance(side, ast.List | ast.Tuple):
+                raise Fault("a list cannot be compared. To test for one of its values write `in`", self._span(side))
+        return Compare(op=_COMPARISON[type(op)], left=self.node(left), right=self.node(right), span=span)
+
+    def _values(self, tree: ast.expr) -> tuple[Constant, ...]:
+        if not isinstance(tree, ast.List | ast.Tuple):
+            raise Fault(
+                "right of `in` stands a list of literals. For a list column write `.list.contains(value)`, for a text "
+                "column `.str.contains(text)`",
+                self._span(tree),
+            )
+        values = []
+        for element in tree.elts:
+            value = self.node(element)
+            if not isinstance(value, Constant):
+                raise Fault("a list holds only literals. Write `x == a or x == b` for columns", self._span(element))
+            if value.value is None:
+                raise Fault("a list may not hold None. Write `x is None or x in [...]`", value.span)
+            values.append(value)
+        return tuple(values)
+
+    def _subscript(self, tree: ast.Subscript) -> Node:
+        if isinstance(tree.slice, ast.Slice):
+            raise Fault(_REFUSED[ast.Slice], self._span(tree.slice))
+        key = self.node(tree.slice) if not isinstance(tree.slice, ast.Tuple | ast.List) else None
+        if not isinstance(key, Constant) or isinstance(key.value, bool) or not isinstance(key.value, str | int):
+            raise Fault('a key is a constant text or integer, as in `user["country"]`', self._span(tree.slice))
+        return Field(item=self.node(tree.value), key=key, span=self._span(tree))
+
+    def _attribute(self, tree: ast.Attribute) -> Fault:
+        name, span = tree.attr, self._name_span(tree)
+        if name.startswith("_"):
+            return Fault(f"`{name}` is refused: no method starts with an underscore", span)
+        if name in NAMESPACES:
+            return Fault(f"`{name}` is a namespace: expected a method after it, as in `x.{name}.…()`", span)
+        if isinstance(tree.value, ast.Attribute) and tree.value.attr in NAMESPACES:
+            return missing_method(f"{tree.value.attr}.{name}", span) or Fault(
+                f"a method is called: write `.{tree.value.attr}.{name}()`", span
+            )
+        fault = missing_method(name, span)
+        if fault is None:
+            return Fault(f"a method is called: write `.{name}()`", span)
+        return Fault(f'{fault.message}. A struct\'s field is written `column["{name}"]`', span)
+
+    def _call(self, tree: ast.Call) -> Node:
+        function = tree.func
+        if isinstance(function, ast.Name):
+            if function.id == "col":
+                return self._column(tree)
+            name, span, receiver = function.id, self._span(function), []
+            fault = missing_function(name, span)
+        elif isinstance(function, ast.Attribute):
+            name, span, inner = function.attr, self._name_span(function), function.value
+            if name.startswith("_"):
+                raise self._attribute(function)
+            if isinstance(inner, ast.Attribute) and inner.attr in NAMESPACES:
+                name, inner = f"{inner.attr}.{name}", inner.value
+            fault = missing_method(name, span)
+            receiver = [inner]
+        else:
+            raise Fault("only functions and methods of the language can be called", self._span(function))
+        if fault is not None:
+            raise fault
+        arguments = tuple(self._argument(item) for item in [*receiver, *tree.args])
+        if receiver and not isinstance(arguments[0], tuple) and isinstance(arguments[0], Constant):
+            raise Fault("a literal has no methods: expected a column", arguments[0].span)
+        keywords: dict[str, Node | tuple[Constant, ...]] = {}
+        for item in tree.keywords:
+            if item.arg is None:
+                raise Fault("`**` before an argument is refused", self._span(item))
+            keywords[item.arg] = self._argument(item.value)
+        return Call(name=name, arguments=arguments, keywords=keywords, span=self._span(tree))
+
+    def _argument(self, tree: ast.expr) -> Node | tuple[Constant, ...]:
+        return self._values(tree) if isinstance(tree, ast.List | ast.Tuple) else self.node(tree)
+
+    def _column(self, tree: ast.Call) -> Column:
+        match tree:
+            case ast.Call(args=[ast.Constant(value=str(name))], keywords=[]):
+                return Column(name=name, span=self._span(tree))
+        raise Fault('`col` takes one constant text, as in `col("odd name")`', self._span(tree))
+
+
+def _number(constant: Constant) -> int | float:
+    value = constant.value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Fault(f"arithmetic needs numbers: got {value!r}", constant.span)
+    return value
+
+
+def _fold(op: ArithmeticOperator, left: int | float, right: int | float, span: Span) -> int | float:
+    """Arithmetic on two literals of at most 38 digits each, so nothing here can grow large."""
+    try:
+        match op:
+            case "+":
+                value = left + right
+            case "-":
+                value = left - right
+            case "*":
+                value = left * right
+            case "/":
+                value = left / right
+            case "**" if isinstance(right, int) and abs(right) <= _MAX_FOLDED_EXPONENT:
+                value = left**right
+            case _:
+                raise Fault(f"`{op}` of these two literals is refused: write its result", span)
+    except (OverflowError, ZeroDivisionError) as error:
+        raise Fault(f"the literal cannot be computed: {error}", span) from None
+    if abs(value) >= 10**MAX_INTEGER_DIGITS and isinstance(value, int):
+        raise Fault(f"the number is too long: expected at most {MAX_INTEGER_DIGITS} digits", span)
+    if not math.isfinite(value):
+        raise Fault("the number is too large for a float64", span)
+    return value

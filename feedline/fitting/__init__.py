@@ -1,0 +1,1 @@
+"""Passes over a table that make artifacts."""

@@ -1,0 +1,1 @@
+"""Frames to arrays to the bytes of a slot."""

@@ -1,0 +1,39 @@
+"""How do encoded rows look as an Arrow table, for whoever wants columns instead of a batch?
+
+Runs in: Dask workers (`Pipeline.to_dask`), the process of `feedline transform`. Values are those of a batch,
+bit by bit; numbers of one column per feature and id lists share the encoded rows' memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.layout import BatchSchema
+
+
+def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
+    """Encoded rows as an Arrow table with one column per feature, in the order of pipeline.yaml."""
+    sparse = {column.name: place for place, column in enumerate(schema.sparse)}
+    columns: dict[str, pa.Array] = {}
+    for column in schema:
+        if column.group in ("dense", "label"):
+            matrix = rows.dense if column.group == "dense" else rows.labels
+            block = matrix[:, column.offset : column.offset + column.width]
+            columns[column.name] = (
+                pa.array(block[:, 0])
+                if column.width == 1
+                else pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(block).ravel()), column.width)
+            )
+        elif column.group == "categorical":
+            columns[column.name] = pa.array(rows.categorical[column.offset])
+        elif column.group == "sparse":
+            place = sparse[column.name]
+            offsets, values = pa.array(rows.offsets[place]), pa.array(rows.values[place])
+            if column.weighted:
+                values = pa.StructArray.from_arrays([values, pa.array(rows.weights[place])], ["id", "weight"])
+            columns[column.name] = pa.LargeListArray.from_arrays(offsets, values)
+        else:
+            columns[column.name] = rows.extra[column.offset]
+    return pa.table(columns)

@@ -1,0 +1,321 @@
+"""How do a frame's columns become arrays that a batch can be cut from?
+
+Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
+row-major for dense and labels (a row range is one contiguous copy), column by column for the rest, which so needs no
+copy of what the transforms made; ragged offsets start at 0, so that the values of any row range are a slice. `take`
+gathers rows for the permutation within a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from feedline.errors import DataError
+from feedline.loader.encoding.finite import settled
+from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.quality import Observer
+
+# A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
+# ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
+_INT32_LIMIT = 2**31 - 1
+# A wide matrix is written in blocks of rows of this size, so that a line of memory gets its 16 numbers before it leaves
+# the caches: 504 columns of 32,768 rows in 32 ms instead of 47.
+_MATRIX_BYTES = 8 * 2**20
+_UNFILTERED: Mapping[str, str] = MappingProxyType({})
+_FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedRows:
+    """Rows of every feature as arrays.
+
+    dense float32 [N, D] and labels float32 [N, L], row-major; categorical, K arrays int64 [N]; for each sparse feature
+    (in the schema's memory order) values [V], weights float32 [V] or None, and offsets int64 [N + 1] from 0; extra, one
+    Arrow array of N rows each.
+    """
+
+    rows: int
+    dense: NDArray[np.float32]
+    categorical: tuple[NDArray[np.int64], ...]
+    labels: NDArray[np.float32]
+    values: tuple[NDArray[Any], ...]
+    weights: tuple[NDArray[np.float32] | None, ...]
+    offsets: tuple[NDArray[np.int64], ...]
+    extra: tuple[pa.Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        numbers: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
+        numbers += tuple(weights for weights in self.weights if weights is not None)
+        return sum(array.nbytes for array in numbers) + sum(int(array.nbytes) for array in self.extra)
+
+    def __sizeof__(self) -> int:
+        return self.nbytes  # Dask asks this of everything a task returns
+
+
+def encode(
+    frame: pl.DataFrame,
+    schema: BatchSchema,
+    observer: Observer | None = None,
+    filters: Mapping[str, str] = _UNFILTERED,
+) -> EncodedRows:
+    """The rows of a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
+
+    filters: by feature the condition of `source.where` that drops the nulls it is made of; none where nothing filters.
+
+    Raises DataError, which names the feature and knows the row, where a scalar, an element of a list or vector, or a
+    weight is null. A null list is an empty list.
+    """
+    rows = frame.height
+    values, offsets = [], []
+    weights: list[NDArray[np.float32] | None] = []
+    for column in schema.sparse:
+        held, borders, beside = _lists(frame.get_column(column.name), column, observer)
+        values.append(held)
+        offsets.append(borders)
+        weights.append(beside)
+    return EncodedRows(
+        rows=rows,
+        dense=_row_major(frame, schema, "dense", observer, filters),
+        categorical=tuple(
+            _ids(frame.get_column(column.name), column, observer, filters) for column in schema.group("categorical")
+        ),
+        labels=_row_major(frame, schema, "label", observer, filters),
+        values=tuple(values),
+        weights=tuple(weights),
+        offsets=tuple(offsets),
+        extra=tuple(_arrow(frame.get_column(column.name)) for column in schema.group("extra")),
+    )
+
+
+def _numbers(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+    if series.null_count():
+        row = int(series.is_null().arg_max() or 0)
+        instead = f", or `{filters[name]}` to source.where" if name in filters else ""
+        raise DataError(
+            f"feature {name!r} holds a null: got {series.null_count():,} nulls in {len(series):,} rows, expected none. "
+            f"Add fill_null to its ops{instead}"
+        ).at(row)
+    return series.to_numpy()
+
+
+def _ids(series: pl.Series, column: Column, observer: Observer | None, filters: Mapping[str, str]) -> NDArray[np.int64]:
+    ids = _numbers(series, column.name, filters)
+    if observer is not None:
+        observer.integers(column, ids)
+    return ids
+
+
+def _lists(
+    series: pl.Series, column: Column, observer: Observer | None
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
+    """A sparse feature's values, offsets and weights."""
+
+    def row_of(place: int) -> int:
+        return int(np.searchsorted(offsets, place, side="right")) - 1
+
+    values, offsets = _ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+    if observer is not None:
+        observer.lists(column, offsets)
+    if column.dtype == "float32":
+        values = settled(values, column, observer, row_of=row_of)
+    elif observer is not None:
+        observer.integers(column, values)
+    if not column.weighted:
+        return values, offsets, None
+    beside = _weights(series.struct.field("weights"), offsets, column.name)
+    return values, offsets, settled(beside, column, observer, row_of=row_of, weights=True)
+
+
+def _row_major(
+    frame: pl.DataFrame, schema: BatchSchema, group: str, observer: Observer | None, filters: Mapping[str, str]
+) -> NDArray[np.float32]:
+    columns = schema.group(group)
+    width = sum(column.width for column in columns)
+    matrix = np.empty((frame.height, width), dtype=np.float32)
+    held: list[tuple[int | slice, NDArray[Any]]] = []
+    for column in columns:
+        series = frame.get_column(column.name)
+        if isinstance(series.dtype, pl.Array):
+            place = slice(column.offset, column.offset + column.width)
+            held.append((place, settled(_vectors(series, column.name), column, observer)))
+        else:
+            held.append((column.offset, settled(_numbers(series, column.name, filters), column, observer)))
+    step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
+    for start in range(0, frame.height, step):
+        rows = slice(start, start + step)
+        part = matrix[rows]
+        for target, values in held:
+            part[:, target] = values[rows]
+    return matrix
+
+
+def _vectors(series: pl.Series, name: str) -> NDArray[Any]:
+    """The vectors as a matrix, without a copy."""
+    array = series.rechunk().to_arrow()
+    width = array.type.list_size
+    if array.null_count:
+        row = int(series.is_null().arg_max() or 0)
+        raise DataError(
+            f"feature {name!r} holds a null: got {array.null_count:,} null vectors in {len(series):,} rows, expected "
+            f"none. `{{pad: {width}}}` makes vectors of null lists"
+        ).at(row)
+    flat = array.values.slice(array.offset * width, len(array) * width)
+    if flat.null_count:
+        row = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0]) // width
+        raise DataError(
+            f"feature {name!r} holds a null inside a vector: got {flat.null_count:,} null elements, expected none. "
+            f"Add fill_null to its ops"
+        ).at(row)
+    matrix: NDArray[Any] = flat.to_numpy().reshape(len(array), width)
+    return matrix
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    array = series.to_arrow()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+
+
+def _weights(series: pl.Series, offsets: NDArray[np.int64], name: str) -> NDArray[np.float32]:
+    values, borders = _ragged(series, name, "list of weights")
+    if not np.array_equal(borders, offsets):
+        raise AssertionError(f"feature {name!r} has weights that do not belong to its ids")
+    return values
+
+
+def _ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    array = series.rechunk().to_arrow()
+    if array.null_count:
+        array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
+    offsets = array.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = array.values.slice(first, last - first)
+    if values.null_count:
+        position = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        row = int(np.searchsorted(offsets - first, position, side="right")) - 1
+        raise DataError(
+            f"feature {name!r} holds a null inside a {what}: got {values.null_count:,} null elements, expected "
+            f"none. Add {_FILL[what]} to its ops"
+        ).at(row)
+    return values.to_numpy(), offsets - first if first else offsets
+
+
+def join(parts: Sequence[EncodedRows]) -> EncodedRows:
+    """Several parts as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    sparse = range(len(parts[0].values))
+    return EncodedRows(
+        rows=sum(part.rows for part in parts),
+        dense=np.concatenate([part.dense for part in parts]),
+        categorical=tuple(
+            np.concatenate(columns) for columns in zip(*(part.categorical for part in parts), strict=True)
+        ),
+        labels=np.concatenate([part.labels for part in parts]),
+        values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
+        weights=tuple(_joined_weights(parts, index) for index in sparse),
+        offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
+        extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
+    )
+
+
+def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    joined = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
+    joined[0] = 0
+    row = 0
+    for part in parts:
+        np.add(part[1:], joined[row], out=joined[row + 1 : row + len(part)])
+        row += len(part) - 1
+    return joined
+
+
+def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
+    """Rows [start, stop), without a copy but for the rebased offsets."""
+    values, offsets = [], []
+    weights: list[NDArray[np.float32] | None] = []
+    for flat, beside, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
+        first = borders[start]
+        values.append(flat[first : borders[stop]])
+        weights.append(None if beside is None else beside[first : borders[stop]])
+        offsets.append(borders[start : stop + 1] - first)
+    return EncodedRows(
+        rows=stop - start,
+        dense=encoded.dense[start:stop],
+        categorical=tuple(column[start:stop] for column in encoded.categorical),
+        labels=encoded.labels[start:stop],
+        values=tuple(values),
+        weights=tuple(weights),
+        offsets=tuple(offsets),
+        extra=tuple(array.slice(start, stop - start) for array in encoded.extra),
+    )
+
+
+def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRows:
+    """The rows of several parts (laid end to end) at `indices`, in that order.
+
+    Feature by feature: the parts of one are joined, gathered and let go, so that what is gathered from is small.
+    """
+    chosen = pa.array(indices)
+    rows = len(indices)
+    first = parts[0]
+    categorical = np.empty((len(first.categorical), rows), dtype=np.int64)
+    for index, gathered in enumerate(categorical):
+        column = _joined([part.categorical[index] for part in parts])
+        column.take(indices, out=gathered, mode="clip")  # "raise" would gather into a buffer first
+    ragged, weights = [], []
+    for index in range(len(first.values)):
+        borders = _join_offsets([part.offsets[index] for part in parts])
+        ragged.append(_take_ragged(_joined([part.values[index] for part in parts]), borders, chosen))
+        beside = _joined_weights(parts, index)
+        weights.append(None if beside is None else _take_ragged(beside, borders, chosen)[0])
+    return EncodedRows(
+        rows=rows,
+        dense=_joined([part.dense for part in parts]).take(indices, axis=0),
+        categorical=tuple(categorical),
+        labels=_joined([part.labels for part in parts]).take(indices, axis=0),
+        values=tuple(values for values, _ in ragged),
+        weights=tuple(weights),
+        offsets=tuple(offsets for _, offsets in ragged),
+        extra=tuple(
+            pa.concat_arrays(arrays).take(chosen) for arrays in zip(*(part.extra for part in parts), strict=True)
+        ),
+    )
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _joined_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
+    found = [weights for part in parts if (weights := part.weights[index]) is not None]
+    return _joined(found) if found else None
+
+
+def _take_ragged(
+    values: NDArray[Any], offsets: NDArray[np.int64], indices: pa.Array
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    size = values.dtype.itemsize
+    small = max(int(offsets[-1]), int(np.max(np.diff(offsets), initial=0)) * len(indices)) * size <= _INT32_LIMIT
+    borders = (offsets * size).astype(np.int32 if small else np.int64)
+    kind = pa.binary() if small else pa.large_binary()
+    rows = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(borders), pa.py_buffer(values)])
+    taken = rows.take(indices)
+    _, taken_offsets, taken_values = taken.buffers()
+    ends = np.frombuffer(
+        taken_offsets, dtype=borders.dtype, count=len(taken) + 1, offset=taken.offset * borders.itemsize
+    )
+    moved = ends.astype(np.int64) // size
+    if taken_values is None:
+        return np.empty(0, dtype=values.dtype), moved
+    return np.frombuffer(taken_values, dtype=values.dtype, count=int(moved[-1])), moved

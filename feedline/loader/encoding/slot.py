@@ -1,0 +1,211 @@
+"""How does a batch get into a slot's bytes, and what are a slot's bytes as arrays?
+
+Runs in: the feeder (which writes slots), Dask worker processes (which send a block as one buffer of this very layout)
+and `Pipeline.batches`. One copy per piece and tensor: the slot is where pieces of several blocks and lanes meet.
+Never allocates on the way, but for the Arrow stream of extras that have no fixed width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.layout import Column, Header, Placement, SlotLayout
+
+# Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
+Buffer = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Rows [start, stop) of some encoded rows; `valid` is False for padding."""
+
+    encoded: EncodedRows
+    start: int
+    stop: int
+    valid: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A batch that is measured but not yet written: its header, the places of its parts, its Arrow stream."""
+
+    segments: Sequence[Segment]
+    header: Header
+    placement: Placement
+    ipc: pa.Buffer | None
+
+
+def draft(layout: SlotLayout, segments: Sequence[Segment], *, epoch: int, step: int) -> Draft:
+    """Measure the batch that the segments make: afterwards `draft.placement.nbytes` is what its slot must hold."""
+    rows = sum(segment.stop - segment.start for segment in segments)
+    values = tuple(
+        sum(int(s.encoded.offsets[index][s.stop] - s.encoded.offsets[index][s.start]) for s in segments)
+        for index in range(len(layout.sparse))
+    )
+    fixed, ipc = _split_extras(layout, segments) if layout.extra else ((), None)
+    ipc_bytes = ipc.size if ipc is not None else 0
+    placement = layout.place(rows, values, fixed, ipc_bytes)
+    header = Header(
+        epoch=epoch, step=step, rows=rows, nbytes=placement.nbytes, ipc_bytes=ipc_bytes, values=values, fixed=fixed
+    )
+    return Draft(segments=segments, header=header, placement=placement, ipc=ipc)
+
+
+def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
+    """Write a measured batch into `buffer`, which has at least `batch.placement.nbytes` bytes."""
+    words = layout.header_to_words(batch.header)
+    buffer[: 8 * len(words)].view(np.int64)[:] = words
+    for start, stop in batch.placement.gaps:
+        buffer[start:stop] = 0  # a slot's bytes depend on its batch alone, not on the one before
+    arrays = SlotArrays(layout, batch.header, buffer)
+    row = 0
+    filled = [0] * len(layout.sparse)
+    arrays.offsets[:, 0] = 0
+    for segment in batch.segments:
+        encoded, start, stop = segment.encoded, segment.start, segment.stop
+        end = row + stop - start
+        arrays.dense[row:end] = encoded.dense[start:stop]
+        for target, column in zip(arrays.categorical, encoded.categorical, strict=True):
+            target[row:end] = column[start:stop]
+        arrays.labels[row:end] = encoded.labels[start:stop]
+        arrays.valid[row:end] = segment.valid
+        for index, values in enumerate(arrays.values):
+            borders = encoded.offsets[index]
+            first, last = int(borders[start]), int(borders[stop])
+            begin = filled[index]
+            filled[index] = begin + last - first
+            values[begin : filled[index]] = encoded.values[index][first:last]
+            weights, given = arrays.weights[index], encoded.weights[index]
+            if weights is not None and given is not None:
+                weights[begin : filled[index]] = given[first:last]
+            np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, row + 1 : end + 1])
+        for place, array in enumerate(encoded.extra):
+            target = arrays.extra[place]
+            if target is not None:
+                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[place])
+        row = end
+    np.subtract(arrays.offsets[:, 1:], arrays.offsets[:, :-1], out=arrays.lengths, casting="unsafe")
+    if batch.ipc is not None:
+        begin = batch.placement.ipc
+        buffer[begin : begin + batch.ipc.size] = np.frombuffer(batch.ipc, dtype=np.uint8)
+
+
+class SlotArrays:
+    """The sections of a slot as numpy views: writable where the buffer is."""
+
+    __slots__ = (
+        *("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values", "weights"),
+    )
+
+    def __init__(self, layout: SlotLayout, header: Header, buffer: Buffer) -> None:
+        rows, features = header.rows, len(layout.sparse)
+        place = layout.place_header(header)
+
+        def view(dtype: str, start: int, *shape: int) -> NDArray[Any]:
+            count = int(np.prod(shape))
+            return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
+
+        self.header = header
+        self.dense = view("float32", place.dense, rows, layout.width["dense"])
+        self.categorical = view("int64", place.categorical, layout.width["categorical"], rows)
+        self.labels = view("float32", place.labels, rows, layout.width["label"])
+        self.valid = view("uint8", place.valid, rows)
+        self.lengths = view("int32", place.lengths, features, rows)
+        self.offsets = view("int64", place.offsets, features, rows + 1)
+        self.values = tuple(
+            view(column.dtype, start, count)
+            for column, start, count in zip(layout.sparse, place.values, header.values, strict=True)
+        )
+        self.weights = tuple(
+            None if start is None else view("float32", start, count)
+            for start, count in zip(place.weights, header.values, strict=True)
+        )
+        self.extra = tuple(
+            None if start is None else view(column.dtype, start, rows)
+            for column, start in zip(layout.extra, place.extra, strict=True)
+        )
+
+
+def read_header(layout: SlotLayout, buffer: Buffer) -> Header:
+    """The header at the start of a slot's bytes."""
+    return layout.header_from_words(np.frombuffer(buffer, dtype=np.int64, count=layout.header_words).tolist())
+
+
+def read_extras(layout: SlotLayout, header: Header, buffer: pa.Buffer) -> dict[str, pa.Array]:
+    """The extras that lie in the slot's Arrow stream, as arrays over the slot's bytes."""
+    if not header.ipc_bytes:
+        return {}
+    start = layout.place_header(header).ipc
+    with pa.ipc.open_stream(buffer.slice(start, header.ipc_bytes)) as stream:
+        batch = stream.read_next_batch()
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
+    """A buffer in slot layout as encoded rows: views, no copy. The inverse of `draft` and `write` of whole blocks."""
+    header = read_header(layout, buffer)
+    arrays = SlotArrays(layout, header, buffer)
+    streamed = read_extras(layout, header, buffer)
+    extra = tuple(
+        streamed[column.name] if array is None else fixed_array(array, column)
+        for column, array in zip(layout.extra, arrays.extra, strict=True)
+    )
+    return EncodedRows(
+        rows=header.rows,
+        dense=arrays.dense,
+        categorical=tuple(arrays.categorical),
+        labels=arrays.labels,
+        values=arrays.values,
+        weights=arrays.weights,
+        offsets=tuple(arrays.offsets),
+        extra=extra,
+    )
+
+
+def fixed_array(values: NDArray[np.generic], column: Column) -> pa.Array:
+    """The Arrow array of a fixed-width extra."""
+    if column.dtype == "bool":
+        return pa.array(values)
+    kind = pa.type_for_alias(column.arrow) if column.unit is None else _timed(column)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _timed(column: Column) -> pa.DataType:
+    kind = column.arrow.partition("[")[0]
+    if kind == "timestamp":
+        return pa.timestamp(column.unit, tz=column.arrow.partition("tz=")[2].rstrip("]") or None)
+    return pa.date32() if kind == "date32" else pa.duration(column.unit)
+
+
+def _fixed_values(array: pa.Array, column: Column) -> NDArray[Any]:
+    if column.dtype == "bool":
+        bits: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return bits
+    return np.frombuffer(
+        array.buffers()[1], dtype=column.dtype, count=len(array), offset=array.offset * np.dtype(column.dtype).itemsize
+    )
+
+
+def _split_extras(layout: SlotLayout, segments: Sequence[Segment]) -> tuple[tuple[bool, ...], pa.Buffer | None]:
+    """Which extras go as fixed-width arrays (numbers without a null), and the Arrow stream of the others."""
+    fixed, streamed = [], {}
+    for place, column in enumerate(layout.extra):
+        parts = [s.encoded.extra[place].slice(s.start, s.stop - s.start) for s in segments]
+        whole = bool(column.dtype) and not any(part.null_count for part in parts)
+        fixed.append(whole)
+        if not whole:
+            streamed[column.name] = pa.concat_arrays(parts)
+    if not streamed:
+        return tuple(fixed), None
+    batch = pa.RecordBatch.from_pydict(streamed)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return tuple(fixed), sink.getvalue()

@@ -1,0 +1,1 @@
+"""Slots and messages between feeder and trainer."""

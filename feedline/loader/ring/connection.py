@@ -1,0 +1,280 @@
+"""Speak with a feeder: attach to one or start it, say things, hear things, leave it or bury it.
+
+Runs in: the trainer, and `feedline run --sink null`. What is heard of slots is filed for whoever reads the stream; a
+change that an interrupt tears (see `feed.py`) is marked, and ends the connection the next time that it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from feedline.errors import FeederError, FeedlineError, from_wire
+from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
+from feedline.loader.ring.launch import FeederCommand, FeederProcess
+from feedline.loader.ring.rendezvous import await_successor, connect
+from feedline.loader.ring.reports import Told
+from feedline.loader.ring.room import Room
+from feedline.loader.ring.slots import Ready, RingReader
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = 2
+# A feeder that dies this often without one batch in between will not get better by itself.
+_FUTILE_DEATHS = 3
+_QUIET_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """A plan's facts, as a feeder answered a hello, and the hello that asks any feeder for that plan again."""
+
+    hello: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class Step:
+    """A change that is made whole (`with step:`) or, where an interrupt ends it, marks the conversation as torn."""
+
+    def __init__(self) -> None:
+        self.torn = False
+
+    def __enter__(self) -> None:
+        self.torn = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.torn = kind is not None and not issubclass(kind, (FeedlineError, ChannelClosedError))
+
+
+class _Deaths:
+    """Counts feeders that died without one batch in between."""
+
+    def __init__(self) -> None:
+        self._futile = 0
+        self._progress = False
+
+    def outlive(self) -> None:
+        """A batch came: what died before does not count."""
+        self._progress = True
+
+    def count(self, words: str) -> None:
+        """One more. Raises FeederError where that makes too many; whoever asks again gets as many again."""
+        self._futile = 1 if self._progress else self._futile + 1
+        self._progress = False
+        if self._futile >= _FUTILE_DEATHS:
+            self._futile = 0
+            raise FeederError(
+                f"the feeder died {_FUTILE_DEATHS} times without delivering a batch. Its last words:\n{words}"
+            )
+        logger.warning("the feeder died; starting another. Its last words:\n%s", words)
+
+
+class Connection:
+    """The trainer's end, over one feeder after the other."""
+
+    def __init__(
+        self, command: FeederCommand, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]
+    ) -> None:
+        self._command = command
+        self._pin = pin
+        self._unpin = unpin
+        self._process: FeederProcess | None = None
+        self._channel: Channel | None = None
+        self._pidfd: int | None = None
+        self._closed = False
+        self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
+        self._asked = 0  # the number of the last hello
+        self._heard: dict[str, Any] | None = None  # the facts that answered it
+        self.stands: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
+        self.reader: RingReader | None = None
+        self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
+        self.step = Step()
+        self.feeder_pid = 0
+        self.feeders = 0
+        self.room = Room()
+        self.deaths = _Deaths()
+        self.told = Told()
+
+    def start(self) -> None:
+        """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
+        self._refuse_closed()
+        with self.step:
+            self.stands = None
+            for path in self._command.attach_paths:
+                if (channel := connect(path)) is not None:
+                    self._channel, self._attached_at = channel, path
+                    break
+            else:
+                self._attached_at = None
+                self._process = FeederProcess(self._command)
+                self._channel = self._process.channel
+            self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
+            self.feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
+            self._poll, self._pidfd = _watched(self._channel, self.feeder_pid)
+            self.feeders += 1
+        self._refuse_closed()  # `interrupt` may have come too early to see this channel
+
+    def connect(self) -> None:
+        """Have a feeder. Raises ChannelClosedError where an interrupt tore us from the last one: bury it first."""
+        self.refuse_torn()
+        if self._channel is None:
+            self.start()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the feeder is one of `feedline run`."""
+        return self._attached_at is not None
+
+    def interrupt(self) -> None:
+        """From any thread: who waits for the feeder gets a FeederError instead, now and ever after."""
+        self._closed = True
+        if (channel := self._channel) is not None:
+            channel.shut_down()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise FeederError("this feed is closed: expected an open one")
+
+    def leave(self) -> None:
+        """Let go of the feeder. An interrupt may end this anywhere: then it is done again."""
+        try:
+            if self.reader is not None:
+                self.reader.close()
+            self.queue.clear()
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+            pidfd, self._pidfd = self._pidfd, None
+            if pidfd is not None:
+                os.close(pidfd)
+            if self._process is not None:
+                self._process.end()
+            self._channel = self._process = self.reader = None
+
+    def refuse_torn(self) -> None:
+        """Raise ChannelClosedError where an interrupt left nothing to go on with."""
+        if self.is_torn:
+            raise ChannelClosedError("interrupted")
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an interrupt came in the middle of a change."""
+        return self.step.torn or (self.reader is not None and self.reader.torn)
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
+        if self._channel is None:
+            raise ChannelClosedError("not connected")
+        while not self._channel.send_json(message, wait=False):
+            self.drain()
+            self._channel.await_room_or_news()
+
+    def drain(self) -> RingReader:
+        """Hear whatever was said; returns the ring that the feeder fills."""
+        channel, reader = self._channel, self.reader
+        if channel is None or reader is None:
+            raise ChannelClosedError("not connected")
+        while (received := channel.receive(wait=False)) is not None:
+            packet, message, fd = received
+            kind = packet[:1]
+            if kind == b"R":
+                ready = Ready.unpack(packet)
+                reader.expect(ready)
+                self.queue.append(ready)
+            elif kind == b"E":
+                _, stream, epoch = END.unpack(packet)
+                self.queue.append((stream, epoch))
+            elif kind == b"S":
+                self.told.hear(packet)
+            else:
+                self._on_message(message, fd, reader)
+        return reader
+
+    def _on_message(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
+        kind = message["type"]
+        if kind == "map":
+            assert fd is not None
+            reader.on_map(message, fd)
+            self.room.granted()
+        elif kind == "retire":
+            reader.on_retire(message)
+        elif kind == "full":
+            self.room.refused(message)
+        elif kind == "error":
+            self.leave()  # it ends, having said why: that is no death to recover from
+            if message.get("number") not in (None, 0, self._asked):
+                raise ChannelClosedError("it could not do what is not asked any more")
+            raise from_wire(message["name"], message["message"])
+        elif kind == "facts":
+            if message["number"] == self._asked:
+                self._heard = message["facts"]
+        elif kind == "warnings":
+            self.told.warn(message["texts"])
+
+    def wait(self, what: str) -> None:
+        """Wait for the feeder to say something or to die; says every half minute that it does, and for what."""
+        began = time.perf_counter()
+        while not (events := self._poll.poll(_QUIET_S * 1000)):
+            waited = time.perf_counter() - began
+            feeder = f"process {self.feeder_pid}"
+            if self._process is not None:
+                feeder += f", log {self._process.log_path}"
+            logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited, what, feeder)
+        if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
+            raise ChannelClosedError("the feeder's process ended")
+
+    def ask(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """The facts that answer this hello: one that was interrupted may be answered first."""
+        with self.step:
+            self.stands = self._heard = None
+            self._asked += 1
+            self.say({"type": "hello", "protocol": PROTOCOL, "number": self._asked, **hello})
+        while True:
+            with self.step:
+                self.drain()
+            if self._heard is not None:
+                return self._heard
+            self.wait("the plan")
+
+    def bury(self) -> None:
+        """Take leave of a feeder that is dead, or that an interrupt tore us from; look for one to attach to."""
+        self._refuse_closed()
+        torn = self.is_torn
+        if self._channel is None and not torn:
+            return  # it was buried already
+        words = ""
+        with self.step:
+            if self._channel is not None and not torn:
+                with contextlib.suppress(ChannelClosedError):
+                    self.drain()  # it may have said why it ended
+                if self._channel is not None:
+                    self._channel.shut_down()  # it may live: then it ends now
+                words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
+            self.leave()
+        if torn:
+            logger.warning("an interrupt came while the feeder was spoken to: another one goes on in its place")
+        else:
+            self.deaths.count(words)
+        if self._attached_at is not None:
+            await_successor(self._attached_at, unless=lambda: self._closed)
+
+
+def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
+    """What says that the feeder said something or died; the second without a pidfd where there is none."""
+    poll, pidfd = select.poll(), None
+    poll.register(channel.fileno(), select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):
+        pidfd = os.pidfd_open(feeder)
+        poll.register(pidfd, select.POLLIN)
+    return poll, pidfd

@@ -1,0 +1,1 @@
+"""A spec and a table to a plan: schedules, agreement of ranks, rebase."""

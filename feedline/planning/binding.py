@@ -1,0 +1,207 @@
+"""What does a pipeline.yaml mean for a table of a certain schema? Its parts, bound to columns; errors with places.
+
+Runs in: the feeder, the CLI, `Pipeline`. Pure, but for artifacts that compiling may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+
+import pyarrow as pa
+
+from feedline.artifacts.fit_sets import FitRequest, Refusal, fit_source
+from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.errors import ExpressionError, SpecError
+from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.spec import PipelineSpec
+from feedline.spec.features import FeatureInput, FeatureSpec
+from feedline.spec.positions import Path
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.learning.learner import Knowledge, Wanted
+from feedline.transforms.registry.op import OpError
+from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
+from feedline.warehouse.selection.missing_columns import first_absence
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.locations import below, join, shown
+
+
+def artifacts_dir(spec: PipelineSpec) -> str:
+    """Where what ops learnt is kept."""
+    return spec.artifacts.folder or below(spec.work_dir, "artifacts")
+
+
+def fit_request(spec: PipelineSpec, *, served: bool = False) -> FitRequest:
+    """Which fits this pipeline asks for."""
+    sample = Sample.of(spec.source.sample)
+    return FitRequest(
+        pipeline=spec.name,
+        source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
+        shared=spec.artifacts.shared,
+        served=served,
+    )
+
+
+def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> KnowledgeRef:
+    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
+    return KnowledgeRef(
+        folder=artifacts_dir(spec),
+        manifest=manifest,
+        out_of_fold=spec.fit.out_of_fold and not served,
+        base_dir=spec.base_dir,
+        request=fit_request(spec, served=served),
+    )
+
+
+def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
+    """The rows that a run of the spec reads, by what decides on them."""
+    return TableRows(
+        root=shown(snapshot.uri),
+        named=names_of(spec.source.table, spec.source.format),
+        where=spec.source.where,
+        sample=Sample.of(spec.source.sample),
+    )
+
+
+def require_fitted(
+    spec: PipelineSpec, features: CompiledFeatures, stored: Stored | None = None, *, served: bool = False
+) -> None:
+    """Raise SpecError, with the command that helps, where something has not been learnt yet.
+
+    stored: where fits were looked for (default: the knowledge that the features were compiled with). served: there is
+    no table to learn from, whatever pipeline.yaml says.
+    """
+    if not features.wanted:
+        return
+    place = next(
+        (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
+    )
+    knowledge = features.knowledge if stored is None else stored
+    refusal = set_refusal(knowledge)
+    if refusal is not None:
+        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
+        remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
+        raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(knowledge, want)}" for want in features.wanted]
+    shared = spec.artifacts.shared
+    if shared is not None:
+        remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
+    else:
+        remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
+    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
+
+
+def set_refusal(knowledge: Knowledge) -> Refusal | None:
+    """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
+    return knowledge.refusal() if isinstance(knowledge, Stored) else None
+
+
+def _more(features: CompiledFeatures) -> str:
+    return f"; and {len(features.wanted) - _SHOWN} more" if len(features.wanted) > _SHOWN else ""
+
+
+_SHOWN = 5  # of the fits that are missing
+
+
+def _instead(knowledge: Knowledge, want: Wanted) -> str:
+    return knowledge.instead(want) if isinstance(knowledge, Stored) else "got no artifact"
+
+
+def _base(want: Wanted) -> str:
+    """The feature as pipeline.yaml names it."""
+    return want.feature.partition(" (input ")[0]
+
+
+def compile_spec(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    features: Sequence[FeatureSpec] | None = None,
+    *,
+    knowledge: Knowledge | None = None,
+) -> CompiledFeatures:
+    """The spec's features (or some of them) against a schema; errors carry file, line and path.
+
+    Without `knowledge` nothing is fitted: enough to know columns and kinds.
+    """
+    known = Stored(knowledge_ref(spec)) if knowledge is None else knowledge
+    try:
+        return compile_features(spec.features if features is None else features, schema, known)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error
+
+
+def bound_where(
+    spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
+) -> BoundExpression | None:
+    """`source.where`, or the text at another place, over the table's columns; None where there is none."""
+    text = spec.source.where if text is None else text
+    try:
+        return None if text is None else bind_where(text, schema)
+    except ValueError as error:
+        raise spec.error(place, str(error)) from error
+
+
+def named_columns(feature: FeatureSpec) -> set[str]:
+    """The columns that a feature is made of, as it names them; those that its ops name are not among them."""
+    sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
+    used = {source.column for source in sources if source.column is not None}
+    for expr in [source.expr for source in sources if source.expr is not None]:
+        with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+            used |= parse(expr).columns
+    return used
+
+
+def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
+    """The columns that features may name: the table's and, with a sample, `sample_weight`.
+
+    Raises SpecError where a feature names `sample_weight` and the table has a column of that name beside the sample.
+    """
+    if spec.source.sample is None:
+        return schema
+    for feature in spec.features:
+        try:
+            with_weight(schema, named_columns(feature))
+        except SpecError as error:
+            raise spec.error(feature.path, f"{feature.name}: {error}") from None
+    return with_weight(schema, ())
+
+
+def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
+    """`source.sample` over the table's columns."""
+    sample = Sample.of(spec.source.sample)
+    if sample is None:
+        return None
+    try:
+        return bind_sample(sample, schema)
+    except ValueError as error:
+        part = "where" if isinstance(error, ExpressionError) else "key"
+        raise spec.error(("source", "sample", part), str(error)) from error
+
+
+def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
+    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    try:
+        return bind_marks(features.marks, features.schema)
+    except ValueError as error:
+        cause = str(error).partition("\n")[0]
+        raise spec.error(
+            ("fit",),
+            f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
+            "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
+        ) from error
+
+
+def require_columns(
+    spec: PipelineSpec, snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> None:
+    """Raise SpecError where a file that may be read lacks one of these columns."""
+    absence = first_absence(snapshot, columns, where)
+    if absence is not None:
+        name, path, files = absence
+        raise spec.error(
+            ("source", "schema", "missing"),
+            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"none. Leave them out with source.where, or write `missing: null`",
+        )

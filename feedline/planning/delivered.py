@@ -1,0 +1,85 @@
+"""Which rows has an epoch delivered up to a step? The schedule, read backwards.
+
+Runs where a rebase is planned. Pure. A lane has delivered the first rows of its part of the order: whole blocks, of
+which it does not matter how they are permuted inside, and the first rows of one block that the step divides, for which
+it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.planning.schedule import Block, Piece, Schedule
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Delivered:
+    """Per split that delivered any row: bool [its rows]. `doubtful`: pieces of which only the number is known."""
+
+    splits: dict[int, Bools] = field(default_factory=dict)
+    doubtful: list[Piece] = field(default_factory=list)
+    rows: int = 0
+
+
+def delivered(schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | Unknown | None]) -> Delivered:
+    """What the steps before `step` held. `order(block)`: the permutation of a block's rows, None where there is none,
+    or UNKNOWN."""
+    found = Delivered()
+    for lane in range(schedule.lanes):
+        start, stop = schedule.lane_bounds(lane)
+        end = min(start + max(step - schedule.first_step, 0) * schedule.batch_size, stop)
+        if end == start:
+            continue
+        found.rows += end - start
+        borders = schedule.block_starts(lane)
+        index = int(np.searchsorted(borders, end, side="right")) - 1
+        whole = int(borders[min(index, len(borders) - 1)])
+        for piece in schedule.pieces(start, whole) if whole > start else ():
+            _mask(found, schedule, piece)[piece.start : piece.stop] = True
+        if whole < end:
+            _divide(found, schedule, _block(schedule, lane, index), end - whole, order)
+    return found
+
+
+class Unknown:
+    """The order of a block's rows cannot be known any more."""
+
+
+UNKNOWN = Unknown()
+
+
+def _block(schedule: Schedule, lane: int, index: int) -> Block:
+    return next(block for block in schedule.blocks(lane, everything=True) if block.index == index)
+
+
+def _divide(
+    found: Delivered,
+    schedule: Schedule,
+    block: Block,
+    count: int,
+    order: Callable[[Block], NDArray[np.int64] | Unknown | None],
+) -> None:
+    """The first `count` rows of a block."""
+    rows = order(block)
+    if isinstance(rows, Unknown):
+        found.doubtful.extend(block.pieces)
+        return
+    taken = np.zeros(block.rows, np.bool_)
+    taken[slice(count) if rows is None else rows[:count]] = True
+    first = 0
+    for piece in block.pieces:
+        size = piece.stop - piece.start
+        _mask(found, schedule, piece)[piece.start : piece.stop] |= taken[first : first + size]
+        first += size
+
+
+def _mask(found: Delivered, schedule: Schedule, piece: Piece) -> Bools:
+    if piece.split not in found.splits:
+        found.splits[piece.split] = np.zeros(int(schedule.split_rows[piece.split]), np.bool_)
+    return found.splits[piece.split]

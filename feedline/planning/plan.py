@@ -1,0 +1,404 @@
+"""What does a pipeline deliver, exactly? A spec, a snapshot and the rows it selects, as schedules and block requests.
+
+Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` does the reading (footers' facts, the counting pass);
+the `Plan` it returns only computes. Two fingerprints: `plan` decides which rows come when, `features` what a row
+becomes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
+from feedline.blocks.environment import environment_text, local_environment
+from feedline.errors import PlanError
+from feedline.expressions import BoundExpression
+from feedline.expressions.column_parts import has_column
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.state import rebased_state
+from feedline.planning.binding import (
+    bound_sample,
+    bound_where,
+    compile_spec,
+    knowledge_ref,
+    planned_schema,
+    require_columns,
+    require_fitted,
+    rows_of,
+)
+from feedline.planning.needs import Needs
+from feedline.planning.nulls import Gaps, find_gaps
+from feedline.planning.schedule import PLAN_VERSION, Block, Piece, Schedule
+from feedline.spec import PipelineSpec
+from feedline.spec.expectations import OnExpect
+from feedline.transforms.compile.compiled import CompiledFeatures
+from feedline.transforms.registry.op import OpError
+from feedline.transforms.registry.user_code import functions_of
+from feedline.transforms.registry.user_functions import Needed
+from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.reading.columns import column_bytes
+from feedline.warehouse.reading.read import fragment_at
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
+from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
+from feedline.warehouse.rebase.remaining_rows import Rebase
+from feedline.warehouse.selection.column_bounds import value_ranges
+from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
+from feedline.warehouse.selection.select import Selection, select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.splits import Splits, plan_splits
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+_LITERAL = 40  # characters of a value in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A resolved pipeline: everything but the epoch and the rank.
+
+    With a `rebase`, one epoch is only the rest of it; all others are whole.
+    """
+
+    spec: PipelineSpec
+    snapshot: Snapshot
+    where: BoundExpression | None
+    sample: BoundSample | None
+    selection: Selection
+    splits: Splits
+    features: CompiledFeatures
+    layout: SlotLayout
+    job: Job
+    lanes: int
+    skipped: tuple[BadFile, ...] = ()
+    rebase: Rebase | None = None
+
+    @property
+    def name(self) -> str:
+        return "".join(character if character.isalnum() else "_" for character in self.spec.name)
+
+    @cached_property
+    def split_rows(self) -> NDArray[np.int64]:
+        """Selected rows per split."""
+        return self._per_split(self.selection.rows)
+
+    @cached_property
+    def _left(self) -> NDArray[np.int64]:
+        """Rows per row group that the rebased epoch still delivers."""
+        return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
+
+    def require_fitted(self) -> None:
+        """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+        require_fitted(self.spec, self.features)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
+        return find_gaps(self._needs, self.snapshot, self.selection.rows, self.where)
+
+    def without_gaps(self) -> Plan:
+        """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
+        if self.gaps.nulls and self.rebase is None:
+            self.gaps.refuse(self._schedule(0, self.split_rows, None).rows_dropped)
+        return self
+
+    def rest(self, epoch: int) -> Rebase | None:
+        """What an epoch is the rest of; None for a whole epoch."""
+        return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
+
+    def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends = np.concatenate(([0], np.cumsum(rows, dtype=np.int64)))
+        return ends[self.splits.stop_row_group] - ends[self.splits.first_row_group]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The table's columns that blocks read, those of filter and sample included.
+
+        A column of which only parts are wanted counts where row groups that keep rows have it read: a map whose keys
+        have columns of their own there does not.
+        """
+        parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
+        kept = self.selection.rows > 0
+        unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
+        names = self._needs.columns(self.snapshot.schema)
+        return tuple(name for name in names if name not in unread or name in self.parts)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The same, by their parts (`projection`) where only parts of them are read."""
+        return self._needs.parts(self.snapshot.schema)
+
+    @cached_property
+    def _needs(self) -> Needs:
+        return Needs.of(self.spec, self.features, self.where, self.sample)
+
+    @cached_property
+    def row_group_bytes(self) -> NDArray[np.int64]:
+        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+
+        A struct counts whole, whichever of its fields are read.
+        """
+        marking = [part for mark in self._needs.marks for part in mark.parts]
+        read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
+        whole = self.selection.rows == self.snapshot.rows_per_row_group
+        weigh = self.sample is not None and SAMPLE_WEIGHT in read
+        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything that decides which rows come when."""
+        facts = {
+            "version": PLAN_VERSION,
+            "snapshot": self.snapshot.id,
+            "where": self.spec.source.where,
+            "split_rows": self.spec.source.split_rows,
+            "shuffle": self.spec.shuffle.model_dump() if self.spec.shuffle is not None else "off",
+            "lanes": self.lanes,
+            "batch_size": self.spec.batch.size,
+            "tail": self.spec.batch.tail,
+            **({} if self.rebase is None else {"rebase": self.rebase.id}),
+        }
+        if self.sample is not None:
+            facts["sample"] = asdict(self.sample.sample)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def on_expect(self) -> OnExpect:
+        return self.spec.on_expect
+
+    @property
+    def seed(self) -> int:
+        return self.spec.shuffle.seed if self.spec.shuffle is not None else 0
+
+    def schedule(self, epoch: int) -> Schedule:
+        """The epoch's schedule. Raises PlanError where it has no step."""
+        rest = self.rest(epoch)
+        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._left), rest)
+
+    def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
+        shuffle = self.spec.shuffle
+        return Schedule(
+            split_rows=split_rows,
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            tail=self.spec.batch.tail,
+            block_rows=shuffle.window_rows if shuffle is not None else self.spec.source.split_rows,
+            shuffle=shuffle is not None,
+            seed=self.seed,
+            epoch=epoch,
+            first_step=0 if rest is None else rest.first_step,
+            salt=() if rest is None else (rest.id,),
+        )
+
+    def request(self, block: Block, epoch: int) -> BlockRequest:
+        """What the block's task reads and how it permutes."""
+        shuffle, rest = self.spec.shuffle, self.rest(epoch)
+        pieces, nbytes = [], 0
+        for piece in block.pieces:
+            request, piece_bytes = self._piece(piece, rest)
+            pieces.append(request)
+            nbytes += piece_bytes
+        salt = () if rest is None else (rest.id,)
+        key = ("rows", self.seed, epoch, block.lane, block.index, *salt) if shuffle and shuffle.rows else None
+        return BlockRequest(pieces=tuple(pieces), rows=block.rows, permutation=key, nbytes=nbytes)
+
+    @property
+    def snapshot_name(self) -> str:
+        """What a state calls the snapshot: its id and, after a plus sign, that of the rebase."""
+        return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
+
+    def facts(self) -> dict[str, Any]:
+        """What a trainer has to know: plain numbers and texts. `steps` and rows are those of a whole epoch."""
+        schedule = self._schedule(0, self.split_rows, None)
+        return {
+            "snapshot": self.snapshot_name,
+            "plan": self.fingerprint,
+            "features": self.features.fingerprint[:32],
+            "environment": environment_text(self.job.environment),
+            "seed": self.seed,
+            "lanes": self.lanes,
+            "batch_size": self.spec.batch.size,
+            "steps": schedule.steps,
+            "rows": schedule.rows,
+            "rows_dropped": schedule.rows_dropped,
+            "bad_files": self.bad_files(),
+            "nulls": self.gaps.warnings(),
+            "absent": self.gaps.notes(),
+            "schema": self.layout.schema.to_json(),
+            "rest": self._rest_facts(),
+        }
+
+    def bad_files(self) -> list[dict[str, Any]]:
+        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
+        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
+
+    def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
+        return rebased_state(self.facts(), state)
+
+    def _rest_facts(self) -> dict[str, Any] | None:
+        """The epoch that a rebase shortened: its steps (those before it counted) and the rows that were left."""
+        if self.rebase is None:
+            return None
+        schedule = self.schedule(self.rebase.epoch)
+        return {
+            "epoch": self.rebase.epoch,
+            "first_step": self.rebase.first_step,
+            "steps": schedule.steps,
+            "rows": schedule.rows,
+            "rows_dropped": schedule.rows_dropped,
+            "changes": dict(self.rebase.changes),
+        }
+
+    def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
+        """The row groups of the split that hold the piece's rows, and their bytes."""
+        first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
+        left = (self.selection.rows if rest is None else self._left)[first:stop]
+        ends = np.cumsum(left)
+        low = int(np.searchsorted(ends, piece.start, side="right"))
+        high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
+        used = first + low + np.flatnonzero(left[low:high])
+        file, proven = int(self.splits.file[piece.split]), self.selection.proven
+        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proven)
+        if rest is not None and any(rest.bits(group) for group in used.tolist()):
+            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in used.tolist()))
+        skip = piece.start - (int(ends[low - 1]) if low else 0)
+        request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
+        return request, int(self.row_group_bytes[used].sum())
+
+
+def make_plan(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    *,
+    lanes: int,
+    map: Map | None = None,
+    rebase: Rebase | None = None,
+    knowledge: KnowledgeRef | None = None,
+) -> Plan:
+    """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
+
+    `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `Plan.require_fitted`.
+
+    Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
+    """
+    stored = _stored(spec, snapshot, knowledge)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
+    where = bound_where(spec, snapshot.schema)
+    sample = bound_sample(spec, snapshot.schema)
+    needs = Needs.of(spec, features, where, sample)
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    if by == SAMPLE_WEIGHT and sample is not None:
+        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
+        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
+    if by is not None and by not in snapshot.schema.names:
+        near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
+        raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
+    if spec.source.schema_rules.missing == "error":
+        require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
+    selection = select(spec, snapshot, map)
+    if not int(selection.rows.sum()):
+        if snapshot.rows == 0:
+            raise PlanError(
+                f"the table has no rows: got {len(snapshot.files)} files without rows at {spec.source.table}"
+            )
+        matched = selection.report.matched.rows
+        if matched and spec.source.sample is not None:
+            fraction = spec.source.sample.fraction
+            message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
+            raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
+        message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
+        raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
+    record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
+    return Plan(
+        spec=spec,
+        snapshot=snapshot,
+        where=where,
+        sample=sample,
+        selection=selection,
+        splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
+        features=features,
+        layout=SlotLayout(batch_schema(features)),
+        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
+        lanes=lanes,
+        skipped=skipped_of(spec.work_dir, snapshot.id),
+        rebase=rebase,
+    )
+
+
+def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
+    """What the columns of a filter hold, as far as the snapshot knows: `. In the table day is 0 … 3`."""
+    words = []
+    for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
+        low, high = ("null", "null") if held is None else map(_literal, held)
+        words.append(f"{name} is {low}" if low == high else f"{name} is {low} … {high}")
+    return f". In the table {', '.join(words)}" if words else ""
+
+
+def _literal(value: object) -> str:
+    """A value about as a filter spells it, shortened."""
+    text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
+    return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
+
+
+def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | None) -> Stored:
+    """A set of fits, which tells the rows of this plan that a fit has seen from others."""
+    ref = replace(knowledge_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
+    return Stored(ref, newest=knowledge is None)
+
+
+def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
+    """The counting pass; its counts are kept in work_dir."""
+    where = bound_where(spec, snapshot.schema)
+    sample = bound_sample(spec, snapshot.schema)
+    return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
+
+
+def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:
+    """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
+    where = bound_where(spec, schema)
+    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
+
+
+def _job(
+    spec: PipelineSpec,
+    schema: pa.Schema,
+    needs: Needs,
+    by: str | None,
+    record: Recording | None,
+    knowledge: KnowledgeRef,
+) -> Job:
+    needed = set(needs.columns(schema))
+    used = pa.schema([field for field in schema if field.name in needed])
+    return Job(
+        features=spec.features,
+        schema=used.serialize().to_pybytes(),
+        where=spec.source.where,
+        by=by,
+        environment=local_environment(),
+        sample=None if needs.sample is None else needs.sample.sample,
+        record=record,
+        knowledge=knowledge,
+        code=code_of(spec),
+    )
+
+
+def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+    """The user's functions that the spec's features call; errors carry file, line and path."""
+    try:
+        return functions_of(spec.features)
+    except OpError as error:
+        raise spec.error(error.path, error.message) from error

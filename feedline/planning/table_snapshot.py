@@ -1,0 +1,148 @@
+"""Where does a pipeline's table come from? From `source` to a snapshot: the one place that knows table formats.
+
+Runs in: whichever process takes the snapshot (the feeder, the CLI, `Pipeline.batches`). A saved snapshot is a file that
+holds, beside the snapshot, which `source` it was taken of: another pipeline's is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from feedline.errors import FeedlineError, TableError
+from feedline.spec import PipelineSpec
+from feedline.spec.arrow_types import type_named
+from feedline.warehouse.discovery.formats import list_table
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
+from feedline.warehouse.snapshot.footer_tasks import Map
+from feedline.warehouse.snapshot.snapshot import OnBad, Snapshot, snapshot_of
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, ancestor, shown
+
+
+def snapshot_of_source(
+    spec: PipelineSpec,
+    *,
+    map: Map | None = None,
+    on_bad: OnBad | None = None,
+    sift: Callable[[Listing], Listing] | None = None,
+) -> Snapshot:
+    """The table that `source` names: as its `snapshot` file says, else as it is now.
+
+    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
+    the listing before their footers are read. A saved snapshot needs neither a listing nor footers.
+    """
+    if spec.source.snapshot is not None:
+        return _saved(spec, spec.source.snapshot)
+    return fresh_snapshot(spec, map=map, on_bad=on_bad, sift=sift)
+
+
+def fresh_snapshot(
+    spec: PipelineSpec,
+    *,
+    map: Map | None = None,
+    on_bad: OnBad | None = None,
+    sift: Callable[[Listing], Listing] | None = None,
+) -> Snapshot:
+    """The table that `source` names as it is now, whatever `source.snapshot` says."""
+    listing = listing_of_source(spec)
+    listing = sift(listing) if sift else listing
+    return snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
+
+
+def listing_of_source(spec: PipelineSpec) -> Listing:
+    """The files that `source` names."""
+    source = spec.source
+    return list_table(
+        source.table,
+        format=source.format,
+        version=source.version,
+        snapshot_id=source.snapshot_id,
+        as_of=source.as_of,
+        partitions=source.partitions,
+    )
+
+
+def schema_rules(spec: PipelineSpec) -> SchemaRules:
+    """What `source.schema` says about files that differ."""
+    rules = spec.source.schema_rules
+    return SchemaRules(
+        missing_error=rules.missing == "error",
+        extra_error=rules.extra == "error",
+        columns={name: type_named(kind) for name, kind in (rules.columns or {}).items()},
+    )
+
+
+def freeze(spec: PipelineSpec, file: str) -> Snapshot:
+    """Take a snapshot of the pipeline's table and write it as one file, a local path or a URI.
+
+    Raises TableError where the file cannot be written.
+    """
+    snapshot = fresh_snapshot(spec)
+    folder, name = _place(file)
+    try:
+        snapshot.write(folder, name, _origin(spec))
+    except FeedlineError:
+        raise
+    except OSError as error:
+        raise TableError(f"{shown(file)} cannot be written: {error}. Name another file") from error
+    return snapshot
+
+
+def _saved(spec: PipelineSpec, file: str) -> Snapshot:
+    place = ("source", "snapshot")
+    folder, name = _place(file)
+    try:
+        content_store.find(folder, name).prove()
+        snapshot, origin = Snapshot.read(folder, name)
+    except FileNotFoundError:
+        raise spec.error(
+            place, f"{shown(file)} does not exist: expected a file that `feedline snapshot` wrote. Write it"
+        ) from None
+    except (FeedlineError, OSError) as error:
+        raise spec.error(place, f"no snapshot can be read from {shown(file)}: {error}") from error
+    _refuse_another(spec, origin)
+    _refuse_extra(spec, snapshot)
+    return snapshot
+
+
+def _refuse_another(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
+    for key, mine in _origin(spec).items():
+        theirs = origin.get(key)
+        if theirs != mine:
+            raise spec.error(
+                ("source", "snapshot"),
+                f"the snapshot was taken of another source: its {key} is {theirs}, pipeline.yaml's is {mine}. Name "
+                "the file that belongs to this pipeline, or write it anew with `feedline snapshot`",
+            )
+
+
+def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
+    """`extra: error` may have been written after the snapshot was."""
+    rules = schema_rules(spec)
+    for name in snapshot.file_columns if rules.extra_error else ():
+        if name not in rules.columns:
+            text = unexpected(name, shown(spec.source.snapshot or ""), rules.columns)
+            raise spec.error(("source", "schema", "extra"), text)
+
+
+def _origin(spec: PipelineSpec) -> dict[str, str]:
+    """What decides which table it is and which types its columns have, by key of `source`."""
+    source = spec.source
+    tables = [source.table] if isinstance(source.table, str) else list(source.table)
+    return {
+        "table": ", ".join(shown(absolute(table)) for table in tables),
+        "format": source.format,
+        "version": json.dumps([source.version, source.snapshot_id, source.as_of]),
+        "partitions": json.dumps(source.partitions or {}, sort_keys=True),
+        "schema.columns": json.dumps(
+            {name: str(kind) for name, kind in schema_rules(spec).columns.items()}, sort_keys=True
+        ),
+    }
+
+
+def _place(file: str) -> tuple[str, str]:
+    """A file's folder and name."""
+    uri = absolute(file)
+    return ancestor(uri, 1), uri.partition("?")[0].rpartition("/")[2]

@@ -1,0 +1,1 @@
+"""The Dask cluster of a pipeline, and the connection to it."""

@@ -1,0 +1,278 @@
+"""Which Dask cluster does the work? Threads in this process, worker processes on this machine, or one by address.
+
+Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are handed
+over by reference; what would cost there for nothing is off: the statistical profiler, the GIL monitor, spilling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, Literal
+
+import dask
+from distributed import Client, Future, Security, SpecCluster
+from distributed.client import ClosedClientError
+
+from feedline.blocks.compute import Job, check_job
+from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.errors import ClusterError
+from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.processor import chosen, variables
+from feedline.service.cluster.connection import Connection, no_worker
+from feedline.service.cluster.local_cluster import start_local
+from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
+from feedline.service.dispatch.timing import priority
+from feedline.spec.sections import ClusterSpec
+from feedline.transforms.registry.user_functions import Needed, check_functions
+
+logger = logging.getLogger(__name__)
+
+_CONFIG = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    # The feeder bounds what is in flight itself.
+    "distributed.scheduler.worker-saturation": "inf",
+    "distributed.comm.timeouts.connect": "10s",
+}
+
+_CHECK_S = 30.0  # for all workers to answer at the start
+
+
+class Cluster:
+    """A client of the cluster that a pipeline asks for, and the cluster itself where it is ours."""
+
+    def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
+        self._spec = spec
+        self._threads = threads
+        self._cluster: SpecCluster | None = None
+        self._dashboard_loaded = False
+        kinds: dict[bool, Literal["threads", "processes", "scheduler"]] = {True: "processes", False: "threads"}
+        self.kind: Literal["threads", "processes", "scheduler"] = (
+            "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
+        )
+        self._exclusions = Exclusions()
+        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
+        self._config = contextlib.ExitStack()
+        config: dict[str, Any] = dict(_CONFIG)
+        if scratch is not None:  # else where Dask's own configuration says
+            config["temporary-directory"] = scratch
+        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
+            config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
+        self._config.enter_context(dask.config.set(config))
+        logging.getLogger("distributed").setLevel(logging.ERROR)
+        try:
+            self.connection = Connection(
+                self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def client(self) -> Client:
+        """Of the connection there is now."""
+        return self.connection.client
+
+    @property
+    def environment(self) -> Environment:
+        """What every worker has to be, for blocks to have the same bytes wherever they are computed."""
+        return environment_at(self._cpu)
+
+    @property
+    def packed(self) -> bool:
+        """Whether results leave a worker's process."""
+        return self.kind != "threads"
+
+    @property
+    def dashboard(self) -> str | None:
+        """The address of Dask's dashboard; None where there is none."""
+        if not self._spec.dashboard:
+            return None
+        if self._cluster is not None:
+            scheduler: Any = self._cluster.scheduler
+            port = scheduler.services["dashboard"].port  # the link names the host's outer address
+            return f"http://127.0.0.1:{port}/status"
+        link = self.client.dashboard_link
+        return str(link) if link else None
+
+    def load_dashboard(self) -> None:
+        """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
+        if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
+            return
+        self._dashboard_loaded = True
+        scheduler: Any = self._cluster.scheduler
+
+        async def connect() -> None:
+            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dashboard = importlib.import_module("distributed.dashboard.scheduler")
+            self._cluster.sync(connect)
+
+    def workers(self) -> int:
+        """As the scheduler said last, at most a few seconds ago."""
+        return self.connection.workers()
+
+    def threads(self) -> int:
+        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        return self.connection.threads()
+
+    @property
+    def fixed_window(self) -> int | None:
+        """Of `cluster.window`."""
+        return self._spec.window
+
+    @property
+    def local_results(self) -> Mapping[str, Any]:
+        """What the worker in this process has, by key; nothing where workers are processes."""
+        workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
+        return next((worker.data for worker in workers), {})
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, a few seconds old at most."""
+        return self.connection.members()
+
+    def places(self, keys: Collection[str]) -> dict[str, str]:
+        """Which worker works on a task, or has its result."""
+        return self.connection.places(keys)
+
+    def allowed(self) -> frozenset[str] | None:
+        """The workers that may have blocks; None for any."""
+        now_s = time.monotonic()
+        return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
+
+    def preferences(self) -> dict[str, Any]:
+        """Options of tasks that are not blocks: they keep away from workers that are left out while there are others,
+        and come after what trainers need by now."""
+        allowed = self.allowed()
+        where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
+        return {"priority": priority(time.time()), **where}
+
+    def exclude(self, worker: str, why: str) -> None:
+        """Give a worker's host no blocks for a while, and say so once."""
+        members = self.members() if worker and self.kind != "threads" else ()
+        if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
+            logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
+
+    def look(self, *, waiting: bool) -> None:
+        """See what is missing; `Connection.look`."""
+        self.connection.look(waiting=waiting)
+
+    def alive(self) -> bool:
+        """Whether the scheduler answers."""
+        return self.connection.alive()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
+        """`Client.submit`; None where the scheduler is away."""
+        return self.connection.submit(function, *arguments, **options)
+
+    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+        """Wait for a worker, and see which of them have our versions, and the user's functions.
+
+        Raises ClusterError where there is none, or none that has.
+        """
+        try:
+            self.client.wait_for_workers(1, timeout=self._spec.wait_s)
+        except TimeoutError:
+            raise no_worker(self._address(), self._spec.wait_s) from None
+        if self.kind == "threads":
+            check_environment(self.environment)
+            return
+        self._examine(check_environment, self.environment)
+        if code:
+            self._examine(check_functions, tuple(code))
+
+    def check_job(self, job: Job) -> None:
+        """See that workers can do what a job asks. Raises ClusterError where none can."""
+        self.connection.await_scheduler()
+        if self.kind != "threads":
+            self._examine(check_job, job)
+
+    def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
+        """Run a check on all workers: those that fail it get no blocks. Raises what the last of them raised."""
+        try:
+            answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
+        except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
+            return
+        # One that cannot be reached is about to leave.
+        errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
+        unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
+        if unfit and len(errors) == len(answers):
+            raise next(iter(unfit.values()))
+        for worker, error in unfit.items():
+            self.exclude(worker, str(error))
+
+    def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
+        """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""
+        while True:
+            self.connection.await_scheduler()
+            try:
+                futures = self.client.map(
+                    function, list(arguments), pure=False, key="feedline-count", **self.preferences()
+                )
+                return iter(self.connection.gathered(futures))
+            except (CancelledError, ClosedClientError):  # lost with the scheduler
+                continue
+            except OSError:
+                if self.alive():  # else it was the connection
+                    raise
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it when the cluster is closed, and its workers, where they are ours, have ended."""
+        self._config.callback(call)
+
+    def close(self) -> None:
+        if hasattr(self, "connection"):
+            self.connection.close()
+        if self._cluster is not None:
+            with contextlib.suppress(TimeoutError, OSError):
+                self._cluster.close(timeout=5)
+        self._config.close()
+
+    def _connect(self) -> Client:
+        if self.kind == "scheduler":
+            return self._connect_to_scheduler()
+        with warnings.catch_warnings():
+            # bokeh and tornado warn about what their next versions will do; not the user's concern
+            warnings.simplefilter("ignore")
+            if self._cluster is None:
+                self._cluster = start_local(self._spec, threads=self._threads)
+            return Client(self._cluster, direct_to_workers=True, set_as_default=False)
+
+    def _connect_to_scheduler(self) -> Client:
+        security = None
+        if self._spec.tls is not None:
+            tls = self._spec.tls
+            security = Security(
+                tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
+            )
+        try:
+            return Client(
+                self._address(),
+                security=security,
+                direct_to_workers=True,
+                set_as_default=False,
+                timeout=min(10.0, self._spec.wait_s),
+            )
+        except (OSError, TimeoutError, ValueError, RuntimeError) as error:
+            raise ClusterError(
+                f"no Dask scheduler answers at {self._address()}: {error}. Start one (dask scheduler), or correct "
+                f"cluster.scheduler"
+            ) from error
+
+    def _address(self) -> str:
+        if self._spec.scheduler is not None:
+            return self._spec.scheduler
+        return str(self._cluster.scheduler_address) if self._cluster is not None else "this process"

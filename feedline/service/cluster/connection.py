@@ -1,0 +1,195 @@
+"""Keep a client of a Dask scheduler that may go away and come back.
+
+Runs in: the feeder, and whoever computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, and
+closes then. From there on a thread connects anew, with growing pauses, so that whoever has results goes on with them
+meanwhile. Nothing here blocks or raises because the scheduler is away, except where it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from distributed import Client, Future
+from distributed.client import ClosedClientError
+
+from feedline.errors import ClusterError
+from feedline.service.dispatch.patience import Patience
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_ANSWER_S = 5.0  # a scheduler that takes longer is not there
+_MEMBERS_S = 2.0  # what the scheduler said of its workers serves as long
+_LOOK_S = 1.0  # between looks at a cluster that is waited for
+
+
+def no_worker(address: str, wait_s: float) -> ClusterError:
+    """The error where there was none for too long."""
+    return ClusterError(
+        f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. Start one (dask worker {address}), or "
+        f"raise cluster.wait_s"
+    )
+
+
+class Connection:
+    """A client, and the next one. `number` counts them: futures of an earlier client are lost.
+
+    connect: raises ClusterError where no scheduler answers. returns: whether a scheduler that went may come back.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Client], *, address: Callable[[], str], wait_s: float, returns: bool
+    ) -> None:
+        self._connect = connect
+        self._address = address
+        self._wait_s = wait_s
+        self._returns = returns
+        self._clock = time.monotonic
+        self._patience = Patience(wait_s)
+        self._search: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._members: frozenset[str] = frozenset()
+        self._members_s = float("-inf")
+        self.number = 0
+        self.client = connect()
+
+    def look(self, *, waiting: bool) -> None:
+        """See what is missing, and look for a scheduler that is gone. Called every second or so, and never blocks.
+
+        waiting: whether somebody waits for work that the cluster has not done. Raises ClusterError where that was so
+        for `cluster.wait_s` while there was no scheduler, or no worker.
+        """
+        if not self.alive():
+            if not self._returns:
+                raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
+            verdict = self._patience.look(self._clock(), "scheduler", waiting=waiting)
+            if verdict == "new":
+                logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
+            elif verdict == "over":
+                raise ClusterError(
+                    f"no Dask scheduler answers at {self._address()}: got none for {self._wait_s:g} s. Start one "
+                    f"(dask scheduler), correct cluster.scheduler, or raise cluster.wait_s"
+                )
+            self._search_scheduler()
+            return
+        verdict = self._patience.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
+        if verdict == "new":
+            logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
+        elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
+            raise no_worker(self._address(), self._wait_s)
+
+    def alive(self) -> bool:
+        """Whether the scheduler answers."""
+        connection = self.client.scheduler_comm
+        return self.client.status == "running" and connection is not None and not connection.comm.closed()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
+        """`Client.submit`; None where the scheduler is away."""
+        if not self.alive():
+            return None
+        try:
+            return self.client.submit(function, *arguments, **options)
+        except ClosedClientError:  # it went between the two lines
+            return None
+
+    def workers(self) -> int:
+        """As the scheduler said last, at most a few seconds ago."""
+        return int(self._totals().get("n_workers", 0))
+
+    def threads(self) -> int:
+        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        return max(1, int(self._totals().get("total_threads", 0)))
+
+    def members(self) -> frozenset[str]:
+        """The addresses of all workers, a few seconds old at most; none where the scheduler does not say."""
+        if self._clock() - self._members_s > _MEMBERS_S:
+            self._members = frozenset(self._ask("ncores") or ())
+            self._members_s = self._clock()
+        return self._members
+
+    def places(self, keys: Collection[str]) -> dict[str, str]:
+        """Which worker works on a task, or has its result; tasks that wait for a worker are left out."""
+        wanted = set(keys)
+        processing = self._ask("processing") or {}
+        found = {key: worker for worker, tasks in processing.items() for key in tasks if key in wanted}
+        has = self._ask("who_has", keys=sorted(wanted - set(found))) or {}
+        return found | {key: workers[0] for key, workers in has.items() if workers}
+
+    def _ask(self, question: str, **details: Any) -> Any:
+        """Call a handler of the scheduler's; None where it does not answer."""
+        scheduler: Any = self.client.scheduler
+        try:
+            return (
+                self.client.sync(getattr(scheduler, question), callback_timeout=_ANSWER_S, **details)
+                if self.alive()
+                else None
+            )
+        except (OSError, CancelledError, ClosedClientError):
+            return None
+
+    def close(self) -> None:
+        self._closed.set()
+        _close(self.client)
+
+    def _totals(self) -> Mapping[str, Any]:
+        """Of all workers together: the client asks for them every two seconds anyway."""
+        totals: Mapping[str, Any] = self.client._scheduler_identity
+        return totals
+
+    def gathered(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
+        """Their results. Raises what a task raised, CancelledError where they are lost, ClusterError after `wait_s`."""
+        client, number = self.client, self.number
+        loop: Any = client.loop
+        gathering = asyncio.run_coroutine_threadsafe(client.gather(futures, asynchronous=True), loop.asyncio_loop)
+        while self.number == number:
+            try:
+                results: Sequence[Any] = gathering.result(_LOOK_S)
+            except TimeoutError:
+                if gathering.done():  # it was the task's
+                    raise
+                self.look(waiting=True)
+            else:
+                return results
+        raise CancelledError
+
+    def await_scheduler(self) -> None:
+        """Until the scheduler answers. Raises ClusterError after `wait_s`."""
+        while not self.alive():
+            self.look(waiting=True)
+            self._closed.wait(_FIRST_PAUSE_S)
+
+    def _search_scheduler(self) -> None:
+        if self._search is None or not self._search.is_alive():
+            self._search = threading.Thread(target=self._find_scheduler, name="feedline-search", daemon=True)
+            self._search.start()
+
+    def _find_scheduler(self) -> None:
+        """Runs in a thread: the client tries again for seconds; one that has given up is replaced."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._closed.wait(pause_s) and not self.alive():
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self.client.status != "closed":
+                continue
+            try:
+                client = self._connect()
+            except ClusterError:
+                continue
+            before, self.client = self.client, client
+            self.number += 1
+            _close(before)
+            if self._closed.is_set():
+                _close(client)
+            return
+
+
+def _close(client: Client | None) -> None:
+    if client is not None:
+        with contextlib.suppress(TimeoutError, OSError, RuntimeError):
+            client.close(timeout=2)

@@ -1,0 +1,46 @@
+"""Run a block's task on a Dask worker, and return what went wrong as a value.
+
+Runs in: Dask workers. A failure that is a result says where it happened, which an exception's way through the scheduler
+does not, and it needs no pickle of an exception that some library made.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from distributed import get_worker
+
+from feedline.blocks.compute import BlockRequest, BlockResult, Job, UnknownJobError, run_block
+from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
+from feedline.service.dispatch.blame import BlockFailure, Kind
+
+
+def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
+    """`run_block`, or what it raised."""
+    try:
+        return run_block(job, request, key, packed)
+    except Exception as error:
+        return failure_of(error, get_worker().address)
+
+
+def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
+    """An error as a value, of this host's worker where `host` is not given."""
+    ours = isinstance(error, FeedlineError)
+    return BlockFailure(
+        kind=_kind(error),
+        ours=ours,
+        name=type(error).__name__,
+        message=str(error),
+        worker=worker,
+        host=platform.node() if host is None else host,
+    )
+
+
+def _kind(error: BaseException) -> Kind:
+    if isinstance(error, DataError | TableChangedError | CorruptFileError):
+        return "data"
+    if isinstance(error, ClusterError | ImportError):
+        return "unfit"
+    if isinstance(error, UnknownJobError):
+        return "unknown"
+    return "transient" if isinstance(error, OSError) else "other"

@@ -1,0 +1,322 @@
+"""How do blocks get computed ahead of the trainer, and no further? A bounded window of Dask tasks in plan order.
+
+Runs in: the feeder. `pump` submits, `get` hands a block's rows over, `drop` forgets it, `look` sees after what is late
+or lost. Results arrive on Dask's event loop, which files them and wakes the feeder. Each attempt at a block has a key
+of its own (an error sticks to its key); the first result of a block wins, and the other attempts are forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future as Handle
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Future
+
+from feedline.blocks.compute import BlockRequest, BlockResult, Job, hold_job, unpack
+from feedline.errors import ClusterError
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.encoding.quality import Quality
+from feedline.planning.schedule import Block
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch.attempts import attempt_block
+from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
+from feedline.service.dispatch.gathering import Gathering, Outcome
+from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
+from feedline.service.dispatch.window import Window
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One task. `workers`: the only ones that may run it; `slow`: the one that an earlier attempt is late on."""
+
+    key: str
+    future: Future[Any]
+    handle: Handle[None]
+    submitted_s: float
+    workers: frozenset[str] | None
+    slow: str = ""
+
+
+@dataclass(slots=True)
+class _Work:
+    block: Block
+    request: BlockRequest
+    attempts: list[_Attempt] = field(default_factory=list)
+    number: int = 0  # of the next attempt
+    failures: list[BlockFailure] = field(default_factory=list)
+    hedged: bool = False
+    rows: tuple[EncodedRows, ...] | None = None
+    quality: Quality | None = None
+    error: Exception | None = None  # what all attempts failed of; for the step that needs the block
+
+    def late_s(self, now_s: float) -> float:
+        """How long its only attempt has taken so far; 0 where it has had its second."""
+        return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
+
+
+@dataclass(slots=True)
+class DeliveryStats:
+    """Sums over finished blocks."""
+
+    blocks: int = 0
+    nbytes_read: int = 0
+    nbytes_encoded: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    encode_s: float = 0.0
+    resubmitted: int = 0
+
+
+class Delivery:
+    """The blocks of one stream (a rank's lanes from a step on)."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Job,
+        layout: SlotLayout,
+        *,
+        name: str,
+        blocks: Iterator[Block],
+        request: Callable[[Block], BlockRequest],
+        window: Window,
+        wake: Callable[[], None],
+        stats: DeliveryStats,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._job = job
+        hold_job(job)  # for threads of this process
+        self._layout = layout
+        self._name = name
+        self._blocks = blocks
+        self._request = request
+        self._window = window
+        self._wake = wake
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._next: Block | None = next(blocks, None)
+        self._work: dict[tuple[int, int], _Work] = {}
+        self._running: dict[str, _Work] = {}  # by key, an entry per attempt
+        self._lost: list[_Work] = []  # with the scheduler, while it did not answer
+        self._connection = cluster.connection.number
+        self._gathering = Gathering(self._file)
+        self._finished: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
+        self._lock = threading.Lock()
+        self._largest = 0
+        self._taken = Recent()  # seconds from the submission of a block to its result
+        self._priorities = Priorities()
+        self.stats = stats
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._work)
+
+    def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
+        """Submit blocks while the window has room, and whatever `step` needs in any case.
+
+        step_s: the trainer's pace. delay_s: how long until it will ask for `step`.
+        """
+        self._priorities.begin(step, step_s, delay_s)
+        self._resubmit()
+        threads = self._cluster.threads()
+        while self._next is not None and (
+            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest)
+            or self._next.first_step <= step
+        ):
+            block, self._next = self._next, next(self._blocks, None)
+            work = _Work(block, self._request(block))
+            self._work[block.lane, block.index] = work
+            self._submit(work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.allowed())
+
+    def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
+        """The block's rows, or None while it is being computed. Raises what all attempts at a block failed of."""
+        self._collect()
+        work = self._work[lane, index]
+        if work.error is not None:
+            raise work.error
+        return work.rows
+
+    def drop(self, step: int) -> list[tuple[Block, Quality]]:
+        """Forget the blocks that no step after `step` needs; returns what was counted of them."""
+        done = [place for place, work in self._work.items() if work.block.last_step <= step]
+        dropped = [self._work.pop(place) for place in done]
+        return [(work.block, work.quality) for work in dropped if work.quality is not None]
+
+    def look(self, *, starved: bool = False) -> None:
+        """Take what has finished, and see after what is lost or late. Called every second or so.
+
+        starved: whether the trainer waits for a block.
+        """
+        self._collect()
+        self._resubmit()
+        if not self._cluster.alive():
+            return
+        self._unstrand()
+        if starved:
+            self._hedge()
+
+    def close(self) -> None:
+        self._gathering.close()
+        for work in self._work.values():
+            self._forget(work)
+        self._work.clear()
+
+    # -- submitting -----------------------------------------------------------------------------------------------
+
+    def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
+        block = work.block
+        digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
+        place = f"{self._name}-l{block.lane}-b{block.index}"
+        key = f"feedline-block-{place}-{digest}-a{work.number}-{'p' if self._cluster.packed else 'r'}"
+        # Workers were sent the job (`check_job`). One that came later or has forgotten it gets it in the next attempt.
+        job = self._job if work.number else self._job.digest
+        work.number += 1
+        options = {"workers": sorted(workers)} if workers is not None else {}
+        future = self._cluster.submit(
+            attempt_block, job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
+        )
+        if future is None:
+            self._lost.append(work)
+            return
+        self._running[key] = work
+        handle = self._gathering.watch(future.client, future, self._cluster.local_results)
+        work.attempts.append(_Attempt(key, future, handle, self._clock(), workers, slow))
+
+    def _again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
+        self.stats.resubmitted += 1
+        self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
+
+    def _resubmit(self) -> None:
+        """Submit again what was lost with the scheduler, once that is back."""
+        if not self._cluster.alive():
+            return
+        lost, self._lost = self._lost, []
+        if self._connection != self._cluster.connection.number:
+            self._connection = self._cluster.connection.number
+            lost = [work for work in self._work.values() if work.rows is None]
+            for work in lost:
+                self._forget(work)
+        for work in lost:
+            if work.rows is None and work.error is None and not work.attempts:
+                self._again(work, self._cluster.allowed())
+
+    def _unstrand(self) -> None:
+        """Submit again what may only run on workers that have left."""
+        bound = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
+        if not bound:
+            return
+        members = self._cluster.members()
+        for work in bound:
+            for attempt in list(work.attempts):
+                if members and attempt.workers is not None and attempt.workers.isdisjoint(members):
+                    self._give_up(work, attempt)
+            if not work.attempts:
+                self._again(work, self._cluster.allowed())
+
+    def _hedge(self) -> None:
+        """Compute what the trainer waits for, and is overdue, once more; and what else is as late on that worker."""
+        limit_s = overdue_after_s(self._taken.median)
+        late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
+        needed = [work for work in late if work.block.first_step <= self._priorities.step]
+        if not needed:
+            return
+        places = self._cluster.places([work.attempts[0].key for work in late])
+        slow = {places[work.attempts[0].key] for work in needed if work.attempts[0].key in places}
+        others = among(elsewhere(slow, self._cluster.members()), self._cluster.allowed())
+        for work in late:
+            place = places.get(work.attempts[0].key)
+            if place in slow and others:
+                logger.warning(
+                    "a block has taken more than %.0f s on %s: it is computed elsewhere, too", limit_s, place
+                )
+                work.hedged = True
+                self._again(work, others, slow=place)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _file(self, key: str, outcome: Outcome) -> None:
+        """Runs on Dask's event loop."""
+        with self._lock:
+            self._finished.append((key, outcome, self._clock()))
+        self._wake()
+
+    def _collect(self) -> None:
+        with self._lock:
+            finished, self._finished = self._finished, []
+        for key, outcome, now_s in finished:
+            work = self._running.get(key)
+            if work is None:
+                continue  # of an attempt that was given up
+            attempt = next(each for each in work.attempts if each.key == key)
+            if isinstance(outcome, BlockResult):
+                self._keep(work, attempt, outcome, now_s)
+                continue
+            self._give_up(work, attempt)
+            failure = None if outcome is None or outcome.kind == "unknown" else outcome
+            if failure is not None:
+                work.failures.append(failure)
+            if not work.attempts:
+                self._retry(work, failure)
+
+    def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
+        if failure is None:  # nobody's fault
+            self._again(work, self._cluster.allowed())
+            return
+        members = self._cluster.members() if self._cluster.packed else ()
+        if self._cluster.packed and not members:  # nobody can say whether it is the block or the worker
+            self._lost.append(work)
+            return
+        decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
+        if not isinstance(decision, Retry):
+            work.error = decision
+            return
+        logger.warning("a block failed on %s (%s): it is computed once more", failure.host or "a worker", failure)
+        if failure.kind == "unfit":
+            self._cluster.exclude(failure.worker, str(failure))
+        self._again(work, among(decision.workers, self._cluster.allowed()))
+
+    def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
+        if result.key != attempt.key or result.rows != work.request.rows:
+            raise ClusterError(
+                f"a block has another identity: got {result.key} with {result.rows} rows, expected {attempt.key} "
+                f"with {work.request.rows}"
+            )
+        self._taken.add(now_s - attempt.submitted_s)
+        for failure in work.failures:
+            if failure.worker:
+                self._cluster.exclude(failure.worker, f"another worker could do what failed there: {failure}")
+        if attempt.slow:
+            self._cluster.exclude(attempt.slow, "another worker was faster by far")
+        self._forget(work)
+        work.rows = unpack(self._layout, result)
+        work.quality = result.quality
+        self._largest = max(self._largest, result.nbytes)
+        stats = self.stats
+        stats.blocks += 1
+        stats.nbytes_read += result.nbytes_read
+        stats.nbytes_encoded += result.nbytes
+        stats.read_s += result.read_s
+        stats.transform_s += result.transform_s
+        stats.encode_s += result.encode_s
+
+    def _forget(self, work: _Work) -> None:
+        for attempt in list(work.attempts):
+            self._give_up(work, attempt)
+
+    def _give_up(self, work: _Work, attempt: _Attempt) -> None:
+        work.attempts.remove(attempt)
+        self._running.pop(attempt.key, None)
+        attempt.future.release()
+        if attempt.future.client.status == "running":
+            attempt.handle.cancel()

@@ -1,0 +1,104 @@
+"""Fetch the results of blocks from the workers that have them.
+
+Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
+from its worker alone, a few at a time per worker, so that a worker that goes dark holds back its own blocks only.
+Where the worker is in this process, the result is taken by reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future as Handle
+from typing import Any, TypeAlias
+
+from distributed import Client, Future
+from distributed.scheduler import KilledWorker
+from distributed.utils_comm import gather_from_workers
+
+from feedline.blocks.compute import BlockResult
+from feedline.service.dispatch.attempts import failure_of
+from feedline.service.dispatch.blame import BlockFailure, host_of
+
+_PER_WORKER = 2  # one is on the wire while the next is being asked for
+
+# None: lost with its worker, or with the scheduler.
+Outcome: TypeAlias = BlockResult | BlockFailure | None
+
+
+class Gathering:
+    """Fetches what futures become. `arrived` is called on the loop, with a key and its outcome, once per future."""
+
+    def __init__(self, arrived: Callable[[str, Outcome], None]) -> None:
+        self._arrived = arrived
+        self._lock = threading.Lock()
+        self._closed = False
+        self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
+
+    def watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Handle[None]:
+        """Fetch its result when there is one. local: results of the worker in this process."""
+        loop: Any = client.loop
+        return asyncio.run_coroutine_threadsafe(self._watch(client, future, local), loop.asyncio_loop)
+
+    def close(self) -> None:
+        """From here on nothing arrives."""
+        with self._lock:
+            self._closed = True
+
+    async def _watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> None:
+        outcome: Outcome
+        try:
+            outcome = await self._outcome(client, future, local)
+        except OSError:  # the connection
+            outcome = None
+        except Exception as error:  # whatever it is, the feeder's own thread has to deal with it
+            outcome = failure_of(error, "", "")
+        with self._lock:
+            if not self._closed:
+                self._arrived(str(future.key), outcome)
+
+    async def _outcome(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Outcome:
+        state: Any = future._state
+        scheduler: Any = client.scheduler
+        await state.wait()
+        if future.status == "error":
+            return await _failure(client, future)
+        if future.status != "finished":
+            return None
+        key = str(future.key)
+        if key in local:
+            return local[key]
+        places = (await scheduler.who_has(keys=[key])).get(key, ())
+        for address in places:
+            room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
+            async with room:
+                data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
+            if key in data:
+                fetched: Outcome = data[key]
+                return fetched
+        return None
+
+
+async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
+    """Of a task that failed outside of our function: it could not be loaded, or its worker died again and again."""
+    state: Any = future._state
+    error = state.exception
+    if isinstance(error, KilledWorker):
+        return BlockFailure(kind="killed", ours=False, name="KilledWorker", message=str(error), worker="", host="")
+    worker = ""
+    with contextlib.suppress(Exception):  # some schedulers run no functions of their clients
+        worker = await _failed_on(client, str(future.key))
+    return failure_of(error, worker, host_of(worker))
+
+
+async def _failed_on(client: Client, key: str) -> str:
+    """The address of the worker that a task failed on, "" where it is not known any more."""
+
+    # Within this function, it is pickled by value: a scheduler need not have our package.
+    def failed_on(dask_scheduler: Any) -> str:
+        task = dask_scheduler.tasks.get(key)
+        return next(iter(task.erred_on), "") if task is not None else ""
+
+    return str(await client._run_on_scheduler(failed_on))

@@ -1,0 +1,62 @@
+"""What do a plan's blocks look like as a Dask DataFrame? One partition per block, columns as features, Arrow-typed.
+
+Runs in: the process that builds the graph; `BlockReader` in Dask workers. For looking at what a trainer would get
+(groupby, describe, to_parquet), with the very task that feeds trainers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+
+from feedline.blocks.compute import BlockRequest, Job, compile_job, run_block
+from feedline.loader.encoding.arrow_table import arrow_table
+from feedline.loader.encoding.encode import encode, join
+
+
+class BlockReader:
+    """Computes a block as a pandas frame of Arrow columns. Picklable and small: Dask runs a copy."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, request: BlockRequest, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        result = run_block(self._job, request, "feedline-frame", False)
+        assert result.parts is not None
+        table = arrow_table(join(result.parts), compile_job(self._job).layout.schema)
+        if columns is not None:
+            table = table.select(list(columns))
+        frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
+        return frame
+
+    def __dask_tokenize__(self) -> Any:
+        return ("feedline-blocks", repr(self._job))
+
+
+def blocks_to_dask(job: Job, requests: Sequence[BlockRequest]) -> Any:
+    """The blocks as a Dask DataFrame with unknown divisions."""
+    with dask.config.set({"dataframe.convert-string": False}):
+        return dd.from_map(
+            BlockReader(job),
+            list(requests),
+            meta=_empty(job).to_pandas(types_mapper=pd.ArrowDtype),
+            label="feedline-blocks",
+            enforce_metadata=False,
+        )
+
+
+def _empty(job: Job) -> pa.Table:
+    """No rows, in the very types that blocks come in."""
+    compiled = compile_job(job)
+    frame = pl.from_arrow(compiled.schema.empty_table())
+    assert isinstance(frame, pl.DataFrame)
+    marks = [pl.Series(name, [], pl.Boolean()) for name in compiled.features.marks]
+    rows = frame.select(compiled.features.columns).with_columns(marks)
+    encoded = encode(compiled.features.apply(rows), compiled.layout.schema)
+    return arrow_table(encoded, compiled.layout.schema)

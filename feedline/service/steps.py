@@ -1,0 +1,46 @@
+"""Which rows of which blocks make a step? The schedule's cuts, with the blocks' encoded rows put in.
+
+Runs in: the feeder and `Pipeline.batches`. A block may be several parts laid end to end; a padded row is one row of
+its lane, repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.loader.encoding.encode import EncodedRows, slice_rows, take
+from feedline.loader.encoding.slot import Segment
+from feedline.planning.schedule import Schedule
+
+
+def segments_of(
+    schedule: Schedule,
+    borders: Mapping[int, NDArray[np.int64]],
+    step: int,
+    get: Callable[[int, int], Sequence[EncodedRows] | None],
+) -> list[Segment] | None:
+    """What a step is cut from: `get(lane, block)` gives the block's parts, or None for "not yet"."""
+    segments: list[Segment] = []
+    for lane, starts in borders.items():
+        for cut in schedule.cuts(lane, step, starts):
+            parts = get(lane, cut.block)
+            if parts is None:
+                return None
+            stop = cut.start + 1 if cut.padding else cut.stop
+            first = 0
+            for part in parts:
+                begin, end = max(cut.start - first, 0), min(stop - first, part.rows)
+                if begin < end and cut.padding:
+                    segments.append(_padding(part, begin, cut.padding))
+                elif begin < end:
+                    segments.append(Segment(encoded=part, start=begin, stop=end))
+                first += part.rows
+    return segments
+
+
+def _padding(part: EncodedRows, row: int, times: int) -> Segment:
+    repeated = take([slice_rows(part, row, row + 1)], np.zeros(times, dtype=np.int64))
+    return Segment(encoded=repeated, start=0, stop=times, valid=False)

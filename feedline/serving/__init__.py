@@ -1,0 +1,1 @@
+"""Rows to arrays outside a run, and golden vectors."""

@@ -1,0 +1,354 @@
+"""What features does a pipeline.yaml name, from which columns or expressions, through which ops?
+
+Runs in: every process that reads a pipeline.yaml. Pure.
+
+The `features` section has several short forms for one thing; here each becomes a FeatureSpec. Whether an op exists and
+its parameters fit, whether a column exists and an expression binds, is asked by the layers that know, which report
+through `PipelineSpec.error` with the paths kept here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from feedline.spec.column_ranges import expand, has_range
+from feedline.spec.expectations import Bound, read_bounds, written
+from feedline.spec.positions import Document, Path, Problems, met, path_text, unknown
+
+Group = Literal["dense", "categorical", "sparse", "label", "extra"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+AnyGroup = Group | Literal["observed"]  # what a statistic is learnt from: in no pipeline.yaml
+SOURCES = ("column", "expr", "op")
+FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect")
+EXTRA_KEYS = (*SOURCES[:2], "expect")
+# Of an entry that stands for several features; see `_FeatureReader.template`.
+TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
+EXTRA_TEMPLATE_KEYS = ("columns", "expect")
+OnNonfinite = Literal["error", "zero", "keep"]
+FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or infinite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """An op's name and its parameters as they stand in the YAML, not yet checked against the op.
+
+    `arguments` is canonical JSON (sorted keys; NaN and Infinity as Python writes them): `{}` for a bare word, the
+    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`. code: the folder of a pipeline.yaml that allows ops to
+    be functions of the user's, None where it does not.
+    """
+
+    op: str
+    arguments: str = "{}"
+    path: Path = field(default=(), compare=False)
+    code: str | None = field(default=None, compare=False)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The arguments as Python values."""
+        parsed: dict[str, Any] = json.loads(self.arguments)
+        return parsed
+
+    def written(self) -> object:
+        """The op as it may stand in a list of ops."""
+        value = self.value
+        return {self.op: value.get("", value)} if value else self.op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureInput:
+    """One input of an op over several columns: a column or an expression, and ops that come before."""
+
+    column: str | None = None
+    expr: str | None = None
+    ops: tuple[OpCall, ...] = ()
+    path: Path = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        source = self.column if self.column is not None else self.expr
+        return " → ".join([str(source), *(call.op for call in self.ops)])
+
+    def written(self) -> object:
+        """The input as it may stand in a list of inputs."""
+        if self.column is not None and not self.ops:
+            return self.column
+        source = {"column": self.column} if self.column is not None else {"expr": self.expr}
+        return source | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSpec:
+    """One feature: exactly one of column, expr and op (with its inputs) is its source; ops follow in order."""
+
+    name: str
+    group: AnyGroup
+    column: str | None = None
+    expr: str | None = None
+    op: OpCall | None = None
+    inputs: tuple[FeatureInput, ...] = ()
+    ops: tuple[OpCall, ...] = ()
+    on_nonfinite: OnNonfinite = "keep"
+    expect: tuple[Bound, ...] = ()
+    path: Path = field(default=(), compare=False)
+
+    def long_form(self) -> dict[str, Any]:
+        """The feature as it may stand under its group and name, in the one form that all others abbreviate."""
+        content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
+        if self.op is not None:
+            content |= {"op": self.op.written(), "inputs": [given.written() for given in self.inputs]}
+        content |= {"ops": [call.written() for call in self.ops]} if self.ops else {}
+        content |= {"on_nonfinite": self.on_nonfinite} if self.group in FLOATS else {}
+        return content | ({"expect": written(self.expect)} if self.expect else {})
+
+
+def canonical_json(value: object) -> str:
+    """The same text for the same value, whatever the order of its keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
+    """The features of the document's `features` section, group after group; what is wrong goes to `problems`.
+
+    code: the folder of the pipeline.yaml, if it allows code. A feature that does not say what becomes of values that
+    are not finite has the document's `on_nonfinite`.
+    """
+    groups = document.value["features"]
+    path: Path = ("features",)
+    if not isinstance(groups, dict):
+        problems.add(path, f"must be a mapping: got {met(groups)}, expected the groups {', '.join(GROUPS)}")
+        return ()
+    for group in groups:
+        if group not in GROUPS:
+            problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
+    default = document.value.get("on_nonfinite")
+    reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep")
+    features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
+    if not any(groups.values()):
+        problems.add(path, "no feature: got none, expected at least one. Write for example `dense: {price: []}`")
+    first: dict[str, FeatureSpec] = {}
+    for feature in features:
+        earlier = first.setdefault(feature.name, feature)
+        if earlier is not feature:
+            message = f"feature name used twice: got {feature.name!r} here and at {path_text(earlier.path)}"
+            problems.add(feature.path, f"{message}. Names are unique over all groups: rename one, with `column:`")
+    return tuple(features)
+
+
+_BESIDE = "expected it beside the list. Write `NAME: {column: …, ops: […]}`"
+
+
+def _shown(value: object) -> str:
+    """A piece of YAML to repeat in a remedy, if it is short and on one line."""
+    return value if isinstance(value, str) and len(value) <= 40 and value.isprintable() else "…"
+
+
+class _FeatureReader:
+    """Each method reads one form; None, or fewer values, where it had to complain."""
+
+    def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite) -> None:
+        self.problems = problems
+        self.code = code
+        self.default = on_nonfinite
+
+    def group(self, group: Group, value: Any) -> Iterator[FeatureSpec]:
+        path: Path = ("features", group)
+        if group == "extra" and isinstance(value, list):
+            for index, name in enumerate(value):
+                for column in self.names(name, (*path, index)):
+                    yield self.made(name=column, group=group, column=column, path=(*path, index))
+        elif isinstance(value, dict):
+            for name, body in value.items():
+                if has_range(name) or (isinstance(body, dict) and "columns" in body):
+                    yield from self.template(group, name, body, (*path, name))
+                elif (feature := self.feature(group, name, body, (*path, name))) is not None:
+                    yield feature
+        else:
+            form = "a list of columns, or a mapping" if group == "extra" else "a mapping from names to lists of ops"
+            name = _shown(value[0]) if isinstance(value, list) and value else None
+            example = f"Write {group}: {{{name}: []}}" if name else "Or leave it out"
+            self.problems.add(path, f"must be {form}: got {met(value)}. {example}")
+
+    def feature(self, group: Group, name: str, body: Any, path: Path) -> FeatureSpec | None:
+        if not name.strip():
+            self.problems.add(path, f"feature name must not be empty: got {name!r}", key=True)
+            return None
+        if isinstance(body, list):
+            ops = self.ops(body, path)
+            if group == "extra" and body:
+                self.problems.add(path, "extra takes no ops: it is handed through untouched. Write `[]`, or use `expr`")
+                return None
+            return self.made(name=name, group=group, column=name, ops=ops, path=path)
+        if isinstance(body, dict):
+            return self.long_form(group, name, body, path)
+        forms = "a list of ops, or a mapping with column, expr or op"
+        shown = _shown(name)
+        remedy = f"Write `{shown}: [{_shown(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
+        self.problems.add(path, f"must be {forms}: got {met(body)}. {remedy}")
+        return None
+
+    def template(self, group: Group, name: str, body: Any, path: Path) -> Iterator[FeatureSpec]:
+        """One entry for several features: its name or its columns hold a range, or it lists its columns.
+
+        A name with a range names the features; any other stands for all of them, and they have their columns' names.
+        """
+        names = self.names(name, path) if has_range(name) else []
+        if not isinstance(body, dict):
+            names = names if isinstance(body, list) else [name]  # what else it is, is said once
+            made = [self.feature(group, feature, body, path) for feature in names]
+            yield from (feature for feature in made if feature is not None)
+            return
+        allowed = TEMPLATE_KEYS if group != "extra" else EXTRA_TEMPLATE_KEYS
+        wrong = [key for key in body if key not in allowed]
+        for key in wrong:
+            self.problems.add((*path, key), unknown("key of an entry for several features", key, allowed), key=True)
+        columns = self.columns(body["columns"], (*path, "columns")) if "columns" in body else names
+        if wrong or not columns:
+            return
+        if len(columns) != len(names or columns):
+            message = f"must be as many as the features: got {len(columns)}, expected {len(names)} for {name}"
+            self.problems.add((*path, "columns"), message)
+            return
+        rest = {key: value for key, value in body.items() if key != "columns"}
+        made = [
+            self.long_form(group, feature, {"column": column, **rest}, path)
+            for feature, column in zip(names or columns, columns, strict=True)
+        ]
+        yield from (feature for feature in made if feature is not None)
+
+    def columns(self, values: Any, path: Path) -> list[str]:
+        """A list of columns, ranges expanded; nothing where one of them is wrong."""
+        if not isinstance(values, list) or not values:
+            got = "an empty list" if values == [] else met(values)
+            self.problems.add(path, f"must be a list of columns: got {got}, expected for example [C1, C2]")
+            return []
+        found = [self.names(value, (*path, index)) for index, value in enumerate(values)]
+        return [name for names in found for name in names] if all(found) else []
+
+    def names(self, value: Any, path: Path) -> list[str]:
+        """The names that a column's or feature's name stands for: itself, or those of its range."""
+        name = self.name(value, path, "a column")
+        try:
+            return [] if name is None else expand(name)
+        except ValueError as error:
+            self.problems.add(path, str(error))
+            return []
+
+    def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
+        known = FEATURE_KEYS if group != "extra" else EXTRA_KEYS
+        unknown_keys = [key for key in body if key not in known]
+        for key in unknown_keys:
+            self.problems.add((*path, key), self.unknown_key(group, name, key, known), key=True)
+        sources = [key for key in SOURCES if key in body]
+        if unknown_keys and not sources:
+            return None
+        if len(sources) != 1:
+            got = " and ".join(sources) or "none"
+            remedy = "" if sources else f". Write `column: {_shown(name)}` for the column of that name"
+            self.problems.add(path, f"must have exactly one of column, expr, op: got {got}{remedy}")
+            return None
+        column = self.name(body["column"], (*path, "column"), "a column") if "column" in body else None
+        expr = self.name(body["expr"], (*path, "expr"), "an expression") if "expr" in body else None
+        op = self.op(body["op"], (*path, "op")) if "op" in body else None
+        inputs = self.inputs(body, path)
+        ops: tuple[OpCall, ...] = ()
+        if isinstance(body.get("ops", []), list):
+            ops = self.ops(body.get("ops", []), (*path, "ops"))
+        else:
+            self.problems.add((*path, "ops"), f"must be a list of ops: got {met(body['ops'])}, expected [op, …]")
+        found = self.made(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
+        expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
+        return replace(found, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
+
+    def made(self, **parts: Any) -> FeatureSpec:
+        return FeatureSpec(**parts, on_nonfinite=self.default if parts["group"] in FLOATS else "keep")
+
+    def on_nonfinite(self, group: Group, body: dict[str, Any], path: Path) -> OnNonfinite:
+        choices = get_args(OnNonfinite)
+        if group not in FLOATS:
+            if "on_nonfinite" in body and group != "extra":
+                message = f"{group} features hold integers, which are always finite: remove it"
+                self.problems.add((*path, "on_nonfinite"), message, key=True)
+            return "keep"
+        value = body.get("on_nonfinite", self.default)
+        if value not in choices:
+            message = f"must be one of {', '.join(choices)}: got {met(value)}"
+            self.problems.add((*path, "on_nonfinite"), message)
+            return self.default
+        found: OnNonfinite = value
+        return found
+
+    def unknown_key(self, group: Group, name: str, key: str, known: tuple[str, ...]) -> str:
+        message = unknown("key of a feature", key, known)
+        if group == "extra" and key in FEATURE_KEYS:
+            return f"{message}. extra is handed through untouched"
+        return (
+            message
+            if "Did you mean" in message
+            else f"{message}. Ops stand in a list: `{_shown(name)}: [{{{_shown(key)}: …}}]`"
+        )
+
+    def inputs(self, body: dict[str, Any], path: Path) -> tuple[FeatureInput, ...]:
+        if ("inputs" in body) != ("op" in body):
+            wrong, missing = ("inputs", "op") if "inputs" in body else ("op", "inputs")
+            self.problems.add(path, f"{wrong} without {missing}: expected `{{op: …, inputs: [column, …]}}`")
+            return ()
+        values = body.get("inputs", ())
+        if "inputs" in body and not (isinstance(values, list) and values):
+            got = "an empty list" if values == [] else met(values)
+            self.problems.add((*path, "inputs"), f"must be a list of columns: got {got}, expected at least one")
+            return ()
+        found = [self.input(value, (*path, "inputs", index)) for index, value in enumerate(values)]
+        return tuple(given for given in found if given is not None)
+
+    def input(self, value: Any, path: Path) -> FeatureInput | None:
+        if not isinstance(value, dict):
+            column = self.name(value, path, "a column")
+            return None if column is None else FeatureInput(column=column, path=path)
+        known = (*SOURCES[:2], "ops")
+        for key in value:
+            if key not in known:
+                self.problems.add((*path, key), unknown("key of an input", key, known), key=True)
+        sources = [key for key in SOURCES[:2] if key in value]
+        if len(sources) != 1 or not isinstance(value.get("ops", []), list):
+            self.problems.add(path, "must be a column, or {column: …, ops: […]}, or {expr: …, ops: […]}")
+            return None
+        what = "a column" if sources == ["column"] else "an expression"
+        source = self.name(value[sources[0]], (*path, sources[0]), what)
+        ops = self.ops(value.get("ops", []), (*path, "ops"))
+        return None if source is None else FeatureInput(**{sources[0]: source}, ops=ops, path=path)
+
+    def ops(self, values: list[Any], path: Path) -> tuple[OpCall, ...]:
+        calls = [self.op(value, (*path, index)) for index, value in enumerate(values)]
+        return tuple(call for call in calls if call is not None)
+
+    def op(self, value: Any, path: Path) -> OpCall | None:
+        if isinstance(value, str) and value.strip():
+            return OpCall(op=value, path=path, code=self.code)
+        if isinstance(value, dict) and len(value) == 1:
+            [(op, parameters)] = value.items()
+            if op in FEATURE_KEYS and op != "expr":
+                message = f"{op} is no op: got {{{op}: {_shown(parameters)}}} in a list of ops, {_BESIDE}"
+                self.problems.add((*path, op), message, key=True)
+                return None
+            if parameters is None:
+                message = f"no value after the colon: expected `{_shown(op)}`, or `{{{_shown(op)}: parameters}}`"
+                self.problems.add((*path, op), message)
+                return None
+            arguments = parameters if isinstance(parameters, dict) else {"": parameters}
+            return OpCall(op=op, arguments=canonical_json(arguments), path=path, code=self.code)
+        if isinstance(value, dict) and value:
+            forms = ", ".join(f"{{{_shown(op)}: …}}" if body is not None else _shown(op) for op, body in value.items())
+            self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")
+        else:
+            got = met(value) if value != {} else "an empty mapping"
+            self.problems.add(path, f"must be an op: got {got}, expected a word or a map of one key {{op: parameters}}")
+        return None
+
+    def name(self, value: Any, path: Path, what: str) -> str | None:
+        if isinstance(value, str) and value.strip():
+            return value
+        remedy = ". Quote it" if isinstance(value, (int, float)) else ""
+        self.problems.add(path, f"must be {what}: got {met(value)}, expected a non-empty string{remedy}")
+        return None

@@ -1,0 +1,225 @@
+"""Which JSON Schema describes a pipeline.yaml as users write it?
+
+Runs in: `feedline schema`, and whoever checks a file in an editor. Pure.
+
+The sections' part comes from their pydantic models; the features' short forms are written out here, because the model
+holds them already normalised. Every value that is not a string may also be `${NAME}`, whose meaning only the run knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from feedline.spec.expectations import BOUND, MEASURES
+from feedline.spec.features import OnNonfinite
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
+_NAME: Schema = {"type": "string", "pattern": r"\S"}
+_RANGE = r"\{\d+\.\.\d+\}"
+_VARIABLE: Schema = {
+    "description": "Taken from the environment and read as an unquoted YAML scalar.",
+    "type": "string",
+    "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$",
+}
+_ANY_OP: Schema = {
+    "description": "An op: a word, or a map of one key {op: parameters}.",
+    "anyOf": [
+        {"type": "string", "pattern": r"\S"},
+        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": {"not": {"type": "null"}}},
+    ],
+}
+_GROUP_DESCRIPTIONS = {
+    "dense": "float32 [batch, width]; the order in the file is the order in the tensor.",
+    "categorical": "One id per row: int64 [batch, width].",
+    "sparse": "Id lists: ragged int64 values with lengths and offsets per feature.",
+    "label": "float32 [batch, width]; left out when serving.",
+}
+
+
+def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
+    """The JSON Schema (draft 2020-12) of the document that `model` is read from.
+
+    Args:
+        op_schema: the schema of one op as it stands in a list of ops; any word or one-key map when not given.
+    """
+    schema = _allow_variables(_without_titles(model.model_json_schema()))
+    op = dict(op_schema or _ANY_OP)
+    definitions = {**schema.pop("$defs", {}), **op.pop("$defs", {}), **_feature_definitions(), "op": op}
+    _add_templates(definitions)
+    properties = schema["properties"]
+    properties["features"] = _features()
+    definitions["ClusterSpec"]["properties"]["tls"]["anyOf"].insert(0, {"const": "temporary"})
+    properties["shuffle"] = {
+        "description": properties["shuffle"].get("description", ""),
+        "anyOf": [{"const": "off"}, {"$ref": "#/$defs/ShuffleSpec"}, {"$ref": "#/$defs/variable"}],
+    }
+    properties["fit"] = {
+        "description": definitions["FitSpec"]["description"],
+        "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/FitSpec"}, {"$ref": "#/$defs/variable"}],
+    }
+    properties["artifacts"] = {
+        "description": definitions["ArtifactsSpec"]["description"],
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
+    }
+    schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
+    return {"$schema": DIALECT, **schema, "$defs": definitions}
+
+
+def _feature_definitions() -> Schema:
+    ops: Schema = {"description": "Applied in this order.", "type": "array", "items": {"$ref": "#/$defs/op"}}
+    column = _NAME | {"description": "The column it is read from."}
+    expr = _NAME | {"description": "An expression over the table's columns."}
+    given: Schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"column": column, "expr": expr, "ops": ops},
+        "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
+    }
+    inputs = {
+        "description": "The columns of the op, as they are or through ops of their own.",
+        "type": "array",
+        "items": {"anyOf": [_NAME, given]},
+        "minItems": 1,
+    }
+    settled: Schema = {
+        "description": "What becomes of finished numbers that are NaN or infinite.",
+        "anyOf": [{"enum": list(get_args(OnNonfinite))}, {"$ref": "#/$defs/variable"}],
+    }
+    source = {
+        "oneOf": [
+            {"required": ["column"], "not": {"required": ["inputs"]}},
+            {"required": ["expr"], "not": {"required": ["inputs"]}},
+            {"required": ["op", "inputs"]},
+        ],
+    }
+    long_form: Schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "column": column,
+            "expr": expr,
+            "op": {"$ref": "#/$defs/op"},
+            "inputs": inputs,
+            "ops": ops,
+            "on_nonfinite": settled,
+            "expect": _expect(),
+        },
+        **source,
+    }
+    extra: Schema = {
+        "anyOf": [
+            {"type": "array", "maxItems": 0},
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {"column": column, "expr": expr, "expect": _expect()},
+                "oneOf": [{"required": ["column"]}, {"required": ["expr"]}],
+            },
+        ],
+    }
+    return {
+        "variable": _VARIABLE,
+        "ops": ops,
+        "feature": {"anyOf": [{"$ref": "#/$defs/ops"}, long_form]},
+        "extra_feature": extra,
+    }
+
+
+def _add_templates(definitions: Schema) -> None:
+    """Entries for several features, beside those for one."""
+    feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
+    known = feature[1]["properties"]
+    listed = _several(known, ["ops", "on_nonfinite", "expect"])
+    extras = _several(known, ["expect"])
+    definitions["features_of_a_range"] = {"anyOf": [feature[0], listed]}
+    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extras]}
+    feature.append(listed | {"required": ["columns"]})
+    extra.append(extras | {"required": ["columns"]})
+
+
+def _several(known: Schema, keys: list[str]) -> Schema:
+    """An entry that stands for several features, of those keys."""
+    columns = {
+        "description": "Columns of features that are alike; C{1..26} stands for C1 … C26.",
+        "type": "array",
+        "items": _NAME,
+        "minItems": 1,
+    }
+    properties = {"columns": columns, **{key: known[key] for key in keys}}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _expect() -> Schema:
+    bound: Schema = {"type": "string", "pattern": rf"^\s*{BOUND}\s*$"}
+    return {
+        "description": "Bounds on what is measured of the feature's values.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            measure: {"description": text, "anyOf": [bound, {"type": "array", "items": bound, "minItems": 1}]}
+            for measure, (_, text) in MEASURES.items()
+        },
+    }
+
+
+def _features() -> Schema:
+    groups: Schema = {
+        group: {
+            "description": text,
+            "type": "object",
+            "propertyNames": _NAME,
+            "patternProperties": {_RANGE: {"$ref": "#/$defs/features_of_a_range"}},
+            "additionalProperties": {"$ref": "#/$defs/feature"},
+        }
+        for group, text in _GROUP_DESCRIPTIONS.items()
+    }
+    groups["extra"] = {
+        "description": "Handed through, untouched: a list of columns, or a mapping to column or expr.",
+        "anyOf": [
+            {"type": "array", "items": _NAME, "uniqueItems": True},
+            {
+                "type": "object",
+                "propertyNames": _NAME,
+                "patternProperties": {_RANGE: {"$ref": "#/$defs/extra_features_of_a_range"}},
+                "additionalProperties": {"$ref": "#/$defs/extra_feature"},
+            },
+        ],
+    }
+    text = "Features by group; names are unique over all groups, and there is at least one."
+    return {
+        "description": text,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": groups,
+        "minProperties": 1,
+    }
+
+
+def _without_titles(schema: Any) -> Any:
+    """pydantic titles every field with its own name, which tells a reader nothing."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_titles(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)
+        }
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _allow_variables(schema: Any) -> Any:
+    """The schema with `${NAME}` allowed wherever a number, a boolean or a word of a fixed choice is."""
+    if isinstance(schema, list):
+        return [_allow_variables(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: item if key in _VERBATIM else _allow_variables(item) for key, item in schema.items()}
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    words = isinstance(schema.get("enum"), list)
+    if not words and not (isinstance(kinds, list) and {"integer", "number", "boolean"} & set(kinds)):
+        return inner
+    outer = {key: inner.pop(key) for key in ("description", "default", "examples") if key in inner}
+    return {**outer, "anyOf": [inner, {"$ref": "#/$defs/variable"}]}

@@ -1,0 +1,293 @@
+"""What does a pipeline.yaml ask for, and where does it say so?
+
+Runs in: every process that reads a pipeline.yaml, or is handed one as canonical text.
+
+    text -> document with places (yaml_document) -> overrides, variables (overrides)
+         -> features (features) and sections (sections, pydantic) -> PipelineSpec
+
+Every complaint of these steps becomes one line "FILE:LINE:COL: path: what was met, what is expected. The remedy"; those
+of the last step are raised together. Later layers report through `PipelineSpec.error`, which knows the same places.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, PrivateAttr, SkipValidation, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
+
+from feedline.errors import SpecError
+from feedline.spec.expectations import OnExpect
+from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
+from feedline.spec.json_schema import describe
+from feedline.spec.overrides import apply_overrides, parse_overrides, substitute_variables
+from feedline.spec.positions import Document, Path, Problems, met, unknown
+from feedline.spec.sections import (
+    Artifacts,
+    ArtifactsSpec,
+    BatchSpec,
+    Bytes,
+    ClusterSpec,
+    Count,
+    Fit,
+    FitSpec,
+    PathText,
+    Section,
+    Shuffle,
+    ShuffleSpec,
+    Text,
+    TlsSpec,
+    Version,
+    keys_of,
+    section_at,
+)
+from feedline.spec.source_section import SampleSpec, SchemaSpec, SourceSpec
+from feedline.spec.yaml_document import MAX_BYTES, read_document
+
+__all__ = [
+    "BatchSpec",
+    "ClusterSpec",
+    "FeatureSpec",
+    "FitSpec",
+    "OpCall",
+    "PipelineSpec",
+    "SampleSpec",
+    "SchemaSpec",
+    "ShuffleSpec",
+    "SourceSpec",
+    "TlsSpec",
+    "json_schema",
+    "load_spec",
+    "parse_overrides",
+    "parse_spec",
+]
+
+_NO_OVERRIDES: Mapping[str, object] = {}
+
+
+class PipelineSpec(Section):
+    """A pipeline.yaml, checked and with its defaults; equal when what it asks for is equal, wherever it stood."""
+
+    version: Version = Field(description="Version of this format.")
+    name: Text = Field(description="Name of the job.")
+    work_dir: PathText = Field(
+        default=".feedline",
+        validate_default=True,
+        description="Folder or URI for snapshots, counts and artifacts, shared between the hosts of a job.",
+    )
+    source: SourceSpec = Field(description="The table and its rows.")
+    features: Annotated[tuple[FeatureSpec, ...], SkipValidation, WithJsonSchema({})]
+    batch: BatchSpec = Field(description="How rows become batches.")
+    shuffle: Shuffle = Field(
+        default=ShuffleSpec(), description="The epoch's permutation, or off: the table's order within each lane."
+    )
+    lanes: Count | None = Field(default=None, description="Lanes of the run; the default is its first world size.")
+    epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
+    cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
+    memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
+    artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where what ops learnt is kept, and whose it is.")
+    fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
+    allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
+    on_nonfinite: OnNonfinite = Field(
+        default="keep", description="What becomes of finished numbers that are NaN or infinite."
+    )
+    on_expect: OnExpect = Field(default="warn", description="What happens where a feature is not as expected.")
+
+    _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
+    _base_dir: str = PrivateAttr(default="")
+
+    @property
+    def file(self) -> str:
+        """The file it was read from, as it was named; not part of the canonical text."""
+        return self._document.file
+
+    @property
+    def base_dir(self) -> str:
+        """The absolute folder that relative paths were resolved against; not part of the canonical text."""
+        return self._base_dir
+
+    def error(self, path: Path, message: str) -> SpecError:
+        """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override as its place."""
+        return self._document.error(path, message)
+
+    def canonical(self) -> str:
+        """The spec as JSON: equal for equal specs, so it may be hashed, and read back by `from_canonical`."""
+        content = self.model_dump(exclude={"features"}, by_alias=True)
+        content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
+        content["shuffle"] = content["shuffle"] or "off"
+        if self.artifacts.shared is None:
+            content["artifacts"] = self.artifacts.folder
+        if self.cluster.scheduler is not None:
+            del content["cluster"]["threads"]  # has no meaning there, and is refused beside it
+        return canonical_json(content)
+
+    @classmethod
+    def from_canonical(cls, text: str, *, file: str = "<canonical>") -> PipelineSpec:
+        """The spec that `canonical` described; `file` is what errors name, lines and columns are not known."""
+        try:
+            content = json.loads(text)
+            groups: dict[str, dict[str, Any]] = {}
+            for group, name, body in content["features"]:
+                groups.setdefault(group, {})[name] = body
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpecError(f"{file}: not the canonical text of a pipeline: {error!r}") from error
+        return _validated(Document(file=file, value={**content, "features": groups}), posixpath.abspath(""))
+
+    def __eq__(self, other: object) -> bool:
+        return self.canonical() == other.canonical() if isinstance(other, PipelineSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+
+def load_spec(path: str | os.PathLike[str], overrides: Mapping[str, object] = _NO_OVERRIDES) -> PipelineSpec:
+    """Reads a pipeline.yaml; relative paths in it are relative to its folder.
+
+    Args:
+        overrides: values by dotted key, such as {"batch.tail": "pad", "shuffle": "off"}, checked like the file.
+
+    Raises:
+        SpecError: the file cannot be read or breaks a rule; one line per problem, the first in the file first.
+    """
+    file = os.fspath(path)
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read(4 * MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(f"{file}: cannot be read: {reason}. Name an existing pipeline.yaml") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        place = f"{before.count(10) + 1}:{error.start - (before.rfind(10) + 1) + 1}"
+        raise SpecError(f"{file}:{place}: not UTF-8: got the byte 0x{content[error.start]:02x}") from error
+    return parse_spec(text, file=file, overrides=overrides, base_dir=posixpath.dirname(file))
+
+
+def parse_spec(
+    text: str,
+    *,
+    file: str = "<text>",
+    overrides: Mapping[str, object] = _NO_OVERRIDES,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> PipelineSpec:
+    """Reads the text of a pipeline.yaml; relative paths are relative to `base_dir`, else to the current folder.
+
+    Raises:
+        SpecError: as of `load_spec`; `file` is the name that errors give the text.
+    """
+    document = read_document(text, file)
+    if not isinstance(document.value, dict):
+        got = "an empty document" if document.value is None else met(document.value)
+        raise document.error((), f"must be a mapping: got {got}, expected the keys {', '.join(_KEYS)}")
+    apply_overrides(document, overrides)
+    substitute_variables(document, os.environ)
+    return _validated(document, posixpath.abspath(base_dir or ""))
+
+
+def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON Schema of a pipeline.yaml; `op_schema` describes one op as it stands in a list of ops."""
+    return describe(PipelineSpec, op_schema)
+
+
+_KEYS = tuple(PipelineSpec.model_fields)
+
+
+def _validated(document: Document, base_dir: str) -> PipelineSpec:
+    problems = Problems(document)
+    content = document.value
+    if "features" in content:
+        code = base_dir if content.get("allow_code") is True else None
+        content = {**content, "features": read_features(document, problems, code)}
+    spec: PipelineSpec | None = None
+    try:
+        spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _complain(detail, document, problems)
+    problems.raise_found()
+    if spec is None:
+        raise AssertionError("pydantic refused a pipeline without saying why")
+    spec._document = document
+    spec._base_dir = base_dir
+    return spec
+
+
+def _complain(detail: ErrorDetails, document: Document, problems: Problems) -> None:
+    """One error of pydantic as a sentence at its place."""
+    path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
+    section = section_at(PipelineSpec, path[:-1]) if path else None
+    fields = keys_of(section) if section else {}
+    if kind == "rule":
+        problems.add((*path, context["key"]), context["message"])
+    elif kind == "missing":
+        problems.add(path, f"missing key: expected a value. {fields[str(path[-1])].description}")
+    elif kind == "extra_forbidden":
+        problems.add(path, _unknown_key(str(path[-1]), tuple(fields)), key=True)
+    else:
+        expectation, remedy = _expectation(detail, section_at(PipelineSpec, path))
+        variable = document.place(path).variable
+        got = met(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
+        problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
+
+
+def _unknown_key(key: str, known: tuple[str, ...]) -> str:
+    message = unknown("key", key, known)
+    homes = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in keys_of(section)]
+    if not homes or "Did you mean" in message:
+        return message
+    return f"{message}. It is a key of {' and of '.join(homes)}"
+
+
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "less_than_equal": ("at most", "le"),
+    "greater_than": ("greater than", "gt"),
+}
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "string_too_short": "a non-empty string",
+}
+
+
+def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple[str, str]:
+    """What a value must be, by pydantic's type of error, and the usual remedy for what was met."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "expected":
+        return context["expected"], context["remedy"]
+    if kind == "literal_error":
+        words = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
+        near = difflib.get_close_matches(str(value).lower(), words, n=1)
+        remedy = f"Did you mean {near[0]}?" if near and len(words) > 1 else ""
+        return (f"one of {', '.join(words)}" if len(words) > 1 else words[0]), remedy
+    if kind == "model_type" and section is not None:
+        remedy = "" if value is not None else "Write one of its keys below it"
+        return f"a mapping with the keys {', '.join(keys_of(section))}", remedy
+    if kind in _BOUNDS:
+        bound, key = _BOUNDS[kind]
+        return f"{bound} {context[key]:.17g}" if kind == "greater_than" else f"{bound} {context[key]}", ""
+    return _TYPES.get(kind, f"valid ({detail['msg']})"), _remedy(kind, value)
+
+
+def _remedy(kind: str, value: object) -> str:
+    if kind == "string_type":
+        return "Quote it" if isinstance(value, (bool, int, float)) else ""
+    if kind == "bool_type":
+        return "YAML 1.2 has no other words for them" if isinstance(value, str) else ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
+        return f"Write {int(value)}"
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(_[0-9]+)*", value):
+        return f"Write {value.replace('_', '')}, without quotes or underscores"
+    return ""

@@ -1,0 +1,153 @@
+"""Which keys does `source` have: the table, how its files become one table, and which of its rows are read?
+
+Runs in: every process that reads a pipeline.yaml. Pure.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from feedline.spec.arrow_types import type_named
+from feedline.spec.sections import MAX_INT, Count, PathText, Section, TableText, Text, expected, rule
+
+Format = Literal["hive", "manifest", "delta", "iceberg"]
+KeyType = Literal["int", "date", "string", "timestamp"]
+
+
+def _texts(value: object) -> object:
+    """A list of names, or one name alone."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
+        raise expected("a column's name, or a non-empty list of them")
+    return tuple(names)
+
+
+def _moment(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise expected('an ISO date or time, such as "2026-01-31T12:00:00+00:00"') from None
+    return value
+
+
+def _type_name(value: str) -> str:
+    try:
+        type_named(value)
+    except ValueError as error:
+        _, _, wanted = str(error).partition(": expected ")
+        raise expected(f"the name of a type ({wanted})") from None
+    return value
+
+
+TypeName = Annotated[Text, AfterValidator(_type_name)]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_texts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            ]
+        }
+    ),
+]
+Missing = Annotated[
+    Literal["null", "error"],
+    BeforeValidator(lambda value: "null" if value is None else value),
+    WithJsonSchema({"anyOf": [{"enum": ["null", "error"]}, {"type": "null"}]}),
+]
+Moment = Annotated[Text, AfterValidator(_moment)]
+Amount = Annotated[int, Field(ge=0, le=MAX_INT)]
+
+
+class SampleSpec(Section):
+    """A repeatable choice among the rows that `where` keeps."""
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(description="Share of the rows that stay, up to 1.")
+    where: Text | None = Field(
+        default=None, description="Expression: only rows where it is true are sampled, all others stay."
+    )
+    seed: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(default=0, description="Another seed keeps other rows.")
+    key: Names | None = Field(
+        default=None,
+        description="Columns whose values decide, not the row's place in its file: equal keys stay together.",
+    )
+
+
+class SchemaSpec(Section):
+    """How files that differ become one table."""
+
+    missing: Missing = Field(
+        default="null", description="A column in use that a file lacks: null in its rows, or an error."
+    )
+    extra: Literal["ignore", "error"] = Field(
+        default="ignore", description="A column that is not among `columns`: ignored, or an error."
+    )
+    columns: dict[str, TypeName] | None = Field(
+        default=None, description="Types of columns, such as {price: float32}; what files hold has to widen into them."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SchemaSpec:
+        if self.extra == "error" and not self.columns:
+            raise rule("extra", "needs `columns`, which say what is expected. List them, or remove `extra`")
+        return self
+
+
+class SourceSpec(Section):
+    """Which rows are read from where."""
+
+    table: TableText = Field(description="Parquet: a folder, file or glob, a URI, or a list of them; see `format`.")
+    format: Format = Field(
+        default="hive",
+        description="hive: files in folders; manifest: a file that lists files; delta or iceberg.",
+    )
+    version: Amount | None = Field(default=None, description="Version of a Delta table; without, the newest.")
+    snapshot_id: Amount | None = Field(default=None, description="Snapshot of an Iceberg table; without, the newest.")
+    as_of: Moment | None = Field(default=None, description="The Delta or Iceberg table as it was at this moment.")
+    snapshot: PathText | None = Field(
+        default=None, description="A file that `feedline snapshot` wrote: that table as it was, not as it is."
+    )
+    partitions: dict[str, KeyType] | None = Field(
+        default=None, description="Types of partition keys; others are read off the files or off all their values."
+    )
+    schema_rules: SchemaSpec = Field(
+        default=SchemaSpec(), alias="schema", description="How files that differ become one table."
+    )
+    where: Text | None = Field(default=None, description="Expression that keeps a row where it is true; null drops it.")
+    sample: SampleSpec | None = Field(default=None, description="A share of the rows that `where` keeps.")
+    row_key: Names | None = Field(
+        default=None, description="Columns that name a row for good, by which `feedline rebase` finds it again."
+    )
+    on_bad_file: Literal["error", "skip"] = Field(
+        default="error", description="A corrupt file: an error, or left out of the plan and reported."
+    )
+    max_bad_files: Amount | None = Field(default=None, description="More skipped files than this are an error.")
+    max_bad_rows: Amount | None = Field(default=None, description="More rows in skipped files than this are an error.")
+    split_rows: Count = Field(default=65536, description="Rows of a split: whole row groups, about this many.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SourceSpec:
+        homes: tuple[tuple[str, tuple[str, ...]], ...] = (
+            ("version", ("delta",)),
+            ("snapshot_id", ("iceberg",)),
+            ("as_of", ("delta", "iceberg")),
+        )
+        for key, formats in homes:
+            if getattr(self, key) is not None and self.format not in formats:
+                raise rule(key, f"has no meaning with format {self.format}: expected {' or '.join(formats)}. Remove it")
+        named: list[Any] = [key for key, _ in homes if getattr(self, key) is not None]
+        if len(named) > 1:
+            raise rule(named[1], f"contradicts {named[0]!r}: each names one state of the table. Remove one of the two")
+        if self.format != "hive" and not isinstance(self.table, str):
+            raise rule("table", f"is a list: expected one place with format {self.format}")
+        if self.partitions is not None and self.format in ("delta", "iceberg"):
+            raise rule("partitions", f"has no meaning with format {self.format}, whose log types the keys. Remove it")
+        for key in ("max_bad_files", "max_bad_rows"):
+            if getattr(self, key) is not None and self.on_bad_file == "error":
+                raise rule(key, "has no meaning with `on_bad_file: error`. Write `on_bad_file: skip`, or remove it")
+        return self

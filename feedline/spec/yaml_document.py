@@ -1,0 +1,343 @@
+"""What does a YAML text say, and where does each entry stand?
+
+Runs in: every process that reads a pipeline.yaml. Pure.
+
+ruamel.yaml turns the text into events (YAML 1.2, each with line and column); this module composes them into plain
+dicts, lists and scalars and keeps beside them one place per path, so that every later error can name file, line and
+column. It composes for itself, and not through a loader, because it must refuse what loaders let pass (duplicate keys,
+tags, merge keys, unbounded alias expansion) and say what went wrong in the words of a pipeline.
+
+Scalars follow YAML 1.2's core schema: `off`, `on`, `yes` and `no` are words, dates are strings. Keys are always text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from feedline.errors import SpecError
+from feedline.spec.positions import Document, Path, Place, located
+
+# A pipeline of 2000 features is about 100 kB; the bounds keep a hostile text from costing more than seconds.
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_ENTRIES = 200_000
+
+_CORE = "tag:yaml.org,2002:"
+_COLLECTION_TAGS = {"mapping": f"{_CORE}map", "sequence": f"{_CORE}seq"}
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL: dict[str, bool | float | None] = (
+    dict.fromkeys(("", "~", "null", "Null", "NULL"))
+    | dict.fromkeys(("true", "True", "TRUE"), True)
+    | dict.fromkeys(("false", "False", "FALSE"), False)
+    | dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan"))
+    | {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
+)
+_END = "the end of the text"
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def resolve_scalar(text: str) -> bool | int | float | str | None:
+    """What an unquoted scalar means in YAML 1.2's core schema; ValueError for a number that no machine holds."""
+    if text in _SPECIAL:
+        return _SPECIAL[text]
+    if _INT.fullmatch(text):
+        number = int(text, 0 if text[:2] in ("0o", "0x") else 10) if len(text) <= 64 else 1 << 64
+        if not -(1 << 63) <= number < 1 << 64:
+            raise ValueError(f"integer too large: got {text[:24]}…, expected at most 64 bits")
+        return number
+    if _FLOAT.fullmatch(text):
+        value = float(text)
+        if abs(value) == float("inf"):
+            raise ValueError(f"number too large: got {text[:24]}, expected a 64-bit float")
+        return value
+    return text
+
+
+def read_document(text: str, file: str) -> Document:
+    """The plain values of one YAML document with their places.
+
+    Raises:
+        SpecError: not YAML, or more than a pipeline may use; names file, line, column and, where known, the path.
+    """
+    document = Document(file=file, value=None, places={(): Place(line=1, column=1)})
+    text = text.removeprefix("\ufeff")
+    if len(text) > MAX_BYTES:
+        raise document.error((), f"document too large: got {len(text)} characters, expected at most {MAX_BYTES}")
+    try:
+        root = _Composer(text, file).compose()
+    except MarkedYAMLError as error:
+        raise _syntax_error(error, file) from error
+    except ReaderError as error:
+        line, column = _line_and_column(text, error.position)
+        message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
+        raise SpecError(located(file, Place(line=line, column=column), (), message)) from error
+    except (YAMLError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise document.error((), f"not YAML: {error}") from error
+    if root is not None:
+        document.value = _Expansion(document).value_of(root, (), root.place)
+    return document
+
+
+def _line_and_column(text: str, position: int) -> tuple[int, int]:
+    before = text[:position]
+    return before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    kind: str  # scalar | mapping | sequence
+    place: Place
+    start: int  # the range of the text it was read from
+    end: int = 0
+    text: str = ""
+    plain: bool = False
+    tag: str = ""
+    items: tuple[_Node, ...] = ()
+    pairs: tuple[tuple[_Node, _Node], ...] = ()
+
+
+class _Composer:
+    """Events to nodes, recursion bounded by MAX_DEPTH."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        self.anchors: dict[str, _Node] = {}
+        self.events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
+        self.left = MAX_ENTRIES
+
+    def compose(self) -> _Node | None:
+        root = None
+        for event in self.events:
+            if isinstance(event, DocumentStartEvent):
+                if root is not None:
+                    raise self.error(event, (), "a second document: expected one document. Remove the line `---`")
+                if event.version and tuple(event.version) != (1, 2):
+                    raise self.error(event, (), "%YAML directive: expected YAML 1.2. Remove the directive")
+                root = self.node(next(self.events), ())
+        return root
+
+    def node(self, event: Any, path: Path) -> _Node:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error(event, path, f"document too large: expected at most {MAX_ENTRIES} entries")
+        if isinstance(event, AliasEvent):
+            if event.anchor not in self.anchors:
+                raise self.error(event, path, f"unknown alias: got *{event.anchor}, which no finished value is named")
+            return self.anchors[event.anchor]
+        if len(path) > MAX_DEPTH:
+            raise self.error(event, path[:3], f"nested too deeply: expected at most {MAX_DEPTH} levels")
+        if isinstance(event, ScalarEvent):
+            node = self.scalar(event)
+        elif isinstance(event, MappingStartEvent):
+            node = self.mapping(event, path)
+        else:
+            node = self.sequence(event, path)
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        self.check_tag(node, event, path)
+        return node
+
+    def scalar(self, event: Any) -> _Node:
+        return _Node(
+            kind="scalar",
+            place=_place_of(event.start_mark),
+            start=event.start_mark.index,
+            end=event.end_mark.index,
+            text=event.value,
+            plain=event.implicit[0],
+            tag=str(event.tag or ""),
+        )
+
+    def mapping(self, event: Any, path: Path) -> _Node:
+        pairs: list[tuple[_Node, _Node]] = []
+        repeated = None
+        seen: dict[str, _Node] = {}
+        while not isinstance(head := next(self.events), MappingEndEvent):
+            key = self.node(head, (*path, "?"))
+            if key.kind != "scalar":
+                raise self.error(head, path, f"key is not a word: got a {key.kind}, expected a string")
+            value = self.node(next(self.events), (*path, key.text))
+            if key.text in seen and repeated is None:
+                repeated = key
+            seen.setdefault(key.text, key)
+            pairs.append((key, value))
+        if event.flow_style:
+            self.check_commas([node for pair in pairs for node in pair], path)
+        if repeated is not None:
+            first = seen[repeated.text].place
+            message = f"duplicate key: got it on line {first.line} and again on line {repeated.place.line}"
+            raise SpecError(located(self.file, repeated.place, (*path, repeated.text), message))
+        return self.collection("mapping", event, pairs=tuple(pairs))
+
+    def sequence(self, event: Any, path: Path) -> _Node:
+        items: list[_Node] = []
+        while not isinstance(head := next(self.events), SequenceEndEvent):
+            items.append(self.node(head, (*path, len(items))))
+        if event.flow_style:
+            self.check_commas(items, path)
+        return self.collection("sequence", event, items=tuple(items))
+
+    def collection(self, kind: str, event: CollectionStartEvent, **parts: Any) -> _Node:
+        mark = event.start_mark
+        return _Node(kind=kind, place=_place_of(mark), start=mark.index, tag=str(event.tag or ""), **parts)
+
+    def check_commas(self, nodes: list[_Node], path: Path) -> None:
+        """Refuses `{expr: clip(a, 0)}`, which YAML reads as the keys `expr` and `0)`."""
+        plain = [node for node in nodes if node.plain and node.end > node.start]
+        for index, node in enumerate(plain):
+            if not _is_open(node.text):
+                continue
+            for last in plain[index + 1 :]:
+                whole = self.text[node.start : last.end]
+                if last.start > node.start and not _is_open(whole):
+                    quoted = f"'{whole}'" if '"' in whole else f'"{whole}"'
+                    message = (
+                        f"unquoted comma in a flow-style {{…}} or […]: YAML ends the value at {node.text!r}. "
+                        f"Quote the expression: {quoted}"
+                    )
+                    raise SpecError(located(self.file, node.place, path, message))
+
+    def check_tag(self, node: _Node, event: Any, path: Path) -> None:
+        allowed = _COLLECTION_TAGS.get(node.kind, f"{_CORE}str")
+        if node.tag and node.tag != allowed:
+            raise self.error(event, path, f"tag not allowed: got {node.tag.replace(_CORE, '!!')}. Remove the tag")
+
+    def error(self, event: Any, path: Path, message: str) -> SpecError:
+        return SpecError(located(self.file, _place_of(event.start_mark), path, message))
+
+
+def _place_of(mark: Any) -> Place:
+    return Place(line=mark.line + 1, column=mark.column + 1)
+
+
+def _is_open(text: str) -> bool:
+    """Does the text end inside a bracket or a quote? An apostrophe within a word opens nothing."""
+    depth, quote, before = 0, "", " "
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'" and not before.isalnum():
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        before = char
+    return depth > 0 or bool(quote)
+
+
+class _Expansion:
+    """Nodes to plain values and places; aliases become copies, as many as MAX_ENTRIES allows."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.left = MAX_ENTRIES
+
+    def value_of(self, node: _Node, path: Path, key_place: Place) -> Any:
+        self.left -= 1
+        if self.left < 0 or len(path) > MAX_DEPTH:
+            limits = f"at most {MAX_ENTRIES} entries and {MAX_DEPTH} levels once its aliases are expanded"
+            raise self.document.error(path[:3], f"document too large: expected {limits}")
+        if node.kind == "scalar":
+            # an empty value has no text of its own: YAML places it on the line after its key
+            self.document.places[path] = key_place if node.start == node.end else node.place
+            return self.scalar(node, path)
+        self.document.places[path] = key_place
+        if node.kind == "sequence":
+            return [self.value_of(item, (*path, index), item.place) for index, item in enumerate(node.items)]
+        values = {}
+        for key, value in node.pairs:
+            child = (*path, key.text)
+            self.document.key_places[child] = key.place
+            self.check_key(key, path)
+            values[key.text] = self.value_of(value, child, key.place)
+        return values
+
+    def scalar(self, node: _Node, path: Path) -> bool | int | float | str | None:
+        if SURROGATE.search(node.text):
+            raise self.document.error(path, "text holds half a character: got a lone surrogate escape")
+        if not node.plain or node.tag:
+            return node.text
+        try:
+            return resolve_scalar(node.text)
+        except ValueError as error:
+            raise self.document.error(path, str(error)) from error
+
+    def check_key(self, key: _Node, path: Path) -> None:
+        child = (*path, key.text)
+        if not key.text:
+            raise self.document.error(child, "key is empty: expected a name", key=True)
+        if SURROGATE.search(key.text):
+            raise self.document.error(child, "key holds half a character: got a lone surrogate escape", key=True)
+        if key.plain and key.text == "<<":
+            remedy = "Write the keys out, or repeat a whole value with `&name` and `*name`"
+            raise self.document.error(child, f"merge key: YAML 1.2 has none. {remedy}", key=True)
+
+
+def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
+    """YAML's own complaint with its place, and what usually causes it in a pipeline."""
+    mark = error.problem_mark or error.context_mark
+    problem = str(error.problem or error.context)
+    context = f" {error.context}" if error.problem and error.context else ""
+    opened = _not_closed(error)
+    if "'\\t'" in problem:
+        message = "a tab where YAML wants spaces: indent with spaces only"
+    elif "character" in problem and "start any token" in problem:
+        message = f"not YAML: {problem}. Quote the value"
+    elif "mapping values are not allowed" in problem:
+        message = "not YAML: a second `: ` in one value, or a wrong indentation. Quote a value that holds `: `"
+    elif opened:
+        mark, message = error.context_mark, opened
+    elif "expected ',' or" in problem:
+        message = (
+            f"not YAML: {problem}{context}. In a flow-style {{…}} or […] quote a value that holds , [ ] {{ }} or :"
+        )
+    elif "found '<scalar>'" in problem:
+        message = (
+            "not YAML: text after a closing quote, a quote that is not closed on a line before, or a wrong "
+            "indentation. Quote the whole value, not its start"
+        )
+    elif "scanning a block scalar" in context:
+        message = "not YAML: a value that begins with > or |, which begins a text of several lines. Quote the value"
+    else:
+        message = f"not YAML: {problem}{context}"
+    return SpecError(located(file, _place_of(mark) if mark else Place(), (), message))
+
+
+def _not_closed(error: MarkedYAMLError) -> str:
+    """What to say of a bracket or quote that nothing closes; nothing where the error is within one line of it."""
+    start, met = error.context_mark, error.problem_mark
+    if start is None or met is None:
+        return ""
+    problem, context = str(error.problem), str(error.context)
+    if "end of stream" in problem and "quoted scalar" in context:
+        return f"not YAML: the quote here is not closed: got {_END}, expected another quote"
+    expected, _, got = problem.removeprefix("expected ").partition(", but got ")
+    got = {"'<scalar>'": "another value", "'<stream end>'": _END}.get(got, got)
+    if not problem.startswith("expected ',' or") or (start.line == met.line and got not in ("']'", "'}'", _END)):
+        return ""
+    bracket = "{" if "mapping" in context else "["
+    return (
+        f"not YAML: the {bracket} here is not closed: got {got} on line {met.line + 1}, expected {expected}. Close it, "
+        "put commas between its entries, or quote a value that holds , [ ] { } or :"
+    )

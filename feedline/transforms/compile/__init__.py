@@ -1,0 +1,1 @@
+"""Feature specs to one pass over a frame."""

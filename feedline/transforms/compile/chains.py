@@ -1,0 +1,270 @@
+"""How do a feature's source and its ops become one value: an expression, its type, and what is known of it?
+
+Runs in: every process that compiles features. Pure. Each beginning of a chain is built once, under the key that names
+it, whatever feature asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import polars as pl
+import pyarrow as pa
+
+from feedline.errors import ExpressionError, SpecError
+from feedline.expressions.column_parts import has_column, part_field, part_of
+from feedline.expressions.types import column_type, nearest
+from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.compile.fit_requests import Key, Origin, Place, Wants, fit_key
+from feedline.transforms.compile.group_types import finish
+from feedline.transforms.compile.shared import Stages, source_key
+from feedline.transforms.learning.learner import SEEN, Knowledge, Learning
+from feedline.transforms.ops import bind
+from feedline.transforms.ops.generated import row_expression
+from feedline.transforms.registry.op import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.registry.user_code import word
+from feedline.transforms.values.kinds import Lookup, Value
+
+
+def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -> str:
+    """`fill_null → [log1p]`: the feature's ops with one of them marked, or the group at the end.
+
+    An op over several columns stands first, as the place -1: `cartesian(a, b) → first_x`.
+    """
+    calls = [(-1, feature.op)] if feature.op is not None else []
+    shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
+    words = [
+        f"[{word(call)}]{shown.get(place, '')}" if place == marked else f"{word(call)}{shown.get(place, '')}"
+        for place, call in [*calls, *enumerate(feature.ops)]
+    ]
+    return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
+
+
+class Compiler:
+    """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
+
+    def __init__(self, schema: pa.Schema, knowledge: Knowledge, shared: frozenset[Key] = frozenset()) -> None:
+        self.schema = schema
+        self.stages = Stages(schema.names)
+        self._shared = shared
+        self.wants = Wants(knowledge)
+        self.seen: dict[str, bool | str] = {}  # by fit: which rows an op leaves out of what they are told
+        self._knowledge = knowledge
+        self.columns: set[str] = set()
+        self.fields: dict[str, pa.Field] = {}
+        self.types: dict[str, pl.DataType] = {}
+        self._built: dict[Key, Value] = {}
+        self._origins: dict[Key, Origin] = {}
+        self.lookups: dict[Key, tuple[Lookup, ...]] = {}
+        self.ids: dict[Key, int | None] = {}
+
+    def reads(self, key: Key) -> tuple[str, ...]:
+        """The columns, or parts of columns, that the value of that key is made of."""
+        return tuple(self._origins[key].types)
+
+    def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
+        """The finished value, the kind it had before it was finished, and the key of that."""
+        value, key = self.chain(feature)
+        try:
+            finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
+        except SpecError as error:
+            chain = chain_text(feature, end=feature.group)
+            raise OpError(feature.path, f"{feature.name}: {chain}: {error}") from None
+        self._built[(*key, feature.group)] = finished
+        if not self.lookups[key] and any(bound.measure == "oov_rate" for bound in feature.expect):
+            message = (
+                f"{feature.name}: {chain_text(feature)}: no op looks values up, so there is no oov_rate. Remove it"
+            )
+            raise OpError((*feature.path, "expect", "oov_rate"), message)
+        return finished, str(value.kind), key
+
+    def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
+        """The value behind the feature's last op, and what names it."""
+        value, key = self._source(feature)
+        if feature.ops:
+            value = self._weighted(value, key)
+        for index, call in enumerate(feature.ops):
+            try:
+                bound = bind(call)
+                before, key = key, (*key, bound.identity)
+                if key not in self._built:
+                    place = Place(
+                        feature=feature,
+                        chain=chain_text(feature),
+                        key=before,
+                        origin=self._origins[before],
+                        before=(replace(feature, ops=feature.ops[:index]),),
+                    )
+                    told, self._origins[key] = self._told(bound, [value], place)
+                    made = bound.apply(value, told)
+                    self.lookups[key] = (*self.lookups[before], *_own(made))
+                    self.ids[key] = self._ids(bound, told, key, [before])
+                    self._built[key] = self._made(made, key)
+            except OpError as error:
+                chain = chain_text(feature, marked=index)
+                raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
+            value = self._built[key]
+        return value, key
+
+    def _weighted(self, value: Value, key: Key) -> Value:
+        """A list of {id, weight} as ops take it, taken apart once."""
+        if value.weights is not None or (plain := value.plain()).weights is None:
+            return value
+        return self._built.setdefault((*key, "weighted"), self.stages.hold(plain))
+
+    def _made(self, value: Value, key: Key) -> Value:
+        """The value, held where several are made of it; and one with weights, whose ids and weights both are."""
+        return self.stages.hold(value) if key in self._shared or value.weights is not None else value
+
+    def _told(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Told, Origin]:
+        """What an op is told besides its values, and what its result is made of."""
+        if not bound.op.informed:
+            return UNTOLD, place.origin
+        artifact, origin = self.wants.artifact(bound, values, place)
+        learns = bound.op.learns
+        if artifact is None or learns is None:
+            return Told(artifact=artifact), origin
+        columns = learns.beside(bound.parameters)
+        if origin.depends != place.origin.depends:  # it is still to be learnt
+            self._beside(bound, learns, columns)
+        roles, key = learns.rows(bound.parameters), fit_key(bound, place)
+        seen = self._knowledge.seen(key) if roles else False
+        if roles:
+            self.seen[key] = seen
+        if not seen:
+            return Told(artifact=artifact), origin
+        beside = self._beside(bound, learns, {role: columns[role] for role in roles})
+        for role in beside:
+            self._read(columns[role], self._type(columns[role]))
+        if isinstance(seen, str):
+            beside[SEEN] = Value(expr=pl.col(seen), dtype=pl.Boolean())
+        return Told(artifact=artifact, beside=beside), origin
+
+    def _ids(self, bound: BoundOp, told: Told, key: Key, inputs: Sequence[Key]) -> int | None:
+        """How many ids an op's result may hold; not known while what it says is still to be learnt."""
+        missing = self._origins[key].depends
+        return None if missing else bound.op.ids(bound.parameters, told.artifact, [self.ids[name] for name in inputs])
+
+    def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
+        """Columns of the table that an op learns from, or is told of rows, by role. Raises OpError for a wrong one."""
+        try:
+            beside = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
+            learns.check(bound.parameters, beside)
+        except SpecError as error:
+            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
+        return beside
+
+    def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
+        if feature.op is not None:
+            return self._combined(feature, feature.op)
+        key = source_key(feature, feature.name)
+        if key not in self._built:
+            if feature.expr is not None:
+                value, read = self._expression(feature, feature.expr)
+            else:
+                name = str(key[1])
+                value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
+            self._built[key] = self._made(value, key)
+            self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
+            self.lookups[key], self.ids[key] = (), None
+        return self._built[key], key
+
+    def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
+        """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
+        inputs = [input_feature(feature, given) for given in feature.inputs]
+        made = [self.chain(given) for given in inputs]
+        try:
+            bound = bind(call)
+            key = (bound.identity, *(key for _, key in made))
+            if key not in self._built:
+                values = [self.stages.hold(self._weighted(value, key)) for value, key in made]
+                first, *others = (self._origins[key] for _, key in made)
+                place = Place(
+                    feature=feature,
+                    chain=chain_text(feature),
+                    key=tuple(key for _, key in made),
+                    origin=first.joined(others),
+                    before=tuple(inputs),
+                )
+                told, self._origins[key] = self._told(bound, values, place)
+                result = bound.combine(values, told)
+                before = [lookup for _, given in made for lookup in self.lookups[given]]
+                self.lookups[key] = (*before, *_own(result))
+                self.ids[key] = self._ids(bound, told, key, [given for _, given in made])
+                self._built[key] = self._made(result, key)
+        except OpError as error:
+            raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
+        return self._built[key], key
+
+    def _column_type(self, feature: FeatureSpec, name: str) -> pl.DataType:
+        """The type of a column that is read. Raises OpError."""
+        try:
+            dtype = self._type(name)
+        except SpecError as error:
+            raise OpError(feature.path, f"{feature.name}: {error}") from None
+        self._read(name, dtype)
+        return dtype
+
+    def _read(self, name: str, dtype: pl.DataType) -> None:
+        self.columns.add(name)
+        self.fields[name], self.types[name] = self.schema.field(name), dtype
+
+    def _type(self, name: str) -> pl.DataType:
+        """The type of a column of the table. Raises SpecError where there is none that Polars has."""
+        places = self.schema.get_all_field_indices(name)
+        if not places:
+            near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
+            if (part := part_of(name)) is not None and has_column(self.schema, part.column):
+                near = f". Write {{expr: '{name}'}} for a part of a column"
+            elif "*" in name:
+                near = ". There is no wildcard: write a range, such as C{1..26}, or a list, {columns: [C1, C2], ops: …}"
+            message = f"unknown column: got {name!r}, expected a column of the table{near}"
+        elif len(places) > 1:
+            message = f"the table has {len(places)} columns {name!r}"
+        elif name == "*" or (name.startswith("^") and name.endswith("$")):
+            message = f"the column {name!r} is named like a pattern of Polars: rename it to use it"
+        elif (dtype := column_type(self.schema.field(places[0]))) is None:
+            message = f"the column {name!r} has a type that Polars has not: {self.schema.field(places[0]).type}"
+        else:
+            return dtype
+        raise SpecError(message)
+
+    def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
+        """The value, and the parts of columns that it reads."""
+        place = (*feature.path, "expr")
+        try:
+            bound = row_expression(text, self.schema)
+        except ExpressionError as error:
+            raise OpError(place, f"{feature.name}: {error}") from None
+        for name in bound.parts:
+            if has_column(self.schema, name):
+                self._column_type(feature, name)
+            elif (part := part_of(name)) is not None and name not in self.types:
+                self.fields[name] = part_field(self.schema, part)
+                dtype = column_type(self.fields[name])
+                assert dtype is not None
+                self.types[name] = dtype
+        self.columns.update(bound.columns)
+        return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
+
+
+def _own(value: Value) -> tuple[Lookup, ...]:
+    return () if value.lookup is None else (value.lookup,)
+
+
+def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+    """An input of a feature as a feature of its own, for its chain and its errors."""
+    return FeatureSpec(
+        name=f"{feature.name} (input {given})",
+        group=feature.group,
+        column=given.column,
+        expr=given.expr,
+        ops=given.ops,
+        path=given.path or feature.path,
+    )
+
+
+def _some(names: Sequence[str], shown: int = 12) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest

@@ -1,0 +1,182 @@
+"""Which artifacts do the ops of some features need, which are there, and what has to be observed for the others?
+
+Runs in: every process that compiles features. Pure. A fit is named by the chain that leads to it and by its op, not by
+types: a table whose ids became wider is told so instead of being asked to fit anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedline.errors import SpecError
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.learning.learner import Artifact, Knowledge, Learner, Wanted
+from feedline.transforms.registry.op import BoundOp, OpError
+from feedline.transforms.values.kinds import Value
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a value is made of: the table's columns with their types, and the fits that are missing for it."""
+
+    types: Mapping[str, str]
+    depends: frozenset[str] = frozenset()
+
+    def joined(self, others: Sequence[Origin]) -> Origin:
+        """Of several values together."""
+        types = dict(self.types)
+        for other in others:
+            types |= other.types
+        return Origin(types=types, depends=self.depends.union(*(other.depends for other in others)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An op on its place: its feature, the chain for people, what names the chain, and what its values are made of.
+
+    before: its values as features of their own, without a group.
+    """
+
+    feature: FeatureSpec
+    chain: str
+    key: Key
+    origin: Origin
+    before: tuple[FeatureSpec, ...]
+
+
+class Wants:
+    """Collects what is known and what is wanted while features are compiled."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._wanted: dict[str, Wanted] = {}
+        self._streams: dict[str, dict[Key, tuple[FeatureSpec, ...]]] = {}
+        self.known: dict[str, str] = {}  # digests of the artifacts in use, for the fingerprint
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """What is missing, in the order of features."""
+        return tuple(
+            replace(
+                want,
+                streams=tuple(self._streams[key].values()),
+                depends=self._behind(want.depends),
+                behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
+            )
+            for key, want in self._wanted.items()
+        )
+
+    def _behind(self, keys: frozenset[str]) -> frozenset[str]:
+        """These fits and all that they wait for: what features share waits for what each of them has before it."""
+        found: set[str] = set()
+        left = list(keys)
+        while left:
+            if (key := left.pop()) not in found:
+                found.add(key)
+                left.extend(self._wanted[key].depends)
+        return frozenset(found)
+
+    def artifact(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Artifact | None, Origin]:
+        """The op's artifact, a blank one where it is still to be learnt; and what the op's result is made of.
+
+        Raises OpError.
+        """
+        try:
+            if bound.op.reads is not None:
+                reading = bound.op.reads(bound.parameters)
+                read = self._knowledge.read(reading)
+                self.known[reading.name] = read.digest
+                return read, place.origin
+            learner = bound.learner(values)
+            return (None, place.origin) if learner is None else self._fitted(bound, learner, place)
+        except OpError:
+            raise
+        except SpecError as error:
+            raise OpError(bound.path, f"{bound.op.name}: {error}") from None
+
+    def _fitted(self, bound: BoundOp, learner: Learner, place: Place) -> tuple[Artifact, Origin]:
+        assert bound.op.learns is not None
+        shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, place)
+        beside = bound.op.learns.beside(bound.parameters)
+        stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
+        prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
+        named = tuple(
+            replace(feature, name=f"{prefix}:{index}", group="observed", expect=())  # which is of finished values
+            for index, feature in enumerate(stream)
+        )
+        want = Wanted(
+            key=key,
+            feature=place.feature.name,
+            op=bound.identity,
+            chain=place.chain,
+            learner=learner,
+            types=dict(sorted(place.origin.types.items())),
+            streams=(named,),
+            depends=place.origin.depends,
+            behind=(_text(place.key),),
+            shared=shared is not None,
+        )
+        if key in self._behind(want.depends):
+            raise OpError(
+                bound.path,
+                f"{bound.op.name} cannot learn from what it makes itself: got the name {shared!r} again behind it in a "
+                f"chain, expected another one. Give one of them another name",
+            )
+        found = None if place.origin.depends else self._knowledge.fitted(want)
+        if found is not None:
+            self.known[key] = found.digest
+            return found, place.origin
+        self._add(bound, want, place.key)
+        return learner.blank(), Origin(types=place.origin.types, depends=place.origin.depends | {key})
+
+    def _add(self, bound: BoundOp, want: Wanted, chain: Key) -> None:
+        earlier = self._wanted.setdefault(want.key, want)
+        if earlier.learner != want.learner:
+            raise OpError(
+                bound.path,
+                f"{bound.op.name} cannot be shared by columns of different types: got {_types(want)} here and "
+                f"{_types(earlier)} in {earlier.feature}. Give them another name, or put a cast before it",
+            )
+        if earlier is not want:
+            depends = earlier.depends | want.depends
+            types = dict(sorted({**earlier.types, **want.types}.items()))
+            self._wanted[want.key] = replace(earlier, depends=depends, types=types)
+        self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
+
+
+def fit_key(bound: BoundOp, place: Place) -> str:
+    """What names the fit of an op that learns, in its place."""
+    assert bound.op.learns is not None
+    shared = bound.op.learns.name(bound.parameters)
+    return _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+
+
+def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
+    return FeatureSpec(name=name, group="observed", column=name, path=feature.path)
+
+
+def _types(want: Wanted) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in want.types.items())
+
+
+def shown_chain(name: str) -> str:
+    """What `Wanted.behind` names, for people: `item_id → modulo {"divisor":100}`."""
+    chain = json.loads(name)
+    if not chain or chain[0] not in ("column", "expr"):
+        return name
+    _, source, *ops = chain
+    return " → ".join([source, *(f"{op} {parameters}" for op, _, parameters in ops)])
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, separators=(",", ":"))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""Which features are null where one of their columns is? Asked of the features themselves, with rows made for it.
+
+Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and one row per column a
+null in it; the features are computed of them as of any rows. So the answer is right for every op, for expressions and
+for functions of the user's, without any of them saying how it treats nulls.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+
+from feedline.errors import DataError
+from feedline.expressions.types import (
+    BINARY,
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    DURATION,
+    FLOAT,
+    INTEGER,
+    STRING,
+    TIME,
+    TIMESTAMP,
+    inner_type,
+    instance,
+    kind,
+)
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+
+_PLAIN: dict[str, Any] = {
+    INTEGER: 1,
+    FLOAT: 1.0,
+    DECIMAL: Decimal(1),
+    BOOLEAN: True,
+    STRING: "1",
+    BINARY: b"1",
+    DATE: datetime.date(2026, 1, 1),
+    TIMESTAMP: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    TIME: datetime.time(12),
+    DURATION: datetime.timedelta(seconds=1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """A feature that a null in a column makes null. always: whatever its other columns hold; else for some rows."""
+
+    feature: str
+    column: str
+    always: bool
+
+
+def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Leak]:
+    """The features that cannot be encoded where one of these columns is null, in the features' order.
+
+    A feature of several columns leaks where it has a value for the plain row. One that cannot be computed of these rows
+    (they are no rows of the table) is not judged. Extra features may be null.
+    """
+    chosen = [
+        feature
+        for feature, output in zip(features.features, features.outputs, strict=True)
+        if output.group != "extra" and not set(output.reads).isdisjoint(columns)
+    ]
+    if not chosen:
+        return []
+    compiled = compile_features(chosen, features.schema, features.knowledge)
+    asked = [name for name in compiled.parts if name in columns]
+    frame = pl.DataFrame(
+        [
+            _probes(name, dtype, len(asked) + 1, asked.index(name) + 1 if name in asked else None)
+            for name, dtype in zip(compiled.parts, compiled.types, strict=True)
+        ]
+    )
+    # as rows that a fit has seen, and as rows that it has not, which may become something else
+    marked = [frame.with_columns(pl.lit(seen).alias(mark) for mark in compiled.marks) for seen in (True, False)]
+    outcomes = [_outcomes(compiled, rows) for rows in (marked if compiled.marks else [frame])]
+    found = []
+    for output, *nulls in zip(compiled.outputs, *outcomes, strict=True):
+        for row, name in enumerate(asked, start=1):
+            alone = output.reads == (name,)
+            leaks = [each[row] is True and (alone or each[0] is False) for each in nulls]
+            if name in output.reads and any(leaks):
+                found.append(Leak(feature=output.name, column=name, always=alone and all(leaks)))
+    return found
+
+
+def _probes(name: str, dtype: pl.DataType, rows: int, null: int | None) -> pl.Series:
+    plain = _plain(dtype)
+    try:
+        return pl.Series(name, [None if row == null else plain for row in range(rows)], dtype=dtype)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):  # a type without a plain value
+        return pl.Series(name, [None] * rows, dtype=dtype)
+
+
+def _plain(dtype: pl.DataType) -> Any:
+    match dtype:
+        case pl.List():
+            return [_plain(inner_type(dtype))]
+        case pl.Array(inner=inner, size=size):
+            return [_plain(instance(inner))] * size
+        case pl.Struct(fields=fields):
+            return {field.name: _plain(instance(field.dtype)) for field in fields}
+        case pl.Datetime(time_zone=None):
+            return _PLAIN[TIMESTAMP].replace(tzinfo=None)
+    return _PLAIN.get(kind(dtype))
+
+
+def _outcomes(compiled: CompiledFeatures, frame: pl.DataFrame) -> list[Sequence[bool | None]]:
+    """Per feature and row whether it is null there; None where it cannot be computed."""
+    try:
+        finished = compiled.apply(frame)
+    except DataError:  # one feature is enough: each by itself, then each row by itself
+        return [_outcome(compiled, frame, slice(place, place + 1)) for place in range(len(compiled.outputs))]
+    return [_is_null(finished.get_column(output.name)) for output in compiled.outputs]
+
+
+def _outcome(compiled: CompiledFeatures, frame: pl.DataFrame, feature: slice) -> Sequence[bool | None]:
+    try:
+        return _is_null(compiled.lazy(frame, feature).collect(engine="in-memory").to_series())
+    except (pl.exceptions.PolarsError, DataError):
+        if frame.height == 1:
+            return [None]
+    return [_outcome(compiled, frame.slice(row, 1), feature)[0] for row in range(frame.height)]
+
+
+def _is_null(series: pl.Series) -> list[bool]:
+    """Whether each row holds a null that cannot be encoded: a null list is an empty list, a null in one is a null."""
+    match series.dtype:
+        case pl.Struct():
+            fields = [_is_null(field) for field in series.struct.unnest()]
+            return [any(row) for row in zip(*fields, strict=True)]
+        case pl.List():
+            return [value is not None and bool(value.null_count()) for value in series]
+        case pl.Array():
+            return [value is None or bool(value.null_count()) for value in series]
+    return series.is_null().to_list()

@@ -1,0 +1,97 @@
+"""Which values on their way do several features need, and in what order are they computed so that each is once?
+
+Runs in: every process that compiles features. Pure. Polars finds equal parts of expressions by itself, but in none that
+holds a `list.eval`. So what is needed more than once becomes a column of its own, held for those that need it: in
+levels, as one may be made of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from feedline.spec.features import FeatureInput, FeatureSpec
+from feedline.transforms.compile.fit_requests import Key
+from feedline.transforms.ops import bind
+from feedline.transforms.registry.op import OpError
+from feedline.transforms.values.kinds import Value
+
+Levels = tuple[tuple[pl.Expr, ...], ...]
+
+
+def source_key(source: FeatureSpec | FeatureInput, name: str) -> Key:
+    """What names a column or an expression as the beginning of a chain."""
+    return ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
+
+
+def shared_keys(features: Iterable[FeatureSpec]) -> frozenset[Key]:
+    """What names the values behind a source or an op from which several others are made."""
+    after: dict[Key, set[Key]] = {}
+    for feature in features:
+        try:
+            _walk(feature, after)
+        except OpError:  # building it says what is wrong, and where
+            continue
+    return frozenset(key for key, made in after.items() if len(made) > 1)
+
+
+def _walk(feature: FeatureSpec, after: dict[Key, set[Key]]) -> None:
+    if feature.op is None:
+        key = source_key(feature, feature.name)
+    else:
+        starts = [source_key(given, feature.name) for given in feature.inputs]
+        inputs = [
+            _extended(start, [bind(call).identity for call in given.ops], after)
+            for start, given in zip(starts, feature.inputs, strict=True)
+        ]
+        key = (bind(feature.op).identity, *inputs)
+        for given in inputs:
+            after.setdefault(given, set()).add(key)
+    _extended(key, [*(bind(call).identity for call in feature.ops), feature.group], after)
+
+
+def _extended(key: Key, steps: Iterable[object], after: dict[Key, set[Key]]) -> Key:
+    for step in steps:
+        longer = (*key, step)
+        after.setdefault(key, set()).add(longer)
+        key = longer
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    expr: pl.Expr
+    level: int
+
+
+class Stages:
+    """The columns that are computed before the features, each once."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = frozenset(taken)
+        self._held: dict[str, _Held] = {}
+
+    def hold(self, value: Value) -> Value:
+        """The value as one of columns that are computed once. What is a column already stays as it is."""
+        weights = None if value.weights is None else self._column(value.weights)
+        return replace(value, expr=self._column(value.expr), weights=weights)
+
+    def _column(self, expr: pl.Expr) -> pl.Expr:
+        if expr.meta.is_column():
+            return expr
+        name = f"__held_{len(self._held)}"
+        while name in self._taken:
+            name = f"_{name}"
+        level = max((self._held[root].level + 1 for root in expr.meta.root_names() if root in self._held), default=0)
+        self._held[name] = _Held(expr.alias(name), level)
+        return pl.col(name)
+
+    @property
+    def levels(self) -> Levels:
+        """What is computed first, second, and so on."""
+        deepest = max((held.level for held in self._held.values()), default=-1)
+        return tuple(
+            tuple(held.expr for held in self._held.values() if held.level == level) for level in range(deepest + 1)
+        )

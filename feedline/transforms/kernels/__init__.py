@@ -1,0 +1,1 @@
+"""Functions of numpy arrays to numpy arrays, without any op or feature."""

@@ -1,0 +1,211 @@
+"""At which row of a table does a key stand, be it a number, a string or several of them?
+
+Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are made
+once per process (`lookup`). A key of several columns is one number: that of its values, each numbered in its column.
+Integers are numbered by how far they lie above the smallest, as long as the numbers of all columns fit one word; other
+integers, and strings, are looked up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BINARY, INTEGER, STRING, kind, spoken
+from feedline.transforms.kernels.hash_table import CuckooTable, DirectTable, StringTable, integer_table
+
+Places = npt.NDArray[np.int64]
+
+_ROW = "\0row"
+_WORD = 2**64 - 1
+_MOST_NUMBERS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column's values, numbered from 1; 0 stands for what is none of them.
+
+    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    """
+
+    dtype: pl.DataType
+    table: DirectTable | CuckooTable | StringTable
+    null: int
+
+    def find(self, series: pl.Series) -> Places:
+        """int64 [N], 0 where a value is unknown."""
+        out = np.zeros(len(series), dtype=np.int64)
+        nulls = series.null_count()
+        if isinstance(self.table, StringTable):
+            self.table.find(series if series.dtype == self.dtype else series.cast(self.dtype), out)
+        else:
+            filled = series.fill_null(0) if nulls else series
+            self.table.find(filled.cast(self.dtype).to_numpy(), out)
+        if nulls:
+            out[series.is_null().to_numpy()] = self.null
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One column's integers, numbered from 1 by their distance from the `smallest`; `span`: the largest's number.
+
+    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    """
+
+    dtype: pl.DataType
+    smallest: int
+    span: int
+    null: int
+
+    @classmethod
+    def of(cls, values: pl.Series) -> _Span:
+        """Of a column with at least one integer."""
+        least, most = values.min(), values.max()
+        assert isinstance(least, int)
+        assert isinstance(most, int)
+        span = most - least + 1
+        return cls(values.dtype, least, span, span + 1 if values.null_count() else 0)
+
+    @property
+    def size(self) -> int:
+        """The largest number."""
+        return max(self.span, self.null)
+
+    def find(self, series: pl.Series) -> Places:
+        """int64 [N], 0 where a value is beyond all."""
+        nulls = series.null_count()
+        filled = series.fill_null(0) if nulls else series
+        words = filled.cast(self.dtype).to_numpy().view(np.uint64) - np.uint64((self.smallest - 1) & _WORD)
+        np.multiply(words, words <= np.uint64(self.span), out=words)
+        if nulls:
+            words[series.is_null().to_numpy()] = self.null
+        return words.view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """Keys of some columns; `rows`: of the table, those that are found, in the order of their numbers less 1.
+
+    sizes: the largest number of each column; `whole`: of keys of several columns, their numbers.
+    """
+
+    columns: tuple[_Column | _Span, ...]
+    rows: Places
+    sizes: tuple[int, ...]
+    whole: DirectTable | CuckooTable | None
+
+    def find(self, keys: Sequence[pl.Series]) -> Places:
+        """1 + the place in `rows` of each key, int64 [N]; 0 where there is none."""
+        found = [column.find(series) for column, series in zip(self.columns, keys, strict=True)]
+        if self.whole is None:
+            return found[0]
+        words = _words(found, self.sizes)
+        out = np.zeros(len(words), dtype=np.int64)
+        self.whole.find(words, out)  # that of a key with an unknown value is none of the table's
+        return out
+
+
+def key_index(
+    keys: pl.DataFrame,
+    dtypes: Sequence[pl.DataType],
+    duplicates: Literal["error", "first", "none"],
+    name: str,
+    *,
+    nulls: bool = False,
+) -> KeyIndex:
+    """An index of a table's keys for values of `dtypes`.
+
+    `nulls`: null is a value like others; else rows with a null key are left out, and nulls are found nowhere. Raises
+    SpecError where a column and its values are not both integers, strings or binary values, and, unless the `first` row
+    of a key is to count, where a key stands in two rows (`none`: it is known that none does). `name`: of the table, for
+    messages.
+    """
+    fitting = [
+        _fitting(keys[column], dtype, name).alias(column) for column, dtype in zip(keys.columns, dtypes, strict=True)
+    ]
+    lost = [made.is_null() & (keys[made.name].is_not_null() | (not nulls)) for made in fitting]
+    frame = pl.DataFrame(fitting).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
+    frame = frame.filter(~pl.any_horizontal(lost))
+    alone = len(keys.columns) == 1
+    distinct = frame if duplicates == "none" else frame.unique(keys.columns, keep="first", maintain_order=True)
+    if alone:
+        distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # the number of null is the last one
+    if distinct.height != frame.height and duplicates == "error":
+        raise SpecError(_duplicate(frame, keys.columns, name))
+    columns, sizes = _numbered(distinct.drop(_ROW), name)
+    whole = None
+    if len(columns) > 1:
+        words = _words([column.find(distinct[name]) for column, name in zip(columns, keys.columns, strict=True)], sizes)
+        whole = integer_table(words, np.arange(1, len(words) + 1, dtype=np.int64))
+    return KeyIndex(tuple(columns), distinct[_ROW].to_numpy(), sizes, whole)
+
+
+def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
+    """A key column in the type in which values of `dtype` are looked up; null where no value can be equal to it."""
+    stored, given = kind(spoken(column.dtype)), kind(spoken(dtype))
+    if stored != given or stored not in (INTEGER, STRING, BINARY):
+        raise SpecError(
+            f"keys must be integers or strings on both sides: got {given} ({dtype}) here and {stored} ({column.dtype}) "
+            f"in column {column.name!r} of {name}. Put a cast before it"
+        )
+    if stored != INTEGER:
+        return column.cast(pl.String if stored == STRING else pl.Binary)
+    wide = pl.UInt64() if dtype == pl.UInt64() else pl.Int64()
+    return column.cast(wide, strict=False)
+
+
+def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_Column | _Span], tuple[int, ...]]:
+    """How the values of each column are numbered, and the largest number of each."""
+    if distinct.width == 1:
+        return [_column(distinct.to_series())], (distinct.height,)
+    sizes = [series.n_unique() for series in distinct]
+    columns: list[_Column | _Span | None] = [None] * len(sizes)
+    for index, series in enumerate(distinct):
+        if series.dtype.is_integer() and series.count():
+            span = _Span.of(series)
+            others = [size + 1 for place, size in enumerate(sizes) if place != index]
+            if math.prod(others, start=span.size + 1) < _MOST_NUMBERS:
+                columns[index], sizes[index] = span, span.size
+    if math.prod(size + 1 for size in sizes) >= _MOST_NUMBERS:
+        raise SpecError(f"{name} has too many keys: got columns of {sizes} values, expected fewer than 2^63 together")
+    looked_up = [
+        _column(series.unique(maintain_order=True)) if column is None else column
+        for series, column in zip(distinct, columns, strict=True)
+    ]
+    return looked_up, tuple(sizes)
+
+
+def _column(values: pl.Series) -> _Column:
+    null = len(values) if values.null_count() else 0
+    values = values.drop_nulls().rechunk()
+    if not values.dtype.is_integer():
+        return _Column(values.dtype, StringTable.of(values, 1), null)
+    numbers = np.arange(1, len(values) + 1, dtype=np.int64)
+    return _Column(values.dtype, integer_table(values.to_numpy(), numbers), null)
+
+
+def _words(numbers: Sequence[Places], sizes: Sequence[int]) -> Places:
+    """One number for each key of several columns."""
+    words = numbers[0].copy()
+    for more, size in zip(numbers[1:], sizes[1:], strict=True):
+        np.multiply(words, size + 1, out=words)
+        np.add(words, more, out=words)
+    return words
+
+
+def _duplicate(frame: pl.DataFrame, columns: Sequence[str], name: str) -> str:
+    found = frame.group_by(columns, maintain_order=True).agg(pl.col(_ROW)).filter(pl.col(_ROW).list.len() > 1)
+    *key, rows = found.row(0)
+    shown = ", ".join(f"{column} {value!r}" for column, value in zip(columns, key, strict=True))
+    return (
+        f"{name} has {len(found):,} keys in several rows: got {shown} in rows {rows[0]:,} and {rows[1]:,}, expected "
+        "each key once. Make its keys unique, or write `duplicates: first`"
+    )

@@ -1,0 +1,1 @@
+"""Mergeable statistics, and what becomes of them."""

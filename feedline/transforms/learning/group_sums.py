@@ -1,0 +1,245 @@
+"""What are the count, the exact sums, the least and the greatest of many groups' values, in whatever order they come?
+
+Runs on the workers that fit. Pure. A group's sum is kept in the bins of `exact_sums`, as rows of a state: group, bin,
+units of the bin. Adding up units by group and bin merges states, so that nothing depends on the order or on where a
+table was cut. A small integer lies in bin 0 alone, beside the count: one row per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BOOLEAN, NUMBERS
+from feedline.transforms.learning.exact_sums import (
+    BIN_BITS,
+    Bins,
+    normal_groups,
+    rounded,
+    rounded_groups,
+    units_of_each,
+)
+from feedline.transforms.values.kinds import Value
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
+_IN_ONE_WORD = 2.0**62
+_CARRIED = 2**48  # units above are carried into the next bin: 2**15 such states add up in int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSums:
+    """States of groups named by the columns `by`; squares, extremes: whether these are kept, too."""
+
+    by: tuple[str, ...]
+    squares: bool = False
+    extremes: bool = False
+
+    def observe(self, groups: pl.DataFrame, values: pl.Series | None) -> pl.DataFrame:
+        """The state after some rows: the columns `by`, and a number without nulls, NaN and infinities for each.
+
+        Without `values` rows are counted.
+        """
+        count = pl.len().cast(pl.Int64).alias(_COUNT)
+        if values is None:
+            return self._state(groups.group_by(*self.by).agg(count))
+        # every bin of every sum as a column: one pass over the groups serves all
+        numbers = values.to_numpy()
+        units = {
+            f"{name} {place}": column
+            for name in self._sums
+            for place, column in units_of_each(numbers, squares=name == _SQUARES).items()
+        }
+        frame = groups.with_columns(pl.Series(*item) for item in units.items())
+        asked = [count, *(pl.col(name).sum() for name in units)]
+        if self.extremes:
+            if values.dtype.is_float():
+                values = pl.Series(numbers + 0.0)  # of 0 and -0 the first met would stay
+            frame = frame.with_columns(values.alias(_LEAST), values.alias(_MOST))
+            asked += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
+        found = frame.group_by(*self.by).agg(asked)
+        states = []
+        for place in sorted({0, *(int(name.split()[1]) for name in units)}):
+            here = {name: f"{name} {place}" for name in self._sums if f"{name} {place}" in units}
+            some = found.select(
+                *self.by,
+                pl.lit(place, pl.Int32).alias(_BIN),
+                *((_COUNT, *((_LEAST, _MOST) if self.extremes else ())) if place == 0 else ()),
+                *(pl.col(column).alias(name) for name, column in here.items()),
+            )
+            if place:
+                some = some.filter(pl.any_horizontal(pl.col(*here) != 0))
+            states.append(self._state(some))
+        return pl.concat(states, rechunk=False)
+
+    def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """The state after the rows of all."""
+        merged = self._added(pl.concat(states, rechunk=False))
+        for name in self._sums:
+            units = pl.col(name)
+            if merged.select((units.abs() >= _CARRIED).any()).item():
+                low = ((units + 2 ** (BIN_BITS - 1)) & (2**BIN_BITS - 1)) - 2 ** (BIN_BITS - 1)
+                above = merged.select(*self.by, pl.col(_BIN) + 1, ((units - low) // 2**BIN_BITS).alias(name))
+                kept = merged.with_columns(low.alias(name))
+                merged = self._added(pl.concat([kept, self._state(above.filter(units != 0))]))
+        return merged
+
+    @property
+    def _sums(self) -> tuple[str, ...]:
+        return (_SUM, _SQUARES) if self.squares else (_SUM,)
+
+    def _state(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with all columns of a state; those that it lacks are 0, or null for extremes."""
+        numbers = {_BIN: pl.Int32(), _COUNT: pl.Int64(), **dict.fromkeys(self._sums, pl.Int64())}
+        others = dict.fromkeys((_LEAST, _MOST), pl.Float64()) if self.extremes else {}
+        lacking = [pl.lit(0, dtype).alias(name) for name, dtype in numbers.items() if name not in frame.columns]
+        lacking += [pl.lit(None, dtype).alias(name) for name, dtype in others.items() if name not in frame.columns]
+        return frame.with_columns(lacking).select(*self.by, *numbers, *others)
+
+    def _added(self, frame: pl.DataFrame) -> pl.DataFrame:
+        sums = [pl.col(name).sum() for name in (_COUNT, *self._sums)]
+        extremes = [pl.col(_LEAST).min(), pl.col(_MOST).max()] if self.extremes else []
+        return frame.group_by(*self.by, _BIN).agg(*sums, *extremes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbered:
+    """A merged state, its groups numbered by some of the columns that name them, in their order.
+
+    groups: those columns, a row for each. of_row: the group of each row of `state`.
+    """
+
+    groups: pl.DataFrame
+    state: pl.DataFrame
+    of_row: Integers
+
+    @classmethod
+    def by(cls, state: pl.DataFrame, names: Sequence[str]) -> Numbered:
+        """The groups of a state, by the columns `names`."""
+        state = state.sort(*names)
+        keys = state.select(names)
+        new = np.ones(state.height, np.bool_)
+        if state.height > 1:
+            changes = [(keys[name][1:] != keys[name][:-1]).to_numpy() for name in names]
+            new[1:] = np.logical_or.reduce(changes)
+        return cls(groups=keys.filter(pl.Series(new)), state=state, of_row=np.cumsum(new) - 1)
+
+    def counts(self, chosen: pl.Series | None = None) -> Integers:
+        """How many values each group has, of some of the state's rows."""
+        of_row, counts = self._chosen(_COUNT, chosen)
+        return _added(of_row, counts, self.groups.height)
+
+    def sums(self, chosen: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
+        """The sum of each group's values, of some of the state's rows, as float64, and what is missing to it."""
+        of_row, units = self._chosen(_SQUARES if squares else _SUM, chosen)
+        _, bins = self._chosen(_BIN, chosen)
+        if (
+            not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        ):  # integers, mostly: no need to carry
+            found = _added(of_row, units, self.groups.height)
+            high = found.astype(np.float64)
+            return high, (found - high.astype(np.int64)).astype(np.float64)
+        return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
+
+    def without(self, parts: Sequence[Integers]) -> Iterator[tuple[Integers, Floats]]:
+        """Counts and sums of each group's values, as `counts` and `sums` have them, without each of some rows [part].
+
+        What stands in a part is taken away from the whole in integers, so that nothing is rounded on the way.
+        """
+        counts, (units, bins) = self.counts(), (self.state[name].to_numpy() for name in (_SUM, _BIN))
+        every, number = self.state[_COUNT].to_numpy(), self.groups.height
+        plain = not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        whole = _added(self.of_row, units, number) if plain else None
+        of_group, of_bin, of_units = normal_groups(self.of_row, bins.astype(np.int64), units)
+        for part in parts:
+            left = counts - _added(self.of_row[part], every[part], number)
+            if whole is not None:
+                yield left, (whole - _added(self.of_row[part], units[part], number)).astype(np.float64)
+                continue
+            joined = (
+                np.concatenate((of_group, self.of_row[part])),
+                np.concatenate((of_bin, bins[part].astype(np.int64))),
+                np.concatenate((of_units, -units[part])),
+            )
+            yield left, rounded_groups(*joined, number)[0]
+
+    def extremes(self) -> tuple[Floats, Floats]:
+        """The least and the greatest of each group's values."""
+        first = np.flatnonzero(np.diff(self.of_row, prepend=-1))
+        least, most = (self.state[name].to_numpy() for name in (_LEAST, _MOST))
+        return np.fmin.reduceat(least, first), np.fmax.reduceat(most, first)
+
+    def variances(self, groups: Integers) -> list[float]:
+        """The unbiased variance of some groups of two values or more, each worked out in whole numbers."""
+        chosen = np.isin(self.of_row, groups)
+        rows = self.state.filter(pl.Series(chosen)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
+        # sums may have lost bins that squares have
+        lowest = min((min(place, place // 2) for place, _, _, _ in rows), default=0)
+        counts, sums, squares = ([0] * len(groups) for _ in range(3))
+        for at, (place, count, units, of_squares) in zip(
+            np.searchsorted(groups, self.of_row[chosen]).tolist(), rows, strict=True
+        ):
+            counts[at] += count
+            sums[at] += units << BIN_BITS * (place - lowest) if units else 0
+            squares[at] += of_squares << BIN_BITS * (place - 2 * lowest) if of_squares else 0
+        unit = Fraction(2) ** (2 * BIN_BITS * lowest)  # a square is a multiple of the square of a value's unit
+        return [
+            rounded(Fraction(count * square - total**2, count * (count - 1)) * unit)
+            for count, total, square in zip(counts, sums, squares, strict=True)
+        ]
+
+    def _chosen(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
+        column = self.state[name].to_numpy()
+        return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
+
+
+def _added(groups: Integers, numbers: Integers, count: int) -> Integers:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, groups, numbers)
+    return found
+
+
+def check_numbers(value: Value, what: str, column: str) -> None:
+    """Raises SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
+    if value.kind.listed or value.kind.element not in NUMBERS | {BOOLEAN}:
+        raise SpecError(
+            f"{what} must be a column of numbers or booleans: got {column!r} of {value.kind}s, expected integers, "
+            "floats, decimals or booleans. Name another column"
+        )
+
+
+def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
+
+    Integers and booleans as integers, others as floats.
+    """
+    dtype = series.dtype
+    if not dtype.is_integer() and dtype != pl.Float32:
+        series = series.cast(pl.Int64 if dtype == pl.Boolean else pl.Float64)
+    known = series.is_not_null() if series.null_count() else None
+    if series.dtype.is_float():
+        known = series.is_finite().fill_null(value=False)
+        known = None if known.all() else known
+    values = series.fill_null(0) if series.null_count() else series
+    return values.to_numpy(), None if known is None else known.to_numpy()
+
+
+def total(state: pl.DataFrame) -> tuple[int, Bins]:
+    """How many values some rows of a state stand for, and their sum."""
+    found = state.group_by(_BIN).agg(
+        pl.col(_COUNT).sum(), (pl.col(_SUM) // 2**BIN_BITS).sum().alias("high"), (pl.col(_SUM) % 2**BIN_BITS).sum()
+    )
+    count, bins = 0, {}
+    for place, values, high, low in found.select(_BIN, _COUNT, "high", _SUM).rows():
+        count += values
+        bins[place] = (high << BIN_BITS) + low
+    return count, bins

@@ -1,0 +1,188 @@
+"""Ops that cross several columns: hashed_cross, cartesian, positive_intersect.
+
+Built in every process, run on the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pydantic import Field
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BINARY, INTEGER, STRING, describe
+from feedline.hashing import Words, bucket_crosses, digest, scattered
+from feedline.transforms.kernels.matching import members
+from feedline.transforms.ops.dense import widened
+from feedline.transforms.registry.op import MAX_INT, Input, Parameters, example_of_several, op, same_ids
+from feedline.transforms.values.arrays import BLOCK_VALUES
+from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.ragged import (
+    Mask,
+    Ragged,
+    either,
+    filtered,
+    lists_of,
+    over_columns,
+    ragged,
+    widened_list,
+)
+
+LEFT = Input(name="ids", takes=frozenset({INTEGER}), lists="only")
+RIGHT = Input(name="others", takes=frozenset({INTEGER}), lists="only")
+
+
+class Cross(Parameters):
+    """Parameters of hashed_cross and cartesian."""
+
+    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+
+
+@op(
+    ids=lambda parameters, *_: parameters.buckets,
+    inputs=(
+        Input(name="first", takes=frozenset({INTEGER, STRING, BINARY}), lists="never"),
+        Input(name="second", takes=frozenset({INTEGER, STRING, BINARY}), lists="never"),
+    ),
+    repeats=True,
+    gives="int64",
+    parameters=Cross,
+    examples=(
+        example_of_several(
+            "hashed_cross",
+            1000,
+            [(pl.Int64(), [1, 2, 1, None]), (pl.String(), ["a", "a", "b", "a"])],
+            [85, 564, 177, None],
+        ),
+    ),
+)
+def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
+    """One id for the values of several columns together, by a hash that is the same on every machine and version.
+
+    With mix, the hash of an integer and the sum over a string as hash_bucket defines them, modulo 2^64, and
+    G = 0x9E3779B97F4A7C15:
+
+    - `h[i] = mix(v[i] + G)` of column i = 1 … n, where v is the integer, or the integer whose hash is the string's
+    - `hash` of the integer `h[1] * G^(n-1) + h[2] * G^(n-2) + … + h[n]`, with the seed
+    - bucket: `hash mod buckets`
+
+    The order of the columns matters. A null in any of them gives a null. What `HashedCross` does in NVTabular, by
+    another hash.
+    """
+    columns = [widened(x) if x.kind.element == INTEGER else x for x in inputs]
+
+    def run(*held: pl.Series) -> pl.Series:
+        rows = len(held[0])
+        out = np.empty(rows, dtype=np.int64)
+        words = [_words(series) for series in held]
+        for start in range(0, rows, BLOCK_VALUES):
+            block = [scattered(column[start : start + BLOCK_VALUES]) for column in words]
+            bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
+        missing = either([series.is_null().to_numpy() for series in held if series.null_count()])
+        return pl.Series(pa.array(out, mask=missing))
+
+    return Value(expr=over_columns([x.expr for x in columns], run, pl.Int64()), dtype=pl.Int64())
+
+
+def _words(series: pl.Series) -> Words:
+    """Each value as the 64 bits that are hashed; whatever stands under a null means nothing."""
+    if not series.dtype.is_integer():
+        return digest(series.rechunk())
+    filled = series.fill_null(0) if series.null_count() else series
+    words: Words = filled.rechunk().to_numpy().view(np.uint64)
+    return words
+
+
+@op(
+    ids=lambda parameters, *_: parameters.buckets,
+    inputs=(LEFT, RIGHT),
+    gives="lists of int64",
+    parameters=Cross,
+    examples=(
+        example_of_several(
+            "cartesian",
+            1000,
+            [(pl.List(pl.Int64()), [[1, 2], [1], [], None]), (pl.List(pl.Int64()), [[5, 6], [6, None], [5], [5]])],
+            [[689, 435, 920, 864], [435, None], [], None],
+        ),
+    ),
+)
+def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
+    """An id for each pair of an id of the first list and one of the second: as many as the product of their lengths.
+
+    The pairs of the first list's first id come first. The id of a pair is its hash, as hashed_cross defines it. A pair
+    with a null is null; a null list gives a null list. Long lists give very long ones: keep the first ids of each, with
+    `inputs: [{column: a, ops: [{first_x: 10}]}, …]`. The papers name the op only.
+    """
+    left, right = (widened_list(x) for x in inputs)
+
+    def run(first: pl.Series, second: pl.Series) -> pl.Series:
+        mine, other = ragged(first), ragged(second)
+        ours, theirs = mine.lengths, other.lengths
+        each = np.repeat(theirs, ours)  # how many pairs each of our ids is in
+        ends = np.cumsum(each)
+        begins = ends - each
+        total = int(ends[-1]) if len(ends) else 0
+        places = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
+        words = [np.repeat(scattered(mine.values), each), scattered(other.values)[places]]
+        out = np.empty(total, dtype=np.int64)
+        for start in range(0, total, BLOCK_VALUES):
+            block = [word[start : start + BLOCK_VALUES] for word in words]
+            bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
+        holes = either(
+            [
+                None if mine.holes is None else np.repeat(mine.holes, each),
+                None if other.holes is None else other.holes[places],
+            ]
+        )
+        offsets = np.concatenate(([0], np.cumsum(ours * theirs)))
+        return lists_of(out, offsets, holes=holes, absent=either([mine.absent, other.absent]))
+
+    dtype = pl.List(pl.Int64())
+    return Value(expr=over_columns([left.expr, right.expr], run, dtype), dtype=dtype)
+
+
+@op(
+    ids=same_ids,
+    inputs=(
+        Input(name="ids", takes=frozenset({INTEGER}), lists="only", weighted=True),
+        Input(name="others", takes=frozenset({INTEGER}), lists="only", weighted=True),
+    ),
+    gives="lists of the first column's ids as int64 (uint64 where it is)",
+    examples=(
+        example_of_several(
+            "positive_intersect",
+            None,
+            [(pl.List(pl.Int64()), [[1, 2, 1, 3], [4], [], None]), (pl.List(pl.Int64()), [[1, 3], [5], [5], [5]])],
+            [[1, 1, 3], [], [], None],
+        ),
+    ),
+)
+def positive_intersect(inputs: Sequence[Value], _: Parameters) -> Value:
+    """The ids of the first list that stand in the second one, too.
+
+    They keep their order, their repetitions and their weights. Nulls are equal to nothing and left out; a null list
+    gives a null list. The papers name the op only.
+    """
+    left, right = same_type([widened_list(x) for x in inputs])
+
+    def kept(mine: Ragged, other: Ragged) -> Mask:
+        mask = np.ones(len(mine.values), dtype=np.bool_) if mine.holes is None else ~mine.holes
+        mask[mask] = members(mine.filled(), other.filled())
+        return mask
+
+    return filtered(left, kept, right.expr)
+
+
+def same_type(lists: Sequence[Value]) -> Sequence[Value]:
+    """The lists, whose ids can be compared. Raises SpecError for int64 beside uint64."""
+    if len({str(x.dtype) for x in lists}) > 1:
+        got = " and ".join(describe(x.dtype) for x in lists)
+        remedy = "Cast one of them: `inputs: [{column: a, ops: [{cast: uint64}]}, …]`"
+        raise SpecError(f"ids must be of one type to be compared: got {got}. {remedy}")
+    return lists

@@ -1,0 +1,183 @@
+"""Ops that look vectors up in an array: embedding.
+
+Built in every process, run on the workers. The array is opened once per process and read block by block (`external`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+
+from feedline.errors import DataError, SpecError
+from feedline.expressions.types import INTEGER, STRING
+from feedline.spec.sections import Bytes
+from feedline.transforms.kernels.key_index import key_index
+from feedline.transforms.learning.learner import Artifact, Reading
+from feedline.transforms.registry.op import Parameters, example, op
+from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.kinds import Value, element_type
+from feedline.transforms.values.lookup_counts import watched
+from feedline.transforms.values.ragged import Ragged, over_flat, ragged, vectors_of
+
+Text = Annotated[str, Field(min_length=1)]
+Floats = npt.NDArray[np.float32]
+
+# Numbers that are pooled at a time, 16 MiB of them: 32,768 lists of 20 ids and 64 numbers each would be 160 MiB.
+_POOLED_VALUES = 2**22
+_ARRAY = {"array": ((0.5, 1.0), (1.5, 2.0))}
+
+
+class Embedding(Parameters):
+    """Parameters of embedding."""
+
+    array: Annotated[Text, Field(description="A zarr array [ids, width]: a path or URI of its folder.")]
+    ids: Annotated[
+        Text | None, Field(description="The id of each row, a zarr array or Parquet; null: the id is the row's number.")
+    ] = None
+    ids_column: Annotated[Text, Field(description="The column of the ids, where they are Parquet.")] = "id"
+    pooling: Annotated[
+        Literal["mean", "sum"] | None, Field(description="What a list of ids becomes; without it, lists are an error.")
+    ] = None
+    missing: Annotated[
+        Literal["zero", "error"], Field(description="What an id becomes that the array has not: zeros, or an error.")
+    ] = "zero"
+    max_memory: Annotated[
+        Bytes, Field(exclude=True, description="Memory of what is kept of the array, per process, at most.")
+    ] = 2**30  # it changes no value, so it is left out of fingerprints
+
+
+class Rows(Protocol):
+    """The array's rows, by their numbers."""
+
+    rows: int
+    width: int
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Floats:
+        """float32 [n, width] for the row numbers [n]."""
+        ...
+
+
+def _reading(parameters: Embedding) -> Reading:
+    options = json.dumps({"ids": parameters.ids, "ids_column": parameters.ids_column})
+    return Reading(kind="zarr", uri=parameters.array, options=options, max_memory=parameters.max_memory)
+
+
+def _unread() -> Rows:
+    raise AssertionError("an embedding's array was not opened")
+
+
+@op(
+    takes={INTEGER, STRING},
+    lists="whole",
+    gives="a vector of float32, as wide as the array",
+    parameters=Embedding,
+    reads=_reading,
+    examples=(
+        example(
+            "embedding",
+            "items.zarr",
+            pl.Int64(),
+            [1, 0, 2, None],
+            [[1.5, 2.0], [0.5, 1.0], [0.0, 0.0], [0.0, 0.0]],
+            _ARRAY,
+        ),
+        example(
+            "embedding",
+            {"array": "items.zarr", "pooling": "mean"},
+            pl.List(pl.Int32()),
+            [[0, 1], [1, 9], [], None],
+            [[1.0, 1.5], [1.5, 2.0], [0.0, 0.0], [0.0, 0.0]],
+            _ARRAY,
+        ),
+    ),
+)
+def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[str, Value]) -> Value:
+    """Replaces an id by its row of a zarr array of two dimensions, as a vector.
+
+    An id is the row's number, counted from 0, or, with `ids`, what that says of the row: integers or strings, each
+    once. An id that the array has not, and a null, becomes zeros, or an error. With `pooling` a list becomes the sum or
+    the mean of its ids' rows, without those that are missing; of an empty or null list, zeros. Chunks that lie
+    uncompressed in local files are mapped, others decoded and kept up to `max_memory`.
+    """
+    if x.kind.listed and parameters.pooling is None:
+        raise SpecError(f"a list of ids needs pooling: got {x.kind}. Write `pooling: mean` or `pooling: sum`")
+    if not x.kind.listed and parameters.pooling is not None:
+        raise SpecError(f"pooling is of lists: got {x.kind}. Leave pooling out")
+    rows: Rows = artifact.made("rows", _unread)
+    numbers = _numbering(element_type(x.dtype), parameters, artifact, rows)
+    dtype = pl.Array(pl.Float32(), rows.width)
+    mean = parameters.pooling == "mean"
+
+    def gathered(found: pl.Series) -> pl.Series:
+        return vectors_of(_pooled(rows, ragged(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
+
+    places = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else mapped(x.expr, numbers, pl.Int64())
+    places, lookup = watched(places, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
+    return Value(expr=mapped(places, gathered, dtype), dtype=dtype, lookup=lookup)
+
+
+def _numbering(
+    dtype: pl.DataType, parameters: Embedding, artifact: Artifact, rows: Rows
+) -> Callable[[pl.Series], pl.Series]:
+    """From ids to numbers of rows, int64 without nulls; -1 stands for a row that is not there."""
+    if artifact.table is None:
+        if not dtype.is_integer():
+            raise SpecError("without ids, an id is the number of a row: got strings. Name the rows' ids with `ids`")
+
+        def find(series: pl.Series) -> npt.NDArray[np.int64]:
+            numbers = series.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
+            return np.where((numbers >= 0) & (numbers < rows.rows), numbers, -1)
+
+    else:
+        table = pl.from_arrow(artifact.table)
+        assert isinstance(table, pl.DataFrame)
+        name = str(parameters.ids)
+        index = artifact.made(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
+
+        def find(series: pl.Series) -> npt.NDArray[np.int64]:
+            found = index.find([series]) - 1
+            return np.where(found < 0, found, index.rows[found]) if len(index.rows) else found
+
+    def numbers(series: pl.Series) -> pl.Series:
+        found = find(series)
+        if parameters.missing == "error" and len(found) and found.min() < 0:
+            place = int(found.argmin())
+            raise DataError(f"{parameters.array} has no row of an id: got {series[place]!r}. Write `missing: zero`")
+        return pl.Series(found)
+
+    return numbers
+
+
+def _vectors(rows: Rows, numbers: npt.NDArray[np.int64]) -> Floats:
+    known = numbers >= 0
+    if known.all():
+        return rows.take(numbers)
+    matrix = np.zeros((len(numbers), rows.width), dtype=np.float32)
+    matrix[known] = rows.take(numbers[known])
+    return matrix
+
+
+def _pooled(rows: Rows, lists: Ragged, mean: bool) -> Floats:
+    """Sums or means of each list's rows, added in the list's order."""
+    held = lists.where(lists.values >= 0)
+    matrix = np.zeros((len(lists.lengths), rows.width), dtype=np.float32)
+    step = max(1, _POOLED_VALUES // rows.width)
+    start = 0
+    while start < len(matrix):
+        stop = int(np.searchsorted(held.offsets, held.offsets[start] + step, side="right")) - 1
+        stop = min(max(stop, start + 1), len(matrix))
+        part = held.part(start, stop)
+        full = np.flatnonzero(part.lengths)
+        if len(full):
+            sums = np.add.reduceat(rows.take(part.values), part.offsets[full], axis=0)
+            if mean:
+                sums /= part.lengths[full, None].astype(np.float32)
+            matrix[start + full] = sums
+        start = stop
+    return matrix

@@ -1,0 +1,255 @@
+"""Ops that normalise numbers by statistics of their column: standardize, min_max, fill_median, fill_mean, buckets.
+
+Built in every process, run on the workers. What they go by is learnt from rows (see `statistics`), from all elements of
+lists and vectors together, or stands in their parameters. Nulls, NaN and infinities are counted, and nothing is learnt
+from them. Arithmetic is that of float64, whatever the column's type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import numpy as np
+import polars as pl
+from pydantic import Field, field_validator, model_validator
+
+from feedline.errors import SpecError
+from feedline.expressions.types import NUMBERS
+from feedline.transforms.learning.learner import Artifact, Learning
+from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles
+from feedline.transforms.ops.dense import Number, as_float, widened
+from feedline.transforms.ops.generated import bucketized
+from feedline.transforms.registry.op import Parameters, example, op
+from feedline.transforms.values.arrays import Values
+from feedline.transforms.values.kinds import Value
+
+Told = Mapping[str, Value]
+_ERROR = Field(ge=1e-4, le=0.1, description="By how much of itself what is learnt may be off, where it is not exact.")
+
+
+class Standardize(Parameters):
+    """Parameters of standardize."""
+
+    mean: Annotated[float | None, Field(description="Subtracted first; none: learnt.")] = None
+    std: Annotated[float | None, Field(gt=0, description="The standard deviation, divided by then; none: learnt.")] = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _both(self) -> Standardize:
+        if (self.mean is None) is not (self.std is None):
+            given = "mean" if self.std is None else "std"
+            raise ValueError(
+                f"mean and std are given both or are learnt both: got {given} alone. Write "
+                "{standardize: {mean: 0, std: 1}} with their values, or standardize alone"
+            )
+        return self
+
+
+def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None:
+    return Moments(op="standardize") if parameters.mean is None else None
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    parameters=Standardize,
+    examples=(
+        example("standardize", None, pl.Float64(), [1.0, 1.0, 5.0, 5.0, None], [-1.0, -1.0, 1.0, 1.0, None]),
+        example("standardize", {"mean": 10, "std": 2}, pl.Float64(), [10.0, 13.0, None], [0.0, 1.5, None]),
+        example("standardize", None, pl.List(pl.Int64()), [[4, 4], [4], None], [[0.0, 0.0], [0.0], None]),
+    ),
+    learns=Learning(learner=_moments),
+)
+def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _: Told) -> Value:
+    """Shifts by the mean and scales by the standard deviation: (x - mean) / std, computed in float64.
+
+    As a bare word both are learnt from the finite numbers of the column, exactly, however large their mean is beside
+    their deviation; the deviation is that of the population (divided by n, as in scikit-learn's StandardScaler). A
+    column of one distinct number has none: 1 is taken for it, and the number becomes 0. Without any finite number
+    fitting is an error. Nulls stay null, NaN and infinities follow IEEE 754.
+    """
+    x = widened(x, floats=True)
+    known = {"mean": parameters.mean, "std": parameters.std} if artifact is None else artifact.facts
+    mean, std = np.float64(known["mean"]), np.float64(known["std"] or 1)
+
+    def kernel(values: Values, out: Values) -> None:
+        wide = values.astype(np.float64)
+        np.subtract(wide, mean, out=wide)
+        np.divide(wide, std, out=wide)
+        np.copyto(out, wide, casting="same_kind")
+
+    return x.through(kernel, x.dtype)
+
+
+class MinMax(Parameters):
+    """Parameters of min_max."""
+
+    min: Annotated[Number | None, Field(description="The number that becomes the range's begin; none: learnt.")] = None
+    max: Annotated[Number | None, Field(description="The number that becomes the range's end; none: learnt.")] = None
+    to: Annotated[tuple[float, ...], Field(description="The range: its begin and its end.")] = (0.0, 1.0)
+
+    @field_validator("to", mode="after")
+    @classmethod
+    def _ascending(cls, to: tuple[float, ...]) -> tuple[float, ...]:
+        if len(to) != 2 or to[0] >= to[1]:
+            raise ValueError(f"to must be a begin and an end above it: got {[*to]}. Write {{min_max: {{to: [-1, 1]}}}}")
+        return to
+
+    @model_validator(mode="after")
+    def _both(self) -> MinMax:
+        if (self.min is None) is not (self.max is None):
+            given = "min" if self.max is None else "max"
+            raise ValueError(
+                f"min and max are given both or are learnt both: got {given} alone. Write "
+                "{min_max: {min: 0, max: 10}} with their values, or min_max alone"
+            )
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min must not be above max: got min {self.min}, max {self.max}")
+        return self
+
+
+def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
+    return Extremes(op="min_max") if parameters.min is None else None
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    parameters=MinMax,
+    examples=(
+        example("min_max", None, pl.Int64(), [2, 4, 6, None], [0.0, 0.5, 1.0, None]),
+        example("min_max", {"to": [-1, 1]}, pl.List(pl.Float32()), [[0.0, 8.0], [2.0], []], [[-1.0, 1.0], [-0.5], []]),
+        example("min_max", {"min": 0, "max": 10}, pl.Float64(), [5.0, 20.0, math.nan], [0.5, 2.0, math.nan]),
+        example("min_max", None, pl.Float64(), [7.0, 7.0, None], [0.0, 0.0, None]),
+    ),
+    learns=Learning(learner=_extremes),
+)
+def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Told) -> Value:
+    """Moves a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
+
+    As a bare word (or with `to` alone) min and max are the smallest and largest finite number that were learnt from.
+    Numbers outside of them land outside of the range: put `{clip: {min: 0, max: 1}}` behind it where they must not.
+    Where min equals max, every finite number becomes the range's begin. Without any finite number fitting is an error.
+    Nulls stay null, NaN stays NaN, infinities stay infinities (NaN where min equals max). As scikit-learn's
+    MinMaxScaler and NVTabular's NormalizeMinMax, which makes 0.5 of a constant column.
+    """
+    x = widened(x, floats=True)
+    known: Mapping[str, Any] = {"min": parameters.min, "max": parameters.max} if artifact is None else artifact.facts
+    least, most = (as_float(known[name], pl.Float64(), name) for name in ("min", "max"))
+    begin, end = parameters.to
+    span = most - least
+    if math.isinf(span) or math.isinf(end - begin):
+        raise SpecError(f"a range must fit into float64: got {least} to {most}, and {begin} to {end}")
+
+    def kernel(values: Values, out: Values) -> None:
+        wide = values.astype(np.float64)
+        np.subtract(wide, least, out=wide)
+        if span:
+            np.divide(wide, span, out=wide)
+        if not span or end - begin != 1:
+            np.multiply(wide, end - begin if span else 0.0, out=wide)
+        if begin or not span:  # no negative zeros of a constant column
+            np.add(wide, begin, out=wide)
+        np.copyto(out, wide, casting="same_kind")
+
+    return x.through(kernel, x.dtype)
+
+
+class FillMedian(Parameters):
+    """Parameters of fill_median."""
+
+    error: Annotated[float, _ERROR] = 0.001
+
+
+def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
+    return Quantiles(op="fill_median", parts=2, error=parameters.error, median=True)
+
+
+@op(
+    takes=NUMBERS,
+    gives="integers of integers, floats of floats",
+    parameters=FillMedian,
+    examples=(
+        example("fill_median", None, pl.Int64(), [1, None, 3, 40], [1, 3, 3, 40]),
+        example("fill_median", None, pl.Float64(), [1.0, 2.0, None, math.inf], [1.0, 2.0, 1.5, math.inf]),
+        example("fill_median", None, pl.List(pl.Float32()), [[0.5, None], None, []], [[0.5, 0.5], None, []]),
+    ),
+    learns=Learning(learner=_median),
+)
+def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Told) -> Value:
+    """Replaces nulls by the median of the column's finite numbers.
+
+    The median is exact where it is one of few distinct numbers (any integer up to 1 / (2 error) is), and else off by
+    at most `error` of itself. Of an even number of floats it is the mean of the two in the middle, of integers the
+    lower one. In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays.
+    Without any finite number fitting is an error. As NVTabular's FillMedian.
+    """
+    return _filled(widened(x), artifact.facts["quantiles"][0])
+
+
+@op(
+    takes=NUMBERS,
+    gives="floats: float32 of a float32 column, else float64",
+    examples=(
+        example("fill_mean", None, pl.Float64(), [1.0, None, 4.0, math.nan], [1.0, 2.5, 4.0, math.nan]),
+        example("fill_mean", None, pl.List(pl.Int64()), [[1, None], [2], None], [[1.0, 1.5], [2.0], None]),
+    ),
+    learns=Learning(learner=lambda _, __: Moments(op="fill_mean")),
+)
+def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Told) -> Value:
+    """Replaces nulls by the mean of the column's finite numbers, which is computed exactly.
+
+    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Without any
+    finite number fitting is an error.
+    """
+    return _filled(widened(x, floats=True), artifact.facts["mean"])
+
+
+def _filled(x: Value, number: Number) -> Value:
+    fill = number if x.dtype.is_integer() else as_float(number, x.dtype, "what was learnt")
+    return x.filled(fill)
+
+
+class QuantileBucketize(Parameters):
+    """Parameters of quantile_bucketize."""
+
+    buckets: Annotated[int, Field(ge=2, le=10_000, description="How many buckets, of about equally many values.")]
+    error: Annotated[float, _ERROR] = 0.001
+
+
+def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quantiles:
+    return Quantiles(op="quantile_bucketize", parts=parameters.buckets, error=parameters.error)
+
+
+@op(
+    ids=lambda parameters, *_: parameters.buckets,
+    takes=NUMBERS,
+    gives="int64",
+    parameters=QuantileBucketize,
+    examples=(
+        example("quantile_bucketize", 2, pl.Int64(), [1, 2, 3, 40, None], [0, 0, 1, 1, None]),
+        example("quantile_bucketize", {"buckets": 4}, pl.Float64(), [1.0, 1.0, 1.0, 5.0, 9.0], [0, 0, 0, 1, 2]),
+        example("quantile_bucketize", 2, pl.List(pl.Float32()), [[0.5, 1.5], [], None], [[0, 1], [], None]),
+    ),
+    learns=Learning(learner=_quantiles),
+)
+def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifact, _: Told) -> Value:
+    """The number of the bucket that a number falls into, of buckets that hold about equally many of the learnt values.
+
+    The borders are quantiles of the column's finite numbers, then it is bucketize: a value equal to a border belongs to
+    the lower bucket, NaN becomes null, infinities are in the outer buckets. Border k is the smallest number that at
+    least k / buckets of the values are not above, exact or off by at most `error` of itself (see fill_median), so
+    numbers far from 0 that differ by less than that share of themselves want their offset subtracted first. Equal
+    borders are one, so that a column of few distinct numbers has fewer buckets: 0 to at most buckets - 1. Nulls stay
+    null. Without any finite number fitting is an error.
+    """
+    x = widened(x)
+    borders: list[Any] = artifact.facts["quantiles"]
+    if x.dtype == pl.Float32():
+        borders = [as_float(border, x.dtype, "a border") for border in borders]
+    distinct = [left for left, right in pairwise([*borders, None]) if left != right]
+    return bucketized(x, distinct)

@@ -1,0 +1,155 @@
+"""Which group is a row in, by the values of its key columns?
+
+Runs on the workers, where groups are learnt about and, inside the pass over a chunk, where that is looked up. Keys are
+integers, texts, bytes and booleans, one column or several; a list's elements are keys one by one. Null is a value like
+others: the groups (1, null) and (null, 1) are two. So that states and artifacts hold no nulls, a null key is 0 (or
+empty) there, and its bit is set in the column `MISSING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BINARY, BOOLEAN, INTEGER, STRING
+from feedline.transforms.kernels.key_index import KeyIndex, key_index
+from feedline.transforms.learning.learner import Artifact
+from feedline.transforms.registry.op import Input
+from feedline.transforms.values.kinds import Lookup, Value, element_type
+from feedline.transforms.values.lookup_counts import watched
+from feedline.transforms.values.ragged import Mask, Offsets, lists_of, over_columns, over_flat, taken_apart
+
+N = TypeVar("N", bound=np.generic)
+
+KEY = Input(name="key", takes=frozenset({INTEGER, STRING, BINARY, BOOLEAN}), lists="elements")
+MISSING = "missing"
+_UNKNOWN = range(1)
+_MOST_KEYS = 31  # bits of MISSING
+_FILLS = {pl.Int64(): 0, pl.UInt64(): 0, pl.String(): "", pl.Binary(): b""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The keys of N rows, or of their lists' elements: columns [V] of `GroupKeys.types`. offsets, absent: of lists."""
+
+    keys: tuple[pl.Series, ...]
+    offsets: Offsets | None = None
+    absent: Mask | None = None
+
+    @classmethod
+    def of(cls, columns: Sequence[pl.Series]) -> Rows:
+        """The rows of some columns, or of one of lists."""
+        if not isinstance(columns[0].dtype, pl.List):
+            return cls(keys=tuple(columns))
+        [lists] = columns
+        values, offsets, absent = taken_apart(lists)
+        flat = pl.Series(values)
+        return cls(keys=(flat,), offsets=offsets, absent=absent)
+
+    def frame(self, names: Sequence[str]) -> pl.DataFrame:
+        """The columns that name each key's group, as `GroupKeys.names` names them."""
+        missing = np.zeros(len(self.keys[0]), np.int32)
+        columns = [pl.Series()]  # of what is missing
+        for index, key in enumerate(self.keys):
+            if key.null_count():
+                missing |= key.is_null().to_numpy().astype(np.int32) << np.int32(index)
+            columns.append(key.fill_null(_FILLS[key.dtype]))
+        columns[0] = pl.Series(missing)
+        return pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
+
+    def each(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
+        """What is known of rows [N], for each of the rows' keys [V]."""
+        return values if self.offsets is None else np.repeat(values, np.diff(self.offsets))
+
+    def series(self, values: npt.NDArray[np.float64], holes: Mask | None = None) -> pl.Series:
+        """What was found for each key [V], a number or a list of numbers per row; null where `holes` says so."""
+        if self.offsets is not None:
+            return lists_of(values, self.offsets, holes=holes, absent=self.absent)
+        return pl.Series(pa.array(values, mask=holes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupKeys:
+    """What keys there are: their types as states and artifacts hold them, and whether it is the elements of lists."""
+
+    types: tuple[pl.DataType, ...]
+    listed: bool
+
+    @classmethod
+    def of(cls, values: Sequence[Value]) -> GroupKeys:
+        """Raises SpecError for what is no key."""
+        for value in values:
+            if value.kind.element not in KEY.takes:
+                raise SpecError(
+                    f"a key must be {KEY.taken}: got {value.kind}. Put bucketize, or {{cast: int64}}, before it"
+                )
+        if len(values) > _MOST_KEYS:
+            raise SpecError(f"at most {_MOST_KEYS} columns make a key: got {len(values)}")
+        listed = any(value.kind.listed for value in values)
+        if listed and len(values) > 1:
+            raise SpecError(
+                f"the elements of lists are keys by themselves: got {len(values)} columns with a list among them, "
+                "expected that one alone, or columns of one value per row"
+            )
+        return cls(types=tuple(_key_type(element_type(value.plain().dtype)) for value in values), listed=listed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that name a group in states and artifacts."""
+        return (MISSING, *(f"key {index}" for index in range(len(self.types))))
+
+    def rows(self, columns: Sequence[pl.Series]) -> Rows:
+        """The keys of some rows, whose columns may still be of narrower types."""
+        rows = Rows.of(columns)
+        return replace(rows, keys=self._typed(rows.keys))
+
+    def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
+        """Where the groups of rows stand in `index`, from 1: int64, or lists of it; 0 for unknown ones, which count."""
+
+        def find(*columns: pl.Series) -> pl.Series:
+            return pl.Series(self.index(artifact).find(self._typed(columns)))
+
+        if self.listed:
+            return watched(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
+        return watched(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
+
+    def _typed(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
+        pairs = zip(columns, self.types, strict=True)
+        return tuple(column if column.dtype == dtype else column.cast(dtype) for column, dtype in pairs)
+
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns that name a group, with their types."""
+        return dict(zip(self.names, (pl.Int32(), *self.types), strict=True))
+
+    def index(self, artifact: Artifact) -> KeyIndex:
+        """The groups of an artifact's table by their keys, among which null is one; made once."""
+        assert artifact.table is not None
+        table = artifact.table
+        return artifact.made(f"groups by {self.types}", lambda: self._index(table))
+
+    def check(self, artifact: Artifact) -> None:
+        """Raises SpecError for an artifact whose keys are of another kind."""
+        assert artifact.table is not None
+        self._index(artifact.table.slice(0, 0))
+
+    def _index(self, table: pa.Table) -> KeyIndex:
+        frame = pl.from_arrow(table.select(self.names))
+        assert isinstance(frame, pl.DataFrame)
+        held = frame.select(
+            pl.when(pl.col(MISSING) & (1 << index) == 0).then(pl.col(name)).alias(name)
+            for index, name in enumerate(self.names[1:])
+        )
+        return key_index(held, self.types, "none", "what was fitted", nulls=True)
+
+
+def _key_type(dtype: pl.DataType) -> pl.DataType:
+    if dtype.is_integer() or dtype == pl.Boolean:
+        return pl.UInt64() if dtype == pl.UInt64 else pl.Int64()
+    return pl.Binary() if dtype == pl.Binary else pl.String()

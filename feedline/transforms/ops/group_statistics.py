@@ -1,0 +1,270 @@
+"""The op group_statistics: what do rows of the same key hold in another column?
+
+Built in every process, run on the workers. Learning is one pass: count, exact sums of the values and of their squares,
+and extremes by key (`group_sums`). What comes out does not depend on the order of rows, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field, model_validator
+
+from feedline.errors import SpecError
+from feedline.transforms.learning.group_sums import GroupSums, Numbered, check_numbers, finite
+from feedline.transforms.learning.learner import Artifact, Learning, Parts
+from feedline.transforms.ops.group_keys import KEY, GroupKeys, Rows
+from feedline.transforms.ops.group_table import (
+    MAX_MEMORY,
+    GroupColumns,
+    MaxMemory,
+    check_artifact,
+    check_parts,
+    ordered_table,
+)
+from feedline.transforms.registry.op import Parameters, example, example_of_several, op
+from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.ragged import over_columns, vectors_of
+
+Statistic = Literal["count", "sum", "mean", "min", "max", "var", "std"]
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}  # of values, to be known
+_SMALLER = "Make fewer keys, with hash_bucket or a vocabulary's min_count before it"
+_SPLITTER = 2.0**27 + 1
+_NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
+_SMALLEST = 2.0**-800  # rounding errors of smaller products have no room in float64
+
+
+class GroupStatistics(Parameters):
+    """Parameters of group_statistics."""
+
+    stats: Annotated[
+        Statistic | list[Statistic],
+        Field(description="What is asked for of each key: a word for a number, a list for a vector of them."),
+    ]
+    of: Annotated[
+        str | None, Field(min_length=1, description="The table's column that it is asked of; `count` may do without.")
+    ] = None
+    max_memory: MaxMemory = MAX_MEMORY
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GroupStatistics:
+        if not self.stats:
+            raise ValueError(f"stats must not be empty: got [], expected some of {', '.join(get_args(Statistic))}")
+        if twice := next((name for name in self.names if self.names.count(name) > 1), None):
+            raise ValueError(f"stats must differ: got {twice} twice")
+        if self.of is None and (first := next((name for name in self.names if name != "count"), None)):
+            raise ValueError(f"{first} needs a column: got no `of`, expected of: COLUMN. Without it there is count")
+        return self
+
+    @property
+    def names(self) -> tuple[Statistic, ...]:
+        """The statistics in order."""
+        return tuple(self.stats) if isinstance(self.stats, list) else (self.stats,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsByKey:
+    """Learns statistics of a column by key."""
+
+    groups: GroupKeys
+    parameters: GroupStatistics = field(compare=False)  # a fit's key has them, but for `max_memory`
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that name a group: its bins stay together where a state is cut."""
+        return self.groups.names
+
+    @property
+    def _sums(self) -> GroupSums:
+        return GroupSums(
+            by=self.groups.names,
+            squares="var" in self._kept,
+            extremes=bool({"min", "max", "var"}.intersection(self._kept)),  # a variance of 0 is known by them
+        )
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        """The artifact's columns behind the keys."""
+        kept = dict.fromkeys("var" if name == "std" else name for name in self.parameters.names if name != "count")
+        return ("count", *kept)
+
+    def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
+        """A state: count, units of sums by key and bin, extremes."""
+        rows = self.groups.rows(columns[: len(self.groups.types)])
+        frame = rows.frame(self.groups.names)
+        if self.parameters.of is None:
+            return self._sums.observe(frame, None)
+        values, known = finite(columns[-1])
+        frame = frame.with_columns(pl.Series("value", rows.each(values)))
+        frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
+        return self._sums.observe(frame.drop("value"), frame["value"])
+
+    def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Counts and units added up, extremes compared."""
+        return self._sums.merge(states)
+
+    def finish(self, parts: Parts) -> Artifact:
+        """The statistics of each key; without rows there is none. Raises DataError where they outgrow `max_memory`."""
+        check_parts(self.groups, parts, len(self._kept), self.parameters.max_memory, _SMALLER)
+        table = ordered_table(self.groups, [self._empty(), *(self._statistics(state) for state in parts)])
+        rows = int(table["count"].to_numpy().sum())
+        return Artifact(facts={"rows": rows, "groups": table.num_rows}, table=table)
+
+    def blank(self) -> Artifact:
+        """No groups."""
+        return Artifact(facts={"rows": 0, "groups": 0}, table=self._empty().to_arrow())
+
+    def show(self, artifact: Artifact) -> dict[str, Any]:
+        """Rows with a value, groups, and how far each statistic reaches."""
+        shown: dict[str, Any] = dict(artifact.facts)
+        if artifact.table is not None and artifact.table.num_rows:
+            for name in self._kept:
+                held = pl.Series(artifact.table[name])
+                shown[name] = [held.min(), held.max()]
+        return shown
+
+    def _statistics(self, state: pl.DataFrame) -> pl.DataFrame:
+        held = Numbered.by(state, self.groups.names)
+        counts = held.counts()
+        sums = held.sums()
+        found: dict[str, Any] = {"count": counts, "sum": sums[0], "mean": sums[0] / counts}
+        if self._sums.extremes:
+            found["min"], found["max"] = held.extremes()
+        if self._sums.squares:
+            found["var"] = _variances(held, counts, sums)
+        return held.groups.with_columns(pl.Series(name, found[name]) for name in self._kept)
+
+    def _empty(self) -> pl.DataFrame:
+        numbers: dict[str, pl.DataType] = {"count": pl.Int64(), **dict.fromkeys(self._kept[1:], pl.Float64())}
+        return pl.DataFrame(schema=self.groups.schema() | numbers)
+
+
+def _variances(held: Numbered, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
+    """The unbiased variance of each group's values; 0 of a single one.
+
+    (n Q - S S) / n (n - 1), of the sums S and Q of the values and their squares, in twice the precision of float64; in
+    fractions where that is not enough: for values that are nearly the same, or beyond its range.
+    """
+    least, most = held.extremes()
+    squares = held.sums(squares=True)
+    number = counts.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        left, left_rest = _product(number, squares[0])
+        right, right_rest = _product(sums[0], sums[0])
+        rest = (left_rest + number * squares[1]) - (right_rest + 2 * sums[0] * sums[1])
+        spread = (left - right) + rest
+        found = spread / number / (number - 1)
+        lost = ~((spread > left * _NEARLY_SAME) & (left > _SMALLEST) & np.isfinite(found))
+    found[least == most] = 0
+    unsure = np.flatnonzero(lost & (least != most))
+    found[unsure] = held.variances(unsure)
+    return found
+
+
+def _product(one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """The product of float64 and its rounding error (Dekker 1971)."""
+    product = one * other
+    high, other_high = (x * _SPLITTER - (x * _SPLITTER - x) for x in (one, other))
+    low, other_low = one - high, other - other_high
+    return product, ((high * other_high - product) + high * other_low + low * other_high) + low * other_low
+
+
+def _beside(parameters: GroupStatistics) -> dict[str, str]:
+    return {} if parameters.of is None else {"of": parameters.of}
+
+
+def _check(parameters: GroupStatistics, beside: Mapping[str, Value]) -> None:
+    if parameters.of is not None and "of" in beside:
+        check_numbers(beside["of"], "of", parameters.of)
+
+
+def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> StatisticsByKey:
+    return StatisticsByKey(groups=GroupKeys.of(values), parameters=parameters)
+
+
+@op(
+    inputs=(KEY,),
+    repeats=True,
+    gives="float64 (count int64), lists of it, or vectors of float64 for a list of statistics",
+    parameters=GroupStatistics,
+    examples=(
+        example("group_statistics", "count", pl.Int64(), [7, 7, 8, None], [2, 2, 1, 1]),
+        example_of_several(
+            "group_statistics",
+            {"stats": ["mean", "max"], "of": "price"},
+            [(pl.String(), ["a", "a", "b"]), (pl.Float64(), [1.0, 2.0, None])],
+            [[1.5, 2.0], [1.5, 2.0], [None, None]],
+        ),
+    ),
+    learns=Learning(learner=_learner, beside=_beside, check=_check),
+)
+def group_statistics(
+    values: Sequence[Value], parameters: GroupStatistics, artifact: Artifact, _: Mapping[str, Value]
+) -> Value:
+    """Statistics of another column over all rows of the same key, such as the mean price of a shop's items.
+
+    A key is a value of one column, or the values of several together. `stats: mean` gives a number, `stats: [mean,
+    std]` a vector of numbers in that order:
+
+    - `count`: how many of the key's rows have a value in `of`; without `of`, how many rows it has
+    - `sum`, `mean`, `min`, `max` of these values
+    - `var`, `std`: their variance and standard deviation, n - 1 in the denominator
+
+    Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like others. A key without
+    values, and one that was not met in fitting (it counts in `oov_rate`), has count and sum 0 and null for the rest; of
+    a single value, `var` and `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with
+    its row's value, and `stats` is one word; a null list stays null. Sums are exact, so that the order of rows and the
+    cut of the table do not matter to the last bit.
+
+    A process that looks keys up holds three numbers of 8 bytes per key and one for each statistic, and what finds the
+    key: 52 bytes for an integer, 68 and the text for a string. More than `max_memory` is an error.
+
+    A row's own value is in what it is told. Of a label ask target_encoding, which leaves it out. `JoinGroupby` in
+    NVTabular, whose count is always of rows.
+    """
+    keys = GroupKeys.of(values)
+    vectors = isinstance(parameters.stats, list)
+    if keys.listed and vectors:
+        raise SpecError(
+            f"lists of keys give lists of one number: got stats {list(parameters.names)}, expected one word. Write a "
+            "feature for each"
+        )
+    keys.check(artifact)
+    check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
+    dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
+
+    places, lookup = keys.places(values, artifact)
+
+    def run(found_at: pl.Series) -> pl.Series:
+        rows, learnt = Rows.of([found_at]), GroupColumns(keys, artifact)
+        numbers = _statistics(learnt, rows.keys[0].to_numpy(), parameters.names)
+        holes = np.isnan(numbers)
+        if vectors:
+            return vectors_of(numbers, holes=holes if holes.any() else None)
+        found = rows.series(numbers[:, 0], holes[:, 0] if holes.any() else None)
+        return found.cast(pl.List(dtype) if keys.listed else dtype)
+
+    if vectors:
+        result: pl.DataType = pl.Array(dtype, len(parameters.names))
+    else:
+        result = pl.List(dtype) if keys.listed else dtype
+    return Value(expr=over_columns([places], run, result), dtype=result, lookup=lookup)
+
+
+def _statistics(learnt: GroupColumns, places: Integers, names: Sequence[Statistic]) -> Floats:
+    """float64 [V, statistics]: the numbers of each place's group, NaN for those that it has not."""
+    counts = np.where(places, learnt.take("count", places), 0)
+    made = np.empty((len(places), len(names)))
+    for column, name in zip(made.T, names, strict=True):
+        held = np.where(places, learnt.take("var" if name == "std" else name, places), 0.0)
+        column[:] = np.sqrt(held) if name == "std" else held
+        column[counts < _LEAST_COUNT[name]] = np.nan
+    return made

@@ -1,0 +1,186 @@
+"""Ops that look values up in a table of their own: join_external.
+
+Built in every process, run on the workers. The table is read once per process and stays in memory (`external`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import polars as pl
+import pyarrow as pa
+from pydantic import Field
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BOOLEAN, INTEGER, NUMBERS, STRING, instance, kind
+from feedline.spec.sections import Bytes
+from feedline.transforms.kernels.key_index import KeyIndex, key_index
+from feedline.transforms.learning.learner import Artifact, Reading
+from feedline.transforms.ops.dense import FillNull, Number, fill_null
+from feedline.transforms.registry.op import Input, Parameters, example, op
+from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.kinds import Value, element_type
+from feedline.transforms.values.lookup_counts import watched
+from feedline.transforms.values.ragged import over_columns, over_flat
+
+Text = Annotated[str, Field(min_length=1)]
+Names = Text | Annotated[list[Text], Field(min_length=1)]
+
+
+class JoinExternal(Parameters):
+    """Parameters of join_external."""
+
+    table: Annotated[Text, Field(description="Parquet: a path or URI of a file, folder or glob.")]
+    on: Annotated[Names, Field(description="The column of the key, or those of its parts.")]
+    take: Annotated[Names, Field(description="The column that is taken; several of numbers become a vector.")]
+    missing: Annotated[
+        Number | bool | str | None, Field(description="What stands for a key that the table has not; null: a null.")
+    ] = None
+    duplicates: Annotated[
+        Literal["error", "first"], Field(description="A key in two rows: an error, or the first row counts.")
+    ] = "error"
+    max_memory: Annotated[
+        Bytes, Field(exclude=True, description="Memory of the columns that are read, per process, at most.")
+    ] = 2**30  # it changes no value, so it is left out of fingerprints
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of the key."""
+        return [self.on] if isinstance(self.on, str) else self.on
+
+    @property
+    def taken(self) -> list[str]:
+        """The columns that are taken."""
+        return [self.take] if isinstance(self.take, str) else self.take
+
+
+def _reading(parameters: JoinExternal) -> Reading:
+    columns = list(dict.fromkeys([*parameters.keys, *parameters.taken]))
+    options = json.dumps({"columns": columns})
+    return Reading(kind="table", uri=parameters.table, options=options, max_memory=parameters.max_memory)
+
+
+_MISS = range(1)  # the place of what is missing among what is held
+_ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
+
+
+@op(
+    gives="what the taken column holds; lists of that for lists; a vector of the taken columns where they are several",
+    inputs=(Input(name="key", takes=frozenset({INTEGER, STRING}), lists="elements", weighted=True),),
+    repeats=True,
+    parameters=JoinExternal,
+    reads=_reading,
+    examples=(
+        example(
+            "join_external",
+            {"table": "items.parquet", "on": "item", "take": "price"},
+            pl.Int32(),
+            [7, 9, 8, None],
+            [0.5, None, 1.5, None],
+            outside=_ITEMS,
+        ),
+        example(
+            "join_external",
+            {"table": "items.parquet", "on": "item", "take": "price", "missing": 0},
+            pl.List(pl.Int64()),
+            [[8, 9], [], None],
+            [[1.5, 0.0], [], None],
+            outside=_ITEMS,
+        ),
+        example(
+            "join_external",
+            {"table": "items.parquet", "on": "item", "take": ["price", "age"]},
+            pl.Int64(),
+            [8, None],
+            [[1.5, 30.0], None],
+            outside=_ITEMS,
+        ),
+    ),
+)
+def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Artifact, _: Mapping[str, Value]) -> Value:
+    """Replaces a key by what a table of its own says of it: the value of `take` in the row where `on` is the key.
+
+    The table is any Parquet, with a path relative to pipeline.yaml or a URI; every process reads the columns that are
+    named, once. A key that it has not, and a null, is a miss: it becomes `missing`, or a null. Nulls of the table stay
+    null. Lists are looked up element by element. A key of several columns is written `{op: {join_external: {…}},
+    inputs: [a, b]}`. Keys are integers of any width or strings; rows with a null key are left out. As
+    `JoinExternal` in NVTabular, but for rows that are never dropped.
+    """
+    if len(keys) != len(parameters.keys):
+        raise SpecError(f"on must name a column for each input: got {parameters.keys} for {len(keys)} of them")
+    listed = [x.kind.listed for x in keys]
+    if any(listed) and len(keys) > 1:
+        raise SpecError("a key of several columns is one value of each: got a list. Join by one column")
+    assert artifact.table is not None
+    taken = _taken(artifact.table, parameters)
+    if listed[0] and isinstance(taken.dtype, pl.List | pl.Array):
+        raise SpecError(
+            f"a list of keys takes one value for each: got {parameters.taken}, which would be a list for each. Take "
+            "one column of numbers or strings"
+        )
+    dtypes = [element_type(x.dtype) for x in keys]
+    frame = pl.from_arrow(artifact.table.select(parameters.keys))
+    assert isinstance(frame, pl.DataFrame)
+
+    def build() -> KeyIndex:
+        return key_index(frame, dtypes, parameters.duplicates, parameters.table)
+
+    place = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
+    index = artifact.made(f"keys of {place}", build)
+    held = _held(taken, index, parameters)
+    if listed[0]:
+        places = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
+        places, lookup = watched(places, pl.List(pl.Int64()), _MISS)
+        dtype = pl.List(held.dtype)
+        expr = over_flat(places, lambda flat: held.gather(flat), held.dtype)
+        return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
+    places = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
+    places, lookup = watched(places, pl.Int64(), _MISS)
+    return Value(expr=mapped(places, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup)
+
+
+def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:
+    """The taken column, or the vectors of the taken columns."""
+    columns = [pl.Series(name, table[name]) for name in parameters.taken]
+    columns = [
+        column.cast(pl.String) if isinstance(column.dtype, pl.Categorical | pl.Enum) else column for column in columns
+    ]
+    if len(columns) == 1:
+        return columns[0]
+    for column in columns:
+        if kind(column.dtype) not in (*NUMBERS, BOOLEAN):
+            raise SpecError(
+                f"several columns are taken as a vector of numbers: got {kind(column.dtype)} in {column.name!r} of "
+                f"{parameters.table}. Take it alone, in a feature of its own"
+            )
+    dtypes = {instance(column.dtype) for column in columns}
+    small = dtypes <= {pl.Float32(), pl.Float16(), pl.Boolean(), pl.Int8(), pl.Int16(), pl.UInt8(), pl.UInt16()}
+    whole = all(dtype.is_integer() and dtype != pl.UInt64() for dtype in dtypes)
+    common = pl.Int64() if whole else pl.Float32() if small else pl.Float64()
+    frame = pl.DataFrame([column.cast(common) for column in columns])
+    return frame.select(pl.concat_arr(pl.all())).to_series()
+
+
+def _held(taken: pl.Series, index: KeyIndex, parameters: JoinExternal) -> pl.Series:
+    """The taken values in the order of the index, behind the one of what is missing."""
+    dtype = instance(taken.dtype)
+    missing = pl.Series([None], dtype=dtype)
+    if parameters.missing is not None:
+        missing = _missing(dtype, parameters.missing)
+    return pl.concat([missing, taken.gather(index.rows).alias("")]).rechunk()
+
+
+def _missing(dtype: pl.DataType, value: Any) -> pl.Series:
+    inner = dtype.inner if isinstance(dtype, pl.Array) and len(dtype.shape) == 1 else dtype
+    inner = instance(inner)
+    if kind(inner) not in (*NUMBERS, BOOLEAN, STRING):
+        raise SpecError(
+            f"missing stands for numbers, booleans and strings: got {value!r} for {kind(inner)}. Leave it out"
+        )
+    filled = fill_null(Value(expr=pl.lit(None, dtype=inner), dtype=inner), FillNull(value=value))
+    one = pl.select(filled.expr.cast(inner)).to_series()
+    if dtype == inner:
+        return one.alias("")
+    return pl.Series([[one[0]] * dtype.size], dtype=dtype)  # type: ignore[attr-defined]

@@ -1,0 +1,287 @@
+"""The op target_encoding: what do rows of the same key have for a target, on average?
+
+Built in every process, run on the workers. Learning is one pass: count and exact sum of the target by key and fold
+(`group_sums`). What is looked up is worked out once, at the end: for each key the smoothed mean over all folds, and for
+each fold that over all others, so that nothing is subtracted in floating point where a row's own target has to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field, model_validator
+
+from feedline.errors import DataError, SpecError
+from feedline.key_hashing import hashable, key_hash
+from feedline.transforms.learning.exact_sums import Bins, normal
+from feedline.transforms.learning.exact_sums import total as exact
+from feedline.transforms.learning.group_sums import GroupSums, Numbered, check_numbers, finite, total
+from feedline.transforms.learning.learner import SEEN, Artifact, Learning, Parts
+from feedline.transforms.ops.group_keys import KEY, GroupKeys, Rows
+from feedline.transforms.ops.group_table import (
+    MAX_MEMORY,
+    GroupColumns,
+    MaxMemory,
+    by_choice,
+    check_artifact,
+    check_parts,
+    ordered_table,
+)
+from feedline.transforms.registry.op import MAX_INT, Parameters, example_of_several, op
+from feedline.transforms.values.kinds import Value
+from feedline.transforms.values.ragged import over_columns
+
+Floats = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+_FOLD = "fold"
+_MOST_FOLDS = 100
+_NOWHERE = np.zeros(0, np.int64)
+_SMALLER = "Name fewer folds, or make fewer keys, with hash_bucket or a vocabulary's min_count before it"
+
+
+class TargetEncoding(Parameters):
+    """Parameters of target_encoding."""
+
+    target: Annotated[str, Field(min_length=1, description="The table's column whose mean is learnt.")]
+    fold_by: Annotated[
+        str | list[str] | None,
+        Field(description="The table's column, or columns, whose values decide in which fold a row is."),
+    ] = None
+    folds: Annotated[
+        int, Field(ge=1, le=_MOST_FOLDS, description="How many parts the rows are in; 1: no row is left out.")
+    ] = 5
+    smoothing: Annotated[float, Field(ge=0, description="How many rows of the overall mean each key is given.")] = 20.0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, other folds.")] = 0
+    max_memory: MaxMemory = MAX_MEMORY
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TargetEncoding:
+        if self.folds > 1 and not self.fold_by:
+            raise ValueError(
+                f"{self.folds} folds need fold_by: got none, expected a column that tells rows apart, such as a "
+                "request's or a user's id. Or write folds: 1, and each row knows its own target"
+            )
+        return self
+
+    @property
+    def fold_columns(self) -> dict[str, str]:
+        """The columns of `fold_by` by their roles; none without folds."""
+        names = [self.fold_by] if isinstance(self.fold_by, str) else self.fold_by or []
+        return {f"fold_by {index}": name for index, name in enumerate(names)} if self.folds > 1 else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetMeans:
+    """Learns the smoothed mean of a target by key, over all folds and without each of them."""
+
+    groups: GroupKeys
+    parameters: TargetEncoding = field(compare=False)  # a fit's key has them, but for `max_memory`
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that name a group: its folds and bins stay together where a state is cut."""
+        return self.groups.names
+
+    @property
+    def _sums(self) -> GroupSums:
+        return GroupSums(by=(*self.groups.names, _FOLD))
+
+    @property
+    def _means(self) -> int:
+        """How many means a key has: over all, and without each fold."""
+        return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
+
+    def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
+        """A state: count and units of the target's sum by key, fold and bin."""
+        width = len(self.groups.types)
+        rows = self.groups.rows(columns[:width])
+        target, known = finite(columns[width])
+        frame = rows.frame(self.groups.names).with_columns(
+            pl.Series(_FOLD, rows.each(folds(columns[width + 1 :], self.parameters, len(target)))),
+            pl.Series("value", rows.each(target)),
+        )
+        frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
+        return self._sums.observe(frame.drop("value"), frame["value"])
+
+    def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Counts and units added up."""
+        return self._sums.merge(states)
+
+    def finish(self, parts: Parts) -> Artifact:
+        """Raises DataError where no target was met, no row is outside a fold, or groups outgrow `max_memory`."""
+        check_parts(self.groups, parts, 1 + self._means, self.parameters.max_memory, _SMALLER)
+        counts = [0] * self.parameters.folds
+        sums: list[Bins] = [{} for _ in counts]
+        for state in parts:
+            for (fold,), some in state.group_by(_FOLD):
+                count, bins = total(some)
+                counts[int(str(fold))] += count
+                sums[int(str(fold))] = _joined([sums[int(str(fold))], bins])
+        means = [self._mean(counts, sums, without) for without in range(-1, self._means - 1)]
+        table = ordered_table(self.groups, [self._empty(), *(self._encoded(state, means) for state in parts)])
+        facts = {"rows": sum(counts), "groups": table.num_rows, "means": means}
+        return Artifact(facts=facts, table=table)
+
+    def blank(self) -> Artifact:
+        """No groups."""
+        return Artifact(facts={"rows": 0, "groups": 0, "means": [0.0] * self._means}, table=self._empty().to_arrow())
+
+    def show(self, artifact: Artifact) -> dict[str, Any]:
+        """Rows with a target, groups, the overall mean, and how far the groups' values reach."""
+        shown = {"rows": artifact.facts["rows"], "groups": artifact.facts["groups"], "mean": artifact.facts["means"][0]}
+        if artifact.table is not None and artifact.table.num_rows:
+            held = pl.Series(artifact.table["encoded"])
+            shown |= {"least": held.min(), "greatest": held.max()}
+        return shown
+
+    def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
+        """The target's mean over the rows outside a fold; -1: over all rows."""
+        left = [fold for fold in range(len(counts)) if fold != without]
+        count = sum(counts[fold] for fold in left)
+        if count:
+            return float(exact(_joined([sums[fold] for fold in left])) / count)
+        column = self.parameters.target
+        if not sum(counts):
+            raise DataError(f"no target to learn from: got no value in column {column!r}, expected one at least")
+        raise DataError(
+            f"all rows with a target are in one of {len(counts)} folds: got fold {without}, expected two at least. "
+            "Name a fold_by with more values, or write folds: 1"
+        )
+
+    def _encoded(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
+        """The artifact's rows of some groups."""
+        held = Numbered.by(state, self.groups.names)
+        smoothing, counts = self.parameters.smoothing, held.counts()
+        columns = {"encoded": _smoothed(held.sums()[0], counts, means[0], smoothing)}
+        folds = by_choice(held.state[_FOLD].to_numpy(), self.parameters.folds)
+        parts = [folds.get(fold, _NOWHERE) for fold in range(len(means) - 1)]
+        for name, mean, (count, sums) in zip(self._columns[2:], means[1:], held.without(parts), strict=True):
+            columns[name] = _smoothed(sums, count, mean, smoothing)
+        encoded = {name: pl.Series(column) for name, column in columns.items()}
+        return held.groups.with_columns(count=pl.Series(counts), **encoded)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return ("count", *_encoded_names(self._means))
+
+    def _empty(self) -> pl.DataFrame:
+        counts = {"count": pl.Int64()}
+        return pl.DataFrame(schema=self.groups.schema() | counts | dict.fromkeys(self._columns[1:], pl.Float64()))
+
+
+def _encoded_names(means: int) -> tuple[str, ...]:
+    return ("encoded", *(f"encoded without fold {fold}" for fold in range(means - 1)))
+
+
+def _smoothed(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing: float) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found = (sums + mean * smoothing) / (counts + smoothing)
+    return np.where(counts == 0, mean, found)
+
+
+def _joined(sums: Sequence[Bins]) -> Bins:
+    joined: dict[int, int] = {}
+    for bins in sums:
+        for place, units in bins.items():
+            joined[place] = joined.get(place, 0) + units
+    return normal(joined)
+
+
+def folds(columns: Sequence[pl.Series], parameters: TargetEncoding, rows: int) -> Bytes:
+    """The fold of each row, from the columns of `fold_by`: uint8 [N]."""
+    if not columns:
+        return np.zeros(rows, np.uint8)
+    hashes = key_hash(columns, parameters.seed)
+    found: Bytes = (hashes % np.uint64(parameters.folds)).astype(np.uint8)
+    return found
+
+
+def _check(parameters: TargetEncoding, beside: Mapping[str, Value]) -> None:
+    if "target" in beside:
+        check_numbers(beside["target"], "target", parameters.target)
+    for role, name in parameters.fold_columns.items():
+        if not hashable(pl.Series(dtype=beside[role].dtype).to_arrow().type):
+            raise SpecError(
+                f"fold_by has a column without a hash: got {name!r} of {beside[role].kind}s, expected integers, "
+                "floats, booleans, strings, binary values, dates or timestamps. Name another column"
+            )
+
+
+def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans:
+    return TargetMeans(groups=GroupKeys.of(values), parameters=parameters)
+
+
+@op(
+    inputs=(KEY,),
+    repeats=True,
+    gives="float64, or lists of it",
+    parameters=TargetEncoding,
+    examples=(
+        example_of_several(
+            "target_encoding",
+            {"target": "clicked", "folds": 1, "smoothing": 1},
+            [(pl.Int64(), [7, 7, 8, None]), (pl.Int64(), [1, 1, 0, 0])],
+            [2.5 / 3, 2.5 / 3, 0.25, 0.25],
+        ),
+    ),
+    learns=Learning(
+        learner=_learner,
+        beside=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
+        rows=lambda parameters: tuple(parameters.fold_columns),
+        check=_check,
+    ),
+)
+def target_encoding(
+    values: Sequence[Value], parameters: TargetEncoding, artifact: Artifact, beside: Mapping[str, Value]
+) -> Value:
+    """The mean of a target over all rows of the same key, smoothed towards the mean of all rows.
+
+    A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
+    smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that was not met in
+    fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each
+    with its row's target; a null list stays null.
+
+    **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) is told nothing of its own
+    fold: count, sum and mean are those of the other folds, so that its own target is in none of them. The fold is the
+    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the
+    seed, so that a row has the same fold on every machine, however the table is cut. Rows of equal values go together:
+    by a request's id each row is by itself, by a user's id no row is told what its user did elsewhere. Any other row,
+    such as one of a day that is held out, has the value over all rows. So has every row in serving (`transform`), where
+    neither target nor `fold_by` are needed.
+
+    Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so that the order of
+    rows and the cut of the table do not matter to the last bit.
+
+    A process that looks keys up holds (`folds` + 4) numbers of 8 bytes per key, and what finds it: 52 bytes for an
+    integer, 68 and the text for a string. More than `max_memory` is an error.
+
+    `TargetEncoding` in NVTabular, `TargetEncoder(smooth=…)` in scikit-learn (Micci-Barreca 2001). NVTabular takes the
+    mean over all rows in training, too, through which a row meets its own target.
+    """
+    keys = GroupKeys.of(values)
+    keys.check(artifact)
+    check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
+    told = [beside[role].expr for role in (*parameters.fold_columns, SEEN) if role in beside]
+
+    places, lookup = keys.places(values, artifact)
+    names = _encoded_names(len(artifact.facts["means"]))
+
+    def run(found_at: pl.Series, *told: pl.Series) -> pl.Series:
+        rows, learnt = Rows.of([found_at]), GroupColumns(keys, artifact)
+        found, means = rows.keys[0].to_numpy(), np.array(artifact.facts["means"])
+        if not told:
+            return rows.series(np.where(found, learnt.take("encoded", found), means[0]))
+        columns, seen = told[: len(parameters.fold_columns)], told[len(parameters.fold_columns) :]
+        without = folds(columns, parameters, len(found_at)) + np.uint8(1)
+        if seen:  # the first mean, over all folds, for the others
+            without *= seen[0].to_numpy()
+        return rows.series(learnt.take_each(names, rows.each(without), found, means))
+
+    dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
+    return Value(expr=over_columns([places, *told], run, dtype), dtype=dtype, lookup=lookup)

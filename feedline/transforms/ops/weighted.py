@@ -1,0 +1,133 @@
+"""Ops that put weights beside ids, and take them away: weighted, ids, weights.
+
+Built in every process, run on the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import polars as pl
+from pydantic import Field
+
+from feedline.errors import SpecError
+from feedline.expressions.types import NUMBERS, describe, instance, kind
+from feedline.transforms.registry.op import Input, Parameters, example, example_of_several, op, same_ids
+from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value, element_type, struct_fields, weighted_value
+from feedline.transforms.values.ragged import aligned
+
+_PAIR = pl.Struct({"id": pl.Int64(), "weight": pl.Float32()})
+
+
+class Weighted(Parameters):
+    """Parameters of weighted."""
+
+    id: Annotated[str, Field(description="The field of the ids, in a list of structs.")] = "id"
+    weight: Annotated[str, Field(description="The field of the weights.")] = "weight"
+    fill: Annotated[float | None, Field(description="What stands in the place of a null weight.")] = None
+
+
+@op(
+    ids=same_ids,
+    inputs=(
+        Input(name="ids", takes=ANYTHING, lists="whole", weighted=True),
+        Input(name="weights", takes=NUMBERS, lists="only", optional=True),
+    ),
+    gives="a weighted list: float32 weights beside ids of the same type",
+    parameters=Weighted,
+    examples=(
+        example_of_several(
+            "weighted",
+            None,
+            [(pl.List(pl.Int64()), [[5, 6], [], None]), (pl.List(pl.Float64()), [[0.5, 1.0], None, []])],
+            [[{"id": 5, "weight": 0.5}, {"id": 6, "weight": 1.0}], [], None],
+        ),
+        example(
+            "weighted",
+            {"id": "item", "weight": "score", "fill": 1.0},
+            pl.List(pl.Struct({"item": pl.Int64(), "score": pl.Float32()})),
+            [[{"item": 5, "score": None}], None],
+            [[{"id": 5, "weight": 1.0}], None],
+        ),
+    ),
+)
+def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
+    """Puts weights beside a list of ids: two lists of one length, the fields of a list of structs, a map's values.
+
+    Ops over elements then change the ids, and the weights stay beside them; ops that leave elements out (first_x,
+    list_slice, id_list_transform, positive_intersect) leave their weights out, too. A column of `list<struct<id,
+    weight>>` is weighted without this op. Lists that differ in length are an error that names feature, row, file and
+    row group; a null list beside an empty one is none. Null weights are an error in the batch unless filled;
+    weights that are NaN stay.
+    """
+    x, beside = inputs
+    assert x is not None
+    if beside is not None and (x.weights is not None or not x.kind.listed):
+        raise SpecError(f"weights stand beside a list of ids: got {x.kind}, expected a list without weights")
+    if beside is None:
+        x, beside = _fields(x, parameters)
+        if parameters.fill is None:
+            return Value(expr=x.expr, dtype=x.dtype, weights=beside.expr)
+    return aligned(x, beside, parameters.fill)
+
+
+def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
+    """The ids and the weights that one column holds."""
+    names = parameters.id, parameters.weight
+    dtype = x.dtype
+    if x.weights is not None:
+        return Value(expr=x.expr, dtype=dtype), Value(expr=x.weights, dtype=WEIGHTS)
+    if isinstance(dtype, pl.Map):
+        names = "key", "value"
+        dtype = pl.List(pl.Struct({"key": instance(dtype.key), "value": instance(dtype.value)}))
+        x = Value(expr=x.expr.cast(dtype), dtype=dtype)
+    fields = struct_fields(element_type(dtype)) if isinstance(dtype, pl.List) else {}
+    if not {*names} <= fields.keys():
+        raise SpecError(
+            f"a weighted list is made of two lists, a list of structs or a map: got {describe(dtype)}, expected the "
+            f"fields {names[0]} and {names[1]}. Name others, as in {{weighted: {{id: item, weight: score}}}}"
+        )
+    if kind(fields[names[1]]) not in NUMBERS:
+        raise SpecError(f"weights must be numbers: got {describe(fields[names[1]])} as {names[1]}")
+    made = weighted_value(x.expr, dtype, *names)
+    assert made.weights is not None
+    return Value(expr=made.expr, dtype=made.dtype).plain(), Value(expr=made.weights, dtype=WEIGHTS)
+
+
+@op(
+    ids=same_ids,
+    takes=ANYTHING,
+    lists="only",
+    weighted=True,
+    gives="a list without weights",
+    examples=(example("ids", None, pl.List(_PAIR), [[{"id": 5, "weight": 0.5}], [], None], [[5], [], None]),),
+)
+def ids(x: Value, _: Parameters) -> Value:
+    """The ids of a weighted list, without the weights.
+
+    A null list stays null.
+    """
+    _required(x)
+    return Value(expr=x.expr, dtype=x.dtype)
+
+
+@op(
+    takes=ANYTHING,
+    lists="only",
+    weighted=True,
+    gives="a list of float32",
+    examples=(example("weights", None, pl.List(_PAIR), [[{"id": 5, "weight": 0.5}], [], None], [[0.5], [], None]),),
+)
+def weights(x: Value, _: Parameters) -> Value:
+    """The weights of a weighted list, without the ids.
+
+    A null list stays null.
+    """
+    return Value(expr=_required(x), dtype=WEIGHTS)
+
+
+def _required(x: Value) -> pl.Expr:
+    if x.weights is None:
+        raise SpecError(f"it takes a weighted list: got {x.kind}. Make one with `op: weighted, inputs: [ids, weights]`")
+    return x.weights

@@ -1,0 +1,473 @@
+"""Which ops are there, which parameters and columns do they take, and how is a call in pipeline.yaml bound to one?
+
+Runs in: every process. Pure.
+
+An op is declared once, with the decorator `op` over the function that builds its expression. YAML validation, error
+texts, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all come from that declaration. An op's
+function takes a `Value` (an expression and its type) and its parameters and returns the next `Value`; an op over
+elements never sees lists: here its expression is put inside `list.eval`, weights stay beside it, and a vector stays
+one. An op over several columns declares its `inputs`, and its function takes a sequence of values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from feedline.errors import SpecError
+from feedline.expressions.types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
+from feedline.spec.features import OpCall
+from feedline.spec.positions import Path, met, path_text, unknown
+from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
+from feedline.transforms.registry.elsewhere import ELSEWHERE
+from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
+from feedline.transforms.values.lookup_counts import watched
+
+Lists = Literal["elements", "whole", "only", "never"]
+# Of parameters, artifact and what is known of each input: n where ids come out in [0, n), None where nobody knows.
+Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
+
+MAX_INT = 2**63 - 1
+_QUOTED = re.compile(r"'([^']*)'")
+
+
+class OpError(SpecError):
+    """A call of an op is wrong; `path` is where it stands in pipeline.yaml."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[OpError], tuple[Path, str]]:
+        return type(self), (self.path, self.message)
+
+
+def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> None:
+    """Of ops that give any number."""
+
+
+def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
+    """Of ops that give ids of their first input."""
+    return inputs[0]
+
+
+class Parameters(BaseModel):
+    """The parameters of an op: strict types, finite numbers, no other keys. The first field takes a bare value."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @functools.cached_property
+    def written(self) -> str:
+        """All of them, defaults too, as JSON."""
+        return self.model_dump_json()
+
+
+class NoParameters(Parameters):
+    """An op that stands as a bare word."""
+
+
+P = TypeVar("P", bound=Parameters)
+F = TypeVar("F", bound=Callable[..., Value])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs.
+
+    outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
+    """
+
+    call: OpCall
+    columns: tuple[tuple[pl.DataType, tuple[Any, ...]], ...]
+    result: tuple[Any, ...]
+    outside: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What an op over several columns takes as one of them.
+
+    weighted: a list may have weights. vectors: a vector comes as one, not as a list.
+    """
+
+    name: str
+    takes: frozenset[str]
+    lists: Lists
+    weighted: bool = False
+    vectors: bool = False
+    optional: bool = False
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether a column of that kind may stand here."""
+        listed = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.lists]
+        return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
+
+    @property
+    def taken(self) -> str:
+        """What it takes, in words."""
+        return _taken(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One op as declared. `lists`: its elements are taken one by one, or lists whole, or only lists, or none.
+
+    weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
+    `repeats`, the last of them may stand any number of times. learns, reads: where its artifact comes from.
+    ids: how many ids it may give.
+    """
+
+    name: str
+    version: int
+    placement: str
+    parameters: type[Parameters]
+    takes: frozenset[str]
+    lists: Lists
+    gives: str
+    text: str
+    examples: tuple[Example, ...]
+    function: Callable[..., Value]
+    weighted: bool
+    inputs: tuple[Input, ...]
+    repeats: bool
+    learns: Learning | None
+    reads: Callable[[Any], Reading] | None
+    ids: Ids
+
+    @property
+    def informed(self) -> bool:
+        """Whether its function is told more than values and parameters: an artifact, and what it needs of rows."""
+        return self.learns is not None or self.reads is not None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the parameters, in order."""
+        return tuple(self.parameters.model_fields)
+
+    @property
+    def is_word(self) -> bool:
+        """Whether a bare word is a complete call."""
+        try:
+            self.parameters.model_validate({})
+        except ValidationError:
+            return False
+        return True
+
+    @property
+    def taken(self) -> str:
+        """What the op takes, in words."""
+        if not self.inputs:
+            return _taken(self.takes, self.lists)
+        words = [f"`{given.name}` ({given.taken}{', optional' if given.optional else ''})" for given in self.inputs]
+        return ", ".join([*words, "…"] if self.repeats else words)
+
+
+def _taken(takes: frozenset[str], lists: Lists) -> str:
+    if takes == ANYTHING:
+        return {"only": "lists", "never": "anything but lists"}.get(lists, "anything")
+    numbers = ["numbers"] if takes >= NUMBERS else []
+    others = sorted(takes - (NUMBERS if numbers else set()), key=ELEMENTS.index)
+    words = in_words([*numbers, *(f"{name} values" if name == "binary" else f"{name}s" for name in others)])
+    if lists == "only":
+        return f"lists of {words}"
+    return words if lists == "never" else f"{words}, or lists of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an op that learns or reads is told: its artifact (None: it needs none), and values of a row, by role."""
+
+    artifact: Artifact | None = None
+    beside: Mapping[str, Value] = field(default_factory=dict)
+
+
+UNTOLD = Told()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundOp:
+    """An op with checked parameters."""
+
+    op: Op
+    parameters: Parameters
+    path: Path
+
+    def apply(self, value: Value, told: Told = UNTOLD) -> Value:
+        """The next value of the chain. Raises OpError where the op does not take the value's kind."""
+        if self.op.inputs:
+            return self.combine([value], told)
+        kind, value = value.kind, value.plain()
+        self._require(kind)
+        one_by_one = kind.listed and self.op.lists == "elements"
+        try:
+            if not one_by_one:
+                return _counted(self._call(value, told))
+            result = _counted(value.one_by_one(lambda element: self._call(element, told)))
+        except SpecError as error:
+            raise OpError(self.path, f"{self.op.name}: {error}") from None
+        return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
+
+    def _require(self, kind: Kind) -> None:
+        """Raises OpError where the op, over one column, does not take the kind."""
+        fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
+        if not fits or kind.element not in self.op.takes:
+            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+        one_by_one = kind.listed and self.op.lists == "elements"
+        if kind.weighted and not (one_by_one or self.op.weighted):
+            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
+            raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
+
+    def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
+        if self.op.informed:
+            return self.op.function(given, self.parameters, told.artifact, told.beside)
+        return self.op.function(given, self.parameters)
+
+    def learner(self, values: Sequence[Value]) -> Learner | None:
+        """What learns the op's artifact from these values. Raises OpError."""
+        if self.op.learns is None:
+            return None
+        if not self.op.inputs:
+            self._require(values[0].kind)
+        try:
+            return self.op.learns.learner(self.parameters, [value.plain() for value in values])
+        except SpecError as error:
+            raise OpError(self.path, f"{self.op.name}: {error}") from None
+
+    def combine(self, values: Sequence[Value], told: Told = UNTOLD) -> Value:
+        """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
+        op = self.op
+        if not op.inputs:
+            names = "column" if len(values) == 1 else f"{len(values)} columns"
+            raise OpError(self.path, f"{op.name} takes one column: got `inputs` of {names}. Put it under `ops`")
+        waiting = list(values)
+        slots = list(op.inputs)
+        found: list[Value | None] = []
+        while slots:
+            slot = slots.pop(0)
+            kind = waiting[0].kind if waiting else None
+            if kind is not None and slot.fits(kind):
+                value = waiting.pop(0)
+                found.append(value if slot.vectors else value.plain())
+                if op.repeats and not slots and waiting:
+                    slots.append(slot)
+            elif slot.optional:
+                found.append(None)
+            else:
+                got = f"got {kind}" if kind is not None else f"got {len(values)} of its inputs"
+                place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.taken}"
+                raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{self._shape}]}}")
+        if waiting:
+            took = len(values) - len(waiting)
+            raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
+        try:
+            return self._call(found, told)
+        except SpecError as error:
+            raise OpError(self.path, f"{op.name}: {error}") from None
+
+    @property
+    def _shape(self) -> str:
+        return ", ".join([given.name for given in self.op.inputs] + (["…"] if self.op.repeats else []))
+
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
+        return self.op.name, self.op.version, self.parameters.written
+
+
+def _counted(result: Value) -> Value:
+    """An op's result with its unknown values counted, if it says which ids those are."""
+    if result.unknown is None:
+        return result
+    expr, lookup = watched(result.expr, result.dtype, result.unknown)
+    return replace(result, expr=expr, lookup=lookup)
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(
+    *,
+    takes: Iterable[str] = (),
+    gives: str,
+    lists: Lists = "elements",
+    version: int = 1,
+    parameters: type[Parameters] = NoParameters,
+    examples: tuple[Example, ...],
+    weighted: bool = False,
+    inputs: tuple[Input, ...] = (),
+    repeats: bool = False,
+    learns: Learning | None = None,
+    reads: Callable[[Any], Reading] | None = None,
+    ids: Ids = any_ids,
+) -> Callable[[F], F]:
+    """Declares the decorated function as the op of its name; its docstring is the op's documentation.
+
+    Args:
+        takes: the kinds of elements it takes.
+        gives: what comes out, in words.
+        lists: how it meets lists, see `Op`.
+        version: to be raised whenever the same call gives other values; part of every fingerprint.
+        parameters: the model of its parameters.
+        examples: at least one.
+        weighted: the function takes care of the weights that a list may have.
+        inputs: what it takes instead of one column; the function gets a value for each, None for an optional one.
+        repeats: the last of the inputs may stand more than once.
+        learns: it learns from data: its function gets two arguments more, its artifact and the values of
+            `Learning.rows` by their roles (none where rows are transformed that were not learnt from).
+        reads: it reads from outside: its function gets the same two arguments more.
+        ids: how many different ids it may give, which an embedding table has to have rows for.
+    """
+
+    def declare(function: F) -> F:
+        name = function.__name__.rstrip("_")
+        if name in OPS:
+            raise AssertionError(f"op {name} is declared twice")
+        OPS[name] = Op(
+            name=name,
+            version=version,
+            placement=function.__module__.rpartition(".")[2],
+            parameters=parameters,
+            takes=frozenset(takes),
+            lists=lists,
+            gives=gives,
+            text=inspect.cleandoc(function.__doc__ or ""),
+            examples=examples,
+            function=function,
+            weighted=weighted,
+            inputs=inputs,
+            repeats=repeats,
+            learns=learns,
+            reads=reads,
+            ids=ids,
+        )
+        return function
+
+    return declare
+
+
+def example(
+    name: str,
+    arguments: Any,
+    dtype: pl.DataType,
+    given: Iterable[Any],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Example:
+    """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
+    return example_of_several(name, arguments, [(dtype, given)], result, outside)
+
+
+def example_of_several(
+    name: str,
+    arguments: Any,
+    columns: Iterable[tuple[pl.DataType, Iterable[Any]]],
+    result: Iterable[Any],
+    outside: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Example:
+    """The same for an op over several columns."""
+    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
+    call = OpCall(op=name, arguments=json.dumps(value))
+    given = tuple((dtype, tuple(held)) for dtype, held in columns)
+    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
+
+
+def resolve(call: OpCall) -> BoundOp:
+    """The op that a call names, with its parameters checked. Raises OpError."""
+    found = OPS.get(call.op)
+    if found is None:
+        plain = call.op.lower().replace("_", "")
+        spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
+        remedy = ELSEWHERE.get(plain, spelled)
+        raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
+
+
+def checked_parameters(found: Op, call: OpCall) -> Parameters:
+    """The call's parameters as the op declares them. Raises OpError."""
+    with contextlib.suppress(ValidationError):  # what is wrong is told below, with its place
+        return _parameters(found.parameters, call.arguments)
+    arguments = call.value
+    place: Path = (*call.path, found.name)
+    if arguments and not found.fields:
+        raise OpError(place, f"{found.name} takes no parameters: got {met(arguments.get('', arguments))}")
+    if "" in arguments:
+        arguments = {found.fields[0]: arguments[""]}
+    else:
+        for key in arguments:
+            if key not in found.fields:
+                raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
+    try:
+        return found.parameters.model_validate_json(json.dumps(arguments))
+    except ValidationError as error:
+        raise _complaint(found, place, error, bare="" in call.value) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameters(model: type[Parameters], arguments: str) -> Parameters:
+    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
+    value = json.loads(arguments)
+    if "" in value:
+        value = {next(iter(model.model_fields), ""): value[""]}
+    return model.model_validate_json(json.dumps(value))
+
+
+def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
+    """The first wrong parameter as a sentence; a union's members complain one by one about the same value."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    if first["type"] == "missing":
+        missing = first["loc"][0]
+        return OpError(place[:-1], f"{op.name} needs {missing}: write {{{op.name}: {{{missing}: …}}}}")
+    where = _steps(first["loc"])
+    if first["type"] == "value_error":  # a rule that no type says, in the model's own words
+        return OpError(place if bare else (*place, *where), f"{op.name}: {first['ctx']['error']}")
+    same = [detail for detail in details if _steps(detail["loc"]) == where]
+    choices = dict.fromkeys(_expectation(detail["msg"]) for detail in same)
+    numbers = any(choice.endswith("number") for choice in choices)
+    expected = " or ".join(choice for choice in choices if not (choice == "an integer" and numbers))
+    name = path_text((op.name, *where))
+    near = difflib.get_close_matches(str(first["input"]), _QUOTED.findall(expected), n=1)
+    remedy = f". Did you mean {near[0]!r}?" if near else ""
+    return OpError(place if bare else (*place, *where), f"{name} must be {expected}: got {met(first['input'])}{remedy}")
+
+
+def _expectation(message: str) -> str:
+    words = message.removeprefix("Input should be ")
+    for pydantics, ours in (("a valid integer", "an integer"), ("a valid array", "a list"), ("a valid ", "a ")):
+        words = words.replace(pydantics, ours)
+    return words
+
+
+def _steps(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The parameter and the positions inside it, without the names of a union's members."""
+    return (*location[:1], *(step for step in location[1:] if isinstance(step, int)))
+
+
+def _remedy(op: Op, kind: Kind) -> str:
+    if kind.element in op.takes:
+        return ". It works on a whole list per row" if op.lists == "only" else ". It works on one value per row"
+    if kind.element == STRING:
+        return ". Make an id of it with hash_bucket, or a number with cast" if op.name != "hash_bucket" else ""
+    if kind.element == BOOLEAN:
+        return ". Put {cast: int64} before it"
+    if kind.element in (FLOAT, DECIMAL):
+        return ". Put bucketize, or {cast: int64}, before it"
+    if kind.element in TEMPORAL:
+        return ". Take a number out of it with expr, such as `expr: NAME.dt.hour()`"
+    return '. Take one field of it with expr, such as `expr: NAME["field"]`' if kind.element == STRUCT else ""
+
+
+def in_words(words: list[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,323 @@
+"""How does a function of the user's become an op, and what is held against what it returns?
+
+Built in every process, run on the workers; pipeline.yaml must say `allow_code: true`. A function gets expressions,
+numpy arrays or Arrow arrays. Whatever it returns is checked at each call: its type, its length, and of an expression,
+once, that each row is made of that row alone. docs/user-code.md is the reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pydantic import Field
+
+from feedline.errors import DataError, SpecError
+from feedline.expressions.row_preservation import offending_node
+from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, describe
+from feedline.spec.arrow_types import type_named
+from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.registry.op import (
+    OPS,
+    BoundOp,
+    Input,
+    Op,
+    OpError,
+    Parameters,
+    any_ids,
+    checked_parameters,
+    resolve,
+)
+from feedline.transforms.registry.user_functions import PYTHON, Needed, calls_of, entry_point, load
+from feedline.transforms.registry.user_op import Declared, Form, declared
+from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
+from feedline.transforms.values.ragged import over_columns
+
+REFUSED = (
+    "runs Python code of yours: got it without `allow_code: true`. Write that at the top of pipeline.yaml if you "
+    "trust whoever can write the file and the modules it names: they run code in the feeder and on every worker"
+)
+_NUMPY_KINDS = NUMBERS - {DECIMAL} | {BOOLEAN}
+
+
+class PythonCall(Parameters):
+    """Parameters of python."""
+
+    function: Annotated[str, Field(description="module:function, importable or beside pipeline.yaml.")]
+    form: Annotated[
+        Form | None, Field(description="What it gets and returns: a Polars expression, numpy arrays, Arrow arrays.")
+    ] = None
+    gives: Annotated[str | None, Field(description="The type of a value, such as float32 or list<int64>.")] = None
+    version: Annotated[int | None, Field(ge=1, description="Raised when the same source gives other values.")] = None
+    parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="Handed to the function by name.")]
+
+
+class Bound(PythonCall):
+    """The same with everything that decides what the function computes, for fingerprints."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Function:
+    """A function with its parameters bound, as it is called; `name` for messages."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: dict[str, Any]
+    form: Form
+    dtype: pl.DataType
+
+    def on(self, values: Sequence[Value]) -> Value:
+        """The value it makes of columns. Raises SpecError."""
+        try:
+            inspect.signature(self.function).bind(*values, **self.parameters)
+        except TypeError as error:
+            raise SpecError(f"{self.name} cannot be called with {self._given(len(values))}: {error}") from error
+        except ValueError:  # a builtin that does not tell its parameters
+            pass
+        if self.form == "expression":
+            return self._made(values, self._expression(values), elements=False)
+        if self.form == "arrow":
+            return self._made(values, self._arrow, elements=False)
+        elements = len(values) == 1 and values[0].kind.listed
+        for value in values:
+            self._require_numbers(value.kind, elements)
+        return self._made(values, self._numpy, elements=elements)
+
+    def _made(self, values: Sequence[Value], run: Callable[..., pl.Series], *, elements: bool) -> Value:
+        if elements:
+            lists = values[0].expr.list.eval(mapped(pl.element(), run, self.dtype))
+            return Value(expr=lists, dtype=pl.List(self.dtype))
+        if len(values) == 1:
+            return Value(expr=mapped(values[0].expr, run, self.dtype), dtype=self.dtype)
+        return Value(expr=over_columns([value.expr for value in values], run, self.dtype), dtype=self.dtype)
+
+    def _require_numbers(self, kind: Kind, elements: bool) -> None:
+        if kind.element not in _NUMPY_KINDS or (kind.listed and not elements):
+            raise SpecError(
+                f"{self.name} takes numpy arrays of numbers or booleans, or one list of them: got {kind}. Write "
+                f"`form: arrow`, which takes columns of any kind"
+            )
+        if isinstance(self.dtype, pl.List) or self.dtype == pl.String():
+            raise SpecError(
+                f"{self.name} must give numbers or booleans, one for each it gets: got {describe(self.dtype)}. Write "
+                f"`form: arrow`, which may give texts and lists"
+            )
+
+    def _expression(self, values: Sequence[Value]) -> Callable[..., pl.Series]:
+        names = [f"x{place}" for place in range(len(values))] if len(values) > 1 else ["x"]
+        made = self._answer(*(pl.col(name) for name in names), error=SpecError)
+        if not isinstance(made, pl.Expr):
+            raise SpecError(f"{self.name} must return a Polars expression: got {type(made).__name__}")
+        if others := set(made.meta.root_names()) - set(names):
+            raise SpecError(
+                f"{self.name} may read its inputs only: got the column {min(others)!r}. Name it under `inputs`"
+            )
+        if node := offending_node(made):
+            raise SpecError(
+                f"{self.name} must compute each row from that row alone: got {node}. Write `form: arrow` for what "
+                f"cannot be judged, such as Python functions inside of lists"
+            )
+        schema = {name: value.dtype for name, value in zip(names, values, strict=True)}
+        try:
+            dtype = pl.LazyFrame(schema=schema).select(made.alias("made")).collect_schema()["made"]
+        except pl.exceptions.PolarsError as error:
+            raise SpecError(f"{self.name} does not fit its inputs: {_first_line(error)}") from error
+        if dtype != self.dtype:
+            raise SpecError(f"{self.name} must give {describe(self.dtype)}: got {describe(dtype)}. {self._remedy}")
+
+        def run(*series: pl.Series) -> pl.Series:
+            frame = pl.DataFrame([one.alias(name) for one, name in zip(series, names, strict=True)])
+            try:
+                found = frame.select(made.alias("made")).to_series()
+            except pl.exceptions.PolarsError as error:
+                raise DataError(f"{self.name} failed: {_first_line(error)}") from error
+            return self._checked(found, len(frame))
+
+        return run
+
+    def _numpy(self, *series: pl.Series) -> pl.Series:
+        for place, one in enumerate(series):
+            if one.null_count():
+                which = f"input {place + 1} of " if len(series) > 1 else ""
+                raise DataError(
+                    f"{which}{self.name} holds a null: got {one.null_count():,} nulls in {len(one):,} values, expected "
+                    f"none in numpy arrays. Put fill_null before it, or write `form: arrow`"
+                )
+        made = self._answer(*(one.to_numpy() for one in series), error=DataError)
+        if not isinstance(made, np.ndarray) or made.ndim != 1:
+            got = f"{made.ndim} dimensions" if isinstance(made, np.ndarray) else type(made).__name__
+            raise DataError(f"{self.name} must return a numpy array of one dimension: got {got}")
+        wanted = pl.Series([], dtype=self.dtype).to_numpy().dtype
+        if made.dtype != wanted:
+            raise DataError(f"{self.name} must return {wanted}: got {made.dtype}. {self._remedy}")
+        return self._checked(pl.Series(made), len(series[0]))
+
+    def _arrow(self, *series: pl.Series) -> pl.Series:
+        made = self._answer(*(one.rechunk().to_arrow() for one in series), error=DataError)
+        if not isinstance(made, (pa.Array, pa.ChunkedArray)):
+            raise DataError(f"{self.name} must return an Arrow array: got {type(made).__name__}")
+        found = pl.Series(made)
+        return self._checked(found, len(series[0]))
+
+    def _answer(self, *given: Any, error: type[SpecError | DataError]) -> Any:
+        try:
+            return self.function(*given, **self.parameters)
+        except Exception as raised:  # whatever the user's code raises
+            raise error(f"{self.name} raised {type(raised).__name__}: {raised}") from raised
+
+    def _checked(self, found: pl.Series, rows: int) -> pl.Series:
+        if len(found) != rows:
+            raise DataError(f"{self.name} must return a value for each row: got {len(found):,} for {rows:,} rows")
+        if found.dtype != self.dtype:
+            raise DataError(
+                f"{self.name} must return {describe(self.dtype)}: got {describe(found.dtype)}. {self._remedy}"
+            )
+        return found
+
+    def _given(self, inputs: int) -> str:
+        return " and ".join([f"{inputs} input{'s' if inputs > 1 else ''}", *self.parameters])
+
+    @property
+    def _remedy(self) -> str:
+        return "Cast it there, or declare another type with `gives`"
+
+
+def bind(call: OpCall) -> BoundOp:
+    """The op that a call names, the user's own included, with its parameters checked. Raises OpError."""
+    if call.op in OPS:
+        return resolve(call)
+    offered = None if call.op == PYTHON else entry_point(call.op)
+    if call.op != PYTHON and offered is None:
+        return resolve(call)  # says what ops there are
+    if call.code is None:
+        raise OpError(call.path, f"{call.op} {REFUSED}")
+    return _user_op(call, call.code) if offered is None else _offered(call, offered, call.code)
+
+
+def _user_op(call: OpCall, folder: str) -> BoundOp:
+    given = checked_parameters(_op(PYTHON, Declared(gives=""), PythonCall, function=_unbound), call)
+    assert isinstance(given, PythonCall)
+    return _bound(call, given, folder)
+
+
+def _offered(call: OpCall, function: str, folder: str) -> BoundOp:
+    parameters = call.value
+    if "" in parameters:
+        raise OpError(call.path, f"{call.op} takes parameters by name: write {{{call.op}: {{NAME: value}}}}")
+    return _bound(call, PythonCall(function=function, parameters=parameters), folder)
+
+
+def _bound(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
+    try:
+        loaded = load(given.function, folder)
+        says = _declaration(given, declared(loaded.function))
+        field = pa.field("made", type_named(says.gives))
+    except ValueError as error:  # SpecError, and what type_named raises
+        raise OpError(call.path, f"{call.op}: {error}") from error
+    dtype = column_type(field)
+    held = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
+    if dtype is None or held not in (*_NUMPY_KINDS, STRING) or isinstance(element_type(dtype), pl.List):
+        message = f"{given.function} must give a number, bool, string or a list of these: got {says.gives!r}"
+        raise OpError(call.path, f"{call.op}: {message}")
+    function = _Function(
+        name=given.function, function=loaded.function, parameters=given.parameters, form=says.form, dtype=dtype
+    )
+    text = inspect.getdoc(loaded.function) or ""
+    op = _op(call.op, says, Bound, text=text, function=lambda values, _: function.on(values))
+    content = given.model_dump() | {"form": says.form, "gives": says.gives, "version": says.version}
+    return BoundOp(op=op, parameters=Bound(**content, source=loaded.source), path=call.path)
+
+
+def _unbound(values: Sequence[Value], parameters: Parameters) -> Value:
+    raise AssertionError("a function is bound before it is applied")
+
+
+def _op(
+    name: str, says: Declared, parameters: type[Parameters], *, function: Callable[..., Value], text: str = ""
+) -> Op:
+    return Op(
+        name=name,
+        version=says.version,
+        placement=PYTHON,
+        parameters=parameters,
+        takes=frozenset(),
+        lists="whole",
+        gives=says.gives,
+        text=text,
+        examples=(),
+        function=function,
+        weighted=False,
+        inputs=(Input(name="x", takes=ANYTHING, lists="whole"),),
+        repeats=True,
+        learns=None,
+        reads=None,
+        ids=any_ids,
+    )
+
+
+def _declaration(given: PythonCall, said: Declared | None) -> Declared:
+    """What pipeline.yaml says of the function, or the function of itself. Raises SpecError where both or none do."""
+    here = [key for key in ("form", "gives", "version") if getattr(given, key) is not None]
+    if said is not None:
+        if here:
+            raise SpecError(
+                f"{given.function} says itself what it gives (user_op): got {here[0]} here, too. Take it away here"
+            )
+        return said
+    if given.gives is None:
+        raise SpecError(
+            f"{given.function} does not say what it gives: write gives, such as {{{PYTHON}: {{function: "
+            f'"{given.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
+        )
+    return Declared(gives=given.gives, form=given.form or "expression", version=given.version or 1)
+
+
+def functions_of(features: Iterable[FeatureSpec]) -> tuple[Needed, ...]:
+    """The user's functions that the features call, each once. Raises OpError where one cannot be had here."""
+    found: dict[Needed, None] = {}
+    for call in calls_of(features):
+        if call.op in OPS or (call.op != PYTHON and entry_point(call.op) is None):
+            continue
+        bound = bind(call)
+        assert isinstance(bound.parameters, Bound)
+        need = Needed(
+            op=call.op, function=bound.parameters.function, folder=call.code or "", source=bound.parameters.source
+        )
+        found[need] = None
+    return tuple(found)
+
+
+def python_schema() -> dict[str, Any]:
+    """The JSON Schema of the op python, as it stands behind its name: a function, or a mapping."""
+    schema = PythonCall.model_json_schema()
+    properties = {
+        name: {key: value for key, value in content.items() if key not in ("title", "default")}
+        for name, content in schema["properties"].items()
+    }
+    mapping = {"type": "object", "properties": properties, "required": ["function"], "additionalProperties": False}
+    return {"description": "A Python function, with allow_code.", "anyOf": [properties["function"], mapping]}
+
+
+def code_of(call: OpCall) -> str | None:
+    """The function behind an op of the user's, as `module:function`; None for other ops."""
+    if call.op == PYTHON:
+        value = call.value
+        return str(value.get("function", value.get("", "")))
+    return None if call.op in OPS else entry_point(call.op)
+
+
+def word(call: OpCall) -> str:
+    """An op as chains show it: a function by its name."""
+    return f"{PYTHON} {code_of(call)}".strip() if call.op == PYTHON else call.op
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

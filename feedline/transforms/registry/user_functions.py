@@ -1,0 +1,166 @@
+"""Which Python function does a pipeline.yaml mean, from which source, and is it the same one everywhere?
+
+Runs in: every process that compiles features, where pipeline.yaml says `allow_code: true`. A function is named
+`module:function`. Its module is imported as Python imports it; the folder of pipeline.yaml stands last on the path
+while it is imported, and only then. The digest of the source file travels with the job, so that no worker computes with
+another text of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from feedline.errors import ClusterError, SpecError
+from feedline.spec.features import FeatureSpec, OpCall
+
+ENTRY_POINTS = "feedline.ops"
+PYTHON = "python"  # the op that names a function itself
+
+_importing = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """A function that a job calls: the op that named it, `module:function`, where its module may lie, its source."""
+
+    op: str
+    function: str
+    folder: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A function, and the SHA-256 of the file that defines it, as hex; empty where there is no such file."""
+
+    function: Callable[..., Any]
+    source: str
+
+
+def entry_point(name: str) -> str | None:
+    """What an installed package offers as the op of that name, as `module:function`."""
+    return _entry_points().get(name)
+
+
+def offered() -> tuple[str, ...]:
+    """The names of all ops that installed packages offer."""
+    return tuple(sorted(_entry_points()))
+
+
+@functools.cache
+def _entry_points() -> dict[str, str]:
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def load(name: str, folder: str) -> Loaded:
+    """The function of that name. Raises SpecError where it, or its module, cannot be had."""
+    module_name, colon, function_name = name.partition(":")
+    names = [*module_name.split("."), *function_name.split(".")]
+    if not colon or not all(part.isidentifier() for part in names):
+        raise SpecError(f"a function is named module:function: got {name!r}, expected such as my_features:scaled")
+    module = _imported(module_name, folder)
+    found: Any = module
+    for part in function_name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        place = getattr(module, "__file__", None) or "that module"
+        got = "nothing of that name" if found is None else f"a {type(found).__name__}"
+        raise SpecError(f"{name} is no function: got {got} in {place}. Define it there, or correct the name")
+    return Loaded(function=found, source=_source(found, module))
+
+
+_homes: dict[str, str] = {}  # of what was imported from a pipeline's folder
+
+
+def _imported(name: str, folder: str) -> ModuleType:
+    with _importing, _last_on_path(folder) as only_now:
+        first = name.partition(".")[0]
+        if (home := _homes.get(first, folder)) != folder:
+            raise SpecError(
+                f"the module {first!r} was imported from {home}: got {folder} as another pipeline's folder, and a "
+                f"process has one module of a name. Rename one of the two, or install it"
+            )
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # whatever the module's own code raises
+            raise SpecError(
+                f"the module {name!r} cannot be imported: got {type(error).__name__}: {error}. Install it where "
+                f"Feedline runs, on every worker too, or put it beside pipeline.yaml ({folder})"
+            ) from error
+        if only_now and Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            _homes[first] = folder
+        return module
+
+
+@contextmanager
+def _last_on_path(folder: str) -> Iterator[bool]:
+    """What is installed comes first: a file beside pipeline.yaml replaces no module. Gives whether it was needed."""
+    if not folder or folder in sys.path:
+        yield False
+        return
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        yield True
+    finally:
+        sys.path.remove(folder)
+
+
+_sources: dict[str, str] = {}  # of the files as they were when their functions were first asked for
+
+
+def _source(function: Callable[..., Any], module: ModuleType) -> str:
+    defining = sys.modules.get(getattr(inspect.unwrap(function), "__module__", None) or "", module)
+    file = getattr(defining, "__file__", None)
+    if not file or not file.endswith(".py"):
+        return ""
+    if file not in _sources:
+        try:
+            _sources[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except OSError:
+            return ""
+    return _sources[file]
+
+
+def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
+    """Every op that the features name."""
+    for feature in features:
+        yield from feature.ops
+        if feature.op is not None:
+            yield feature.op
+        for given in feature.inputs:
+            yield from given.ops
+
+
+def check_functions(needed: Sequence[Needed]) -> None:
+    """Raise ClusterError where this worker lacks a function, or has it from another source."""
+    for need in needed:
+        worker = f"a worker on {platform.node()}"
+        if need.op != PYTHON and entry_point(need.op) != need.function:
+            raise ClusterError(
+                f"{worker} has no package that offers {need.function} as {need.op!r} (entry points {ENTRY_POINTS}): "
+                f"got {entry_point(need.op) or 'none'}. Install the package on every worker"
+            )
+        try:
+            found = load(need.function, need.folder)
+        except SpecError as error:
+            raise ClusterError(f"{worker} cannot call {need.function}: {error}") from error
+        if found.source != need.source:
+            raise ClusterError(
+                f"{worker} has another source of {need.function}: got {found.source[:12] or 'none'}, expected "
+                f"{need.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and start "
+                f"workers anew that have imported an older one"
+            )

@@ -1,0 +1,1 @@
+"""What flows between ops: kinds, flat arrays, ragged lists, lookup counts."""

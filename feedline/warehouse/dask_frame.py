@@ -1,0 +1,95 @@
+"""A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
+
+The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
+columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
+Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
+row group; where that is more than a worker has room for, making the frame warns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from feedline.expressions import BoundExpression
+from feedline.expressions.column_parts import source_columns
+from feedline.warehouse.partition_sizes import warn_of_large_partitions
+from feedline.warehouse.reading.read import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
+from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
+from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.splits import plan_splits
+
+SPLIT_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReader:
+    """Reads one fragment as a pandas frame of Arrow dtypes: small, stateless and picklable.
+
+    `schema` holds the table's columns that this frame, its filter and its sample need, `columns` what it has, parts
+    too, `where` the filter's text.
+    """
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    where: str | None
+    sample: Sample | None = None
+
+    def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The fragment's kept rows; `columns` is Dask's projection, where there is one."""
+        wanted = list(self.columns if columns is None else columns)
+        where = None if self.where is None else bound_again(self.where, self.schema)
+        sample = None if self.sample is None else sampled_again(self.sample, self.schema)
+        # a projection to no column at all (len) still needs the rows: read one column and drop it
+        table = read_arrow(fragment, wanted or self.columns[:1], where, self.schema, sample=sample)
+        return _pandas(table)[wanted]
+
+
+def to_dask(
+    snapshot: Snapshot,
+    selection: Selection,
+    columns: Sequence[str] | None,
+    where: BoundExpression | None,
+    *,
+    sample: BoundSample | None = None,
+    split_rows: int = SPLIT_ROWS,
+) -> Any:
+    """The kept rows as a `dask.dataframe.DataFrame`.
+
+    `columns`: which columns and parts of columns, in order (None: all columns, partition keys last). `selection` must
+    belong to `where` and `sample`; row groups that nobody counted are read and filtered, their splits planned by the
+    rows they store.
+    """
+    whole = snapshot.schema if sample is None else with_weight(snapshot.schema, columns)
+    names = tuple(snapshot.schema.names if columns is None else columns)
+    meta = _pandas(pa.schema([field_of(whole, name) for name in names]).empty_table())
+    conditions = [*(where.columns if where else ()), *(sample.columns if sample else ())]
+    needed = source_columns(whole, [*names, *sorted(conditions)])
+    schema = pa.schema([field_of(whole, name) for name in needed])
+    reader = FrameReader(schema, names, where.text if where else None, sample.sample if sample else None)
+    fragments = plan_fragments(snapshot, selection, split_rows)
+    warn_of_large_partitions(snapshot, selection, names, split_rows, whole)
+    with dask.config.set({"dataframe.convert-string": False}):
+        if not fragments:
+            return dd.from_pandas(meta, npartitions=1)
+        return dd.from_map(reader, fragments, meta=meta, label="feedline", enforce_metadata=False)
+
+
+def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
+    """One fragment per split of the rows that are, or may be, kept."""
+    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
+    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
+    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]
+
+
+def _pandas(table: pa.Table) -> pd.DataFrame:
+    frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype, ignore_metadata=True)
+    return frame

@@ -1,0 +1,1 @@
+"""Which files make a table: Hive folders, manifests, Delta, Iceberg."""

@@ -1,0 +1,118 @@
+"""Which files are a Delta Lake table, at one of its versions?
+
+Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
+and columns come from it, statistics from the files' own footers. What needs more than reading whole files by their
+columns' names is refused by name: deletion vectors, column mapping, features that this module does not know.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+import pyarrow as pa
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.discovery.table_log import declared_listing, package_missing
+from feedline.warehouse.storage.faults import last_words
+from feedline.warehouse.storage.locations import absolute, is_uri, shown
+
+# Features of a table that change nothing for whoever reads whole files by name, or that are looked at below.
+_READABLE = {
+    *("deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),
+    *("typeWidening", "typeWidening-preview", "variantType", "variantType-preview"),
+}
+# An endpoint and region that the URI names, as pyarrow.fs has it; credentials come from the environment.
+_OPTIONS = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
+
+
+def list_delta(table: str, *, version: int | None = None, as_of: str | None = None) -> Listing:
+    """The files of a version (None: the newest), or of the version that was the newest at an ISO time.
+
+    A time without a zone is UTC. Raises TableNotFoundError where no Delta table or no file is, TableError for what
+    cannot be read, TableChangedError for files that were vacuumed.
+    """
+    try:
+        import deltalake  # noqa: PLC0415 -- an extra: only where a table of this format is asked for
+    except ImportError:
+        raise package_missing("deltalake", "delta") from None
+    uri = absolute(table)
+    try:
+        log = deltalake.DeltaTable(_address(uri), version=version, storage_options=_options(uri))
+        if as_of is not None:
+            newest = deltalake.DeltaTable(_address(uri), storage_options=_options(uri))
+            _load_as_of(newest, log, as_of, uri)
+        _refuse_features(log, uri)
+        actions = pa.table(log.get_add_actions(flatten=False))
+        schema = pa.schema(log.schema().to_arrow())
+        keys = list(log.metadata().partition_columns)
+    except deltalake.exceptions.TableNotFoundError as error:
+        raise TableNotFoundError(f"{shown(uri)} is no Delta table: {last_words(error)}") from error
+    except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+        if isinstance(error, TableError):
+            raise
+        wanted = f" at version {version}" if version is not None else ""
+        raise TableError(f"{shown(uri)} cannot be read as a Delta table{wanted}: {last_words(error)}") from error
+    partition = {}
+    if keys:
+        values = actions["partition"].combine_chunks()
+        partition = {name: values.field(name).cast(schema.field(name).type) for name in keys}
+    paths = [path if is_uri(path) else unquote(path) for path in actions["path"].to_pylist()]
+    return declared_listing(uri, paths, partition, schema, format="delta")
+
+
+def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
+    moment = datetime.datetime.fromisoformat(as_of)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    log.load_as_version(moment)
+    if log.version() > 0:
+        return
+    # a time before the first version gives the first; only the newest version's history has the right numbers
+    written_ms = next((entry.get("timestamp") for entry in newest.history() if entry.get("version") == 0), None)
+    if written_ms is not None and moment.timestamp() * 1000 < written_ms:
+        first = datetime.datetime.fromtimestamp(written_ms / 1000, datetime.UTC).isoformat()
+        raise TableError(f"{shown(uri)} did not exist at {as_of}: its first version is of {first}. Name a later time")
+
+
+def _refuse_features(log: Any, uri: str) -> None:
+    features = set(log.protocol().reader_features or ())
+    mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise TableError(
+            f"{shown(uri)} uses column mapping (mode {mapping}), so that its files name columns otherwise than the "
+            "table does: expected none. Write the table to a new place without delta.columnMapping.mode"
+        )
+    unknown = sorted(features - _READABLE)
+    if unknown:
+        raise TableError(f"{shown(uri)} uses features that Feedline does not know: {', '.join(unknown)}")
+    if "deletionVectors" in features and _has_deletion_vectors(log):
+        raise TableError(
+            f"{shown(uri)} has deletion vectors, which mark rows of its files as deleted: expected none. Run "
+            "REORG TABLE … APPLY (PURGE), or OPTIMIZE, which write the files anew without those rows"
+        )
+
+
+def _has_deletion_vectors(log: Any) -> bool:
+    """Whether a file of this version has one; one that cannot be read is there all the same."""
+    try:
+        return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(log.deletion_vectors()))
+    except Exception:
+        return True
+
+
+def _address(uri: str) -> str:
+    return uri.partition("?")[0] if is_uri(uri) else uri
+
+
+def _options(uri: str) -> dict[str, str] | None:
+    """What the URI's options say, in deltalake's words."""
+    if not is_uri(uri):
+        return None
+    given = dict(parse_qsl(uri.partition("?")[2]))
+    options = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    if given.get("scheme") == "http" and "AWS_ENDPOINT_URL" in options:
+        options |= {"AWS_ENDPOINT_URL": f"http://{given['endpoint_override']}", "AWS_ALLOW_HTTP": "true"}
+    return options or None

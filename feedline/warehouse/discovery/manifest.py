@@ -1,0 +1,141 @@
+"""Which files make up a table that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
+
+Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; what else they hold is
+not looked at. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order means
+nothing: the table has its usual one. Nothing is listed: the files are asked for their sizes and times, many at once. A
+manifest may name files of a table that has a log of its own (`logs`): whoever wrote it knew which of them count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.discovery.hive import Listing, common_root, depth, listing_of, parent
+from feedline.warehouse.discovery.links import links_among, refuse_same_files
+from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.storage.ranges import read_range
+from feedline.warehouse.storage.retry import is_local, retried
+
+_MAGIC = b"PAR1"
+
+
+def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = None) -> Listing:
+    """The files that a manifest names, as `discover` gives those of a folder.
+
+    Raises TableNotFoundError where the manifest or a file that it names does not exist, TableError where it is no
+    manifest, names nothing, or names files on several stores.
+    """
+    place = locate(absolute(manifest))
+    names = _names(place)
+    folder = ancestor(place.uri, 1)
+    uris = list(dict.fromkeys(_resolved(name, folder, shown(place.uri)) for name in names))
+    first = locate(uris[0])
+    paths = _paths(uris, first, shown(place.uri))
+    with explained(shown(first.uri)):
+        files = first.filesystem
+        infos = retried(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
+    for info, uri in zip(infos, uris, strict=True):
+        if info.type == pafs.FileType.NotFound:
+            raise TableNotFoundError(
+                f"{shown(uri)} does not exist: {shown(place.uri)} names it. Restore it, or write the manifest anew"
+            )
+        if info.type != pafs.FileType.File:
+            raise TableError(f"{shown(uri)} is a folder: expected that {shown(place.uri)} names files alone")
+    if is_local(first.filesystem):
+        refuse_same_files(paths, links_among(paths), {})
+    root = common_root(sorted({parent(info.path) for info in infos}))
+    root_uri = ancestor(first.uri, depth(first.path) - depth(root))
+    listing = listing_of(root_uri, root, {info.path: info for info in infos}, partitions)
+    return replace(listing, asked=place.uri)
+
+
+def _names(place: Location) -> list[str]:
+    where = shown(place.uri)
+    with explained(where):
+        content = retried(lambda: _content(place, where), place.filesystem, where)
+    text = content.to_pybytes()
+    names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
+    bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
+    if bad is not None or any(name is None for name in names):
+        raise TableError(f"manifest {where} holds an entry that is no path: got {bad!r}, expected a text")
+    if not names:
+        raise TableError(f"manifest {where} is empty: expected at least one path")
+    return names
+
+
+def _content(place: Location, where: str) -> pa.Buffer:
+    if place.filesystem.get_file_info(place.path).type == pafs.FileType.Directory:
+        raise TableError(f"manifest {where} is a folder: expected a JSON or Parquet file")
+    with place.filesystem.open_input_file(place.path) as source:
+        if is_local(place.filesystem):
+            return source.read_buffer()
+        return pa.py_buffer(read_range(source, 0, source.size()))
+
+
+def _parquet_names(content: pa.Buffer, where: str) -> list[Any]:
+    with explained(where):
+        schema = pq.read_schema(pa.BufferReader(content))
+        if "path" not in schema.names:
+            raise TableError(f"manifest {where} has no column 'path': got {', '.join(schema.names[:20])}")
+        names: list[Any] = pq.read_table(pa.BufferReader(content), columns=["path"])["path"].to_pylist()
+    return names
+
+
+def _json_names(content: bytes, where: str) -> list[Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"manifest {where} is neither JSON nor Parquet: {error}") from None
+    if not isinstance(found, list):
+        raise TableError(
+            f"manifest {where} is not a list: got {type(found).__name__}, expected a JSON list of paths, or of objects "
+            "with a `path`"
+        )
+    return [entry.get("path") if isinstance(entry, dict) else entry for entry in found]
+
+
+def _resolved(name: str, folder: str, where: str) -> str:
+    if is_uri(name):
+        return absolute(name)
+    if not is_uri(folder):
+        return absolute(join(folder, name) if not name.startswith("/") else name)
+    if name.startswith("/"):
+        raise TableError(f"manifest {where} names {name!r}: expected a path relative to its folder, or a URI")
+    address, mark, options = folder.partition("?")
+    return join(address, name) + mark + options
+
+
+def _paths(uris: Sequence[str], first: Location, where: str) -> list[str]:
+    """The files' paths on the one filesystem; a filesystem is made per store, not per file."""
+    paths = []
+    stores: dict[tuple[str, ...], Location] = {}
+    for uri in uris:
+        if not is_uri(uri):
+            location, path = locate(uri), uri
+        elif "%" in uri or "?" in uri:
+            location = locate(uri)
+            path = location.path
+        else:
+            parts = urlsplit(uri)
+            key = parts.scheme, parts.netloc
+            if key not in stores:
+                stores[key] = locate(f"{parts.scheme}://{parts.netloc}/")
+            location = stores[key]
+            path = join(location.path.rstrip("/"), parts.path.lstrip("/")) if location.path != "" else parts.path
+        if not location.filesystem.equals(first.filesystem):
+            raise TableError(
+                f"manifest {where} names files on several stores: got {shown(first.uri)} and {shown(uri)}, expected "
+                "one. Write one manifest for each"
+            )
+        paths.append(path)
+    return paths

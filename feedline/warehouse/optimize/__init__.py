@@ -1,0 +1,1 @@
+"""A table written anew, and the usage record that guides it."""

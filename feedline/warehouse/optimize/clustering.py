@@ -1,0 +1,149 @@
+"""In which order do the rows of a clustered table stand? Keys by their hash, rows of a key together, sorted within.
+
+Runs in the tasks of `optimize`. Pure. The hash of a key (several columns may make one) is
+
+    h_0 = 0;  h_j = hash(digest(column j) + h_(j-1)), 0 for a null;  the key's hash is the last
+
+with `hash` and the digest of strings as `feedline.hashing` defines them; an integer, a boolean, a date or a time is its
+own digest, a float the integer of its bits (-0.0 is 0.0, all NaNs are one), anything else its text's. Rows are ordered
+by (hash, key, sort columns), nulls first, and keep their order where these are equal. So reading a clustered table in
+order meets its keys shuffled, all rows with a null key are one group, and a `bucket` (a range of hashes) of the table
+is a contiguous run of its rows.
+
+Gathering is what this costs. Lists of numbers are gathered by Polars (15 ms for 4 M values of 150 k rows, against 17
+to 65 for pyarrow's take), everything else by pyarrow (0.5 ms for 150 k numbers, against 0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from feedline.errors import TableArgumentError
+from feedline.hashing import GOLDEN, Words, digest, mix
+from feedline.warehouse.parquet.schemas import children
+
+Int64s = npt.NDArray[np.int64]
+
+
+def refuse_keys(schema: pa.Schema, names: Sequence[str], option: str) -> None:
+    """Raise TableArgumentError for a column that rows cannot be clustered or sorted by."""
+    for name in names:
+        kind = schema.field(name).type
+        if children(kind) or pat.is_null(kind) or pat.is_decimal256(kind) or pat.is_interval(kind):
+            raise TableArgumentError(
+                f"{option} names column {name!r} of type {kind}: expected numbers, texts, dates or times. "
+                "Name another column"
+            )
+
+
+def key_hashes(table: pa.Table, keys: Sequence[str]) -> Words:
+    """uint64 [rows]: the hash of each row's key."""
+    hashes = np.zeros(table.num_rows, np.uint64)
+    scratch = np.empty_like(hashes)
+    for name in keys:
+        series = _series(table[name])
+        hashes += _digest(series)
+        hashes += np.uint64(GOLDEN)
+        mix(hashes, scratch)
+        if series.null_count():
+            hashes[series.is_null().to_numpy()] = 0
+    return hashes
+
+
+def buckets_of(hashes: Words, buckets: int) -> npt.NDArray[np.int32]:
+    """Which of `buckets` equal ranges of hashes each one lies in; a higher bucket holds higher hashes."""
+    high = hashes >> np.uint64(32)  # 32 bits of a hash and up to 2**31 buckets fit a word
+    return (high * np.uint64(buckets) >> np.uint64(32)).astype(np.int32)
+
+
+def row_order(table: pa.Table, keys: Sequence[str], sort_by: Sequence[str]) -> Int64s:
+    """int64 [rows]: the rows of `table` in clustered order."""
+    columns = {"hash": pl.Series(key_hashes(table, keys))}
+    columns |= {f"key {name}": _series(table[name]) for name in keys}
+    columns |= {f"sort {name}": _series(table[name]) for name in sort_by}
+    frame = pl.DataFrame(columns)
+    order = frame.select(pl.arg_sort_by(list(columns), nulls_last=False, maintain_order=True)).to_series()
+    return order.to_numpy().astype(np.int64)
+
+
+class Gatherer:
+    """Takes rows of a table by their places, as often as asked: columns are made ready once.
+
+    The table is taken out of the list that it comes in, so that its own memory is given up column by column.
+    """
+
+    def __init__(self, held: list[pa.Table]) -> None:
+        table = held.pop()
+        self.schema = table.schema
+        self.rows = table.num_rows
+        self._columns: list[pa.Array | pl.Series] = []
+        while table.num_columns:
+            column = whole(table.column(0))
+            table = table.remove_column(0)
+            self._columns.append(_series(column) if _is_ragged(column.type) else column)
+        pa.default_memory_pool().release_unused()  # what decoding left behind is as much again
+
+    def take(self, places: Int64s) -> pa.Table:
+        """The rows at those places, in that order."""
+        index = pa.array(places)
+        arrays = [
+            as_list(column.gather(places), field.type) if isinstance(column, pl.Series) else column.take(index)
+            for column, field in zip(self._columns, self.schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+
+def as_list(series: pl.Series, kind: pa.DataType) -> pa.Array:
+    """A Polars list series as an Arrow array of that list type, without a copy of the values."""
+    array = series.to_arrow()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    offsets = array.offsets if pat.is_large_list(kind) else array.offsets.cast(pa.int32())
+    values = array.values.cast(kind.value_type)
+    made = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
+    mask = array.is_null() if array.null_count else None
+    return made.from_arrays(offsets, values, type=kind, mask=mask)
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if not column.num_chunks:
+        return pa.array([], column.type)
+    return pa.concat_arrays(column.chunks)
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+        return False
+    item = kind.value_type
+    return bool(pat.is_integer(item) or pat.is_float32(item) or pat.is_float64(item))
+
+
+def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
+    series = pl.from_arrow(column)
+    assert isinstance(series, pl.Series)
+    return series.rechunk()
+
+
+def _digest(series: pl.Series) -> Words:
+    """uint64 [rows]; whatever stands under a null means nothing."""
+    kind = series.dtype
+    if kind in (pl.String, pl.Binary):
+        return digest(series)
+    if kind == pl.Boolean or kind.is_integer() or kind.is_temporal():
+        physical = series.to_physical()
+        wide = physical if kind == pl.UInt64 else physical.cast(pl.Int64)
+        words: Words = wide.fill_null(0).to_numpy().view(np.uint64)
+        return words
+    if kind.is_float():
+        numbers = series.cast(pl.Float64).fill_null(0).to_numpy() + 0.0  # makes 0.0 of -0.0
+        return np.where(np.isnan(numbers), np.nan, numbers).view(np.uint64)
+    return digest(_series(pc.cast(series.to_arrow(), pa.string())))

@@ -1,0 +1,157 @@
+"""What does a table take on disk, and what does reading some of its columns fetch? Counted from footers.
+
+Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are those that Feedline would
+make of an object store for a projection, row group by row group (`fetching`): neighbouring column chunks are one
+request over the hole between them. The bytes fetched are those of the requests, holes included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedline.warehouse.optimize.survey import footer_of, whole_file
+from feedline.warehouse.parquet.footer import column_leaves
+from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.ranges import chunk_ranges, coalesced
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+Notes = Mapping[bytes, bytes]
+
+_TASK_FILES = 64
+_OF_LEVELS = {"RLE", "BIT_PACKED"}
+_CODECS = {"UNCOMPRESSED": "none"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projected:
+    """What reading the projected columns of the whole table fetches: their chunks' bytes, requests, bytes of those."""
+
+    bytes: int
+    requests: int
+    requested_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """A table: files and their bytes, row groups, rows, bytes of column chunks before and after compression.
+
+    `column_bytes`: after compression, by column. `column_encodings`: what a column is stored as, in all leaves and row
+    groups: `dictionary zstd`. `notes`: the key-value metadata that all files have in common.
+    """
+
+    files: int
+    bytes: int
+    row_groups: int
+    rows: int
+    uncompressed_bytes: int
+    compressed_bytes: int
+    projection: Projected
+    column_bytes: Mapping[str, int] = field(default_factory=dict)
+    column_encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict, repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """Uncompressed over compressed."""
+        return self.uncompressed_bytes / self.compressed_bytes if self.compressed_bytes else 1.0
+
+    @property
+    def requests_per_row_group(self) -> float:
+        """Of the projection."""
+        return self.projection.requests / self.row_groups if self.row_groups else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FootprintTask:
+    """Files to look at, and the columns of the projection."""
+
+    fragments: tuple[Fragment, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FootprintSums:
+    """Sums over some files: the footprint's, and of the projection chunk bytes, requests, requested bytes."""
+
+    uncompressed: int = 0
+    projected: int = 0
+    requests: int = 0
+    requested: int = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
+    notes: dict[bytes, bytes] | None = None
+
+    def add(self, other: FootprintSums) -> None:
+        """Of more files."""
+        self.uncompressed += other.uncompressed
+        self.projected += other.projected
+        self.requests += other.requests
+        self.requested += other.requested
+        self.columns.update(other.columns)
+        for name, found in other.encodings.items():
+            self.encodings[name] |= found
+        self.agree(other.notes)
+
+    def agree(self, notes: Mapping[bytes, bytes] | None) -> None:
+        """Keep what other files note, too."""
+        if notes is not None:
+            mine = notes if self.notes is None else self.notes
+            self.notes = {key: value for key, value in mine.items() if notes.get(key) == value}
+
+
+def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Footprint:
+    """Measure a table; columns of the projection that are partition keys, or not there, cost nothing."""
+    fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
+    parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
+    tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
+    total = FootprintSums()
+    for measured in map(measure_files, tasks):
+        total.add(measured)
+    return Footprint(
+        files=len(fragments),
+        bytes=sum(fragment.bytes for fragment in fragments),
+        row_groups=len(snapshot.row_groups),
+        rows=snapshot.rows,
+        uncompressed_bytes=total.uncompressed,
+        compressed_bytes=total.columns.total(),
+        projection=Projected(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
+        column_bytes=dict(total.columns),
+        column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
+        notes=total.notes or {},
+    )
+
+
+def measure_files(task: FootprintTask) -> FootprintSums:
+    """Run one task."""
+    total = FootprintSums()
+    for fragment in task.fragments:
+        metadata, schema = footer_of(fragment)
+        total.agree(metadata.metadata or {})
+        places = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
+        leaves = [leaf for name in task.columns for leaf in places.get(name, ())]
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            chunks = [group.column(leaf) for leaf in range(group.num_columns)]
+            found = coalesced(chunk_ranges(metadata, index, leaves, fragment.bytes))
+            total.uncompressed += sum(chunk.total_uncompressed_size for chunk in chunks)
+            total.projected += sum(chunks[leaf].total_compressed_size for leaf in leaves)
+            total.requests += len(found)
+            total.requested += sum(stop - start for start, stop in found)
+            for name, column in places.items():
+                total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
+                total.encodings[name].update((chunks[leaf].compression, *chunks[leaf].encodings) for leaf in column)
+    return total
+
+
+def _encodings(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Codecs and encodings of chunks as the names that `optimize` has for them; levels' encodings count for nothing."""
+    names = set()
+    for codec, *encodings in found:
+        data = sorted(set(encodings) - _OF_LEVELS) or ["RLE"]
+        name = "dictionary" if any("DICTIONARY" in one for one in data) else " ".join(data).lower()
+        names.add(f"{name} {_CODECS.get(codec, codec.lower())}")
+    return tuple(sorted(names))

@@ -1,0 +1,167 @@
+"""What is asked of `optimize`, and what that means for a table: the checked settings as a recipe for its partitions.
+
+Runs where `optimize` is planned. The recipe lacks its encodings until rows have been sampled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from feedline.errors import TableArgumentError, TableError
+from feedline.expressions.column_parts import flattened_name
+from feedline.warehouse.optimize.clustering import refuse_keys
+from feedline.warehouse.optimize.flattening import Key, keys_worth, refuse_maps
+from feedline.warehouse.optimize.rewrite import Recipe
+from feedline.warehouse.optimize.survey import Survey, survey, without_nulls
+from feedline.warehouse.optimize.target_schema import field_ids, key_columns, with_field_ids
+from feedline.warehouse.parquet.encodings import GOALS, Goal
+from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+_VERSION = 1
+# What files note beside their columns and says how they are read: it would be wrong of columns that moved or are new.
+_ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `optimize` is asked for.
+
+    `cluster_by`, `sort_by`: columns; none keeps the order. `order`: the columns that come first in files, `popular`
+    telling that they come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
+    bytes; `file_bytes`: a file is ended before the row group that would pass them. `small_partitions`: a partition with
+    fewer rows than a row group becomes one file (`merge`), or keeps its files, each rewritten by itself (`keep`).
+    `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: whatever holds
+    no null stays nullable.
+    """
+
+    cluster_by: tuple[str, ...] = ()
+    sort_by: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    popular: bool = False
+    goal: Goal = "balanced"
+    row_group_rows: int = 65_536
+    row_group_bytes: int | None = None
+    file_bytes: int = 256 << 20
+    small_partitions: Literal["merge", "keep"] = "merge"
+    flatten: tuple[str, ...] = ()
+    flatten_coverage: float = 0.01
+    keep_nullable: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses values out of range (TableArgumentError)."""
+        for name, low in (("row_group_rows", 1), ("row_group_bytes", 1), ("file_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise TableArgumentError(
+                    f"--{name.replace('_', '-')} is out of range: got {value}, expected at least {low}"
+                )
+        if not 0 <= self.flatten_coverage <= 1:
+            raise TableArgumentError(f"--flatten-coverage is no share: got {self.flatten_coverage}, expected 0 to 1")
+        for name, allowed in (("goal", GOALS), ("small_partitions", ("merge", "keep"))):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise TableArgumentError(f"{name} is unknown: got {value!r}, expected one of {', '.join(allowed)}")
+        if self.sort_by and not self.cluster_by:
+            raise TableArgumentError(
+                "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
+            )
+
+
+def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
+    """Raise TableArgumentError for columns that the table has not, or that cannot be used so."""
+    schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
+    for option, names in (
+        ("--cluster-by", settings.cluster_by),
+        ("--sort-by", settings.sort_by),
+        ("--flatten", settings.flatten),
+    ):
+        for name in names:
+            _known(name, schema.names, option)
+    for name in projection:
+        _known(name, snapshot.schema.names, "--projection")
+    refuse_keys(schema, settings.cluster_by, "--cluster-by")
+    refuse_keys(schema, settings.sort_by, "--sort-by")
+    refuse_maps(schema, settings.flatten)
+    if not snapshot.rows:
+        raise TableArgumentError(f"{snapshot.uri} holds no rows: expected at least one to measure")
+
+
+def _known(name: str, names: Sequence[str], option: str) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
+        raise TableArgumentError(f"{option} names column {name!r}, which is not in the table's files. {hint}")
+
+
+def recipe_for(
+    snapshot: Snapshot, target: str, settings: Settings, *, map: Map, notes: Mapping[bytes, bytes] | None = None
+) -> Recipe:
+    """What is done to every partition; `map` runs the survey of what the snapshot does not know.
+
+    `notes`: the key-value metadata that the source's files have in common.
+    """
+    keys_too = key_columns(snapshot)
+    known = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
+    keys = tuple(
+        (name, keys_worth(known.keys[name], snapshot.rows, settings.flatten_coverage)) for name in settings.flatten
+    )
+    columns = [snapshot.schema.field(name) for name in snapshot.file_columns]
+    source = pa.schema([*columns, *keys_too])
+    schema = _target_schema(snapshot, source, known, dict(keys), settings)
+    schema = with_field_ids(schema, snapshot.file_schemas)
+    return Recipe(
+        uri=target,
+        source=source,
+        target=schema.with_metadata({key: value for key, value in (notes or {}).items() if key not in _ABOUT_COLUMNS}),
+        encodings=(),
+        limits=Limits(
+            row_group_rows=settings.row_group_rows,
+            row_group_bytes=settings.row_group_bytes,
+            file_bytes=settings.file_bytes,
+        ),
+        cluster_by=settings.cluster_by,
+        sort_by=settings.sort_by,
+        flatten=keys,
+        settings=_fingerprint(settings, schema),
+    )
+
+
+def _target_schema(
+    snapshot: Snapshot, source: pa.Schema, known: Survey, keys: dict[str, tuple[Key, ...]], settings: Settings
+) -> pa.Schema:
+    fields: dict[str, pa.Field] = {}
+    for field in source:
+        for key in keys.get(field.name, ()):
+            name = flattened_name(field.name, key)
+            if name in snapshot.schema.names:
+                raise TableError(
+                    f"--flatten {field.name} makes a column {name!r}, which the table has: expected a free name. "
+                    "Rename it, or raise --flatten-coverage"
+                )
+            everywhere = known.keys[field.name][key] == snapshot.rows and not settings.keep_nullable
+            fields[name] = pa.field(name, field.type.item_type, nullable=not everywhere)
+        is_key = field.name in snapshot.partition_columns
+        fields[field.name] = field if is_key else without_nulls(field, known.nulls)
+    for name in settings.order:
+        if not settings.popular:
+            _known(name, list(fields), "--order")
+    first = [name for name in dict.fromkeys(settings.order) if name in fields]
+    return pa.schema([fields[name] for name in dict.fromkeys([*first, *fields])])
+
+
+def _fingerprint(settings: Settings, target: pa.Schema) -> str:
+    """Of what decides a partition's rows, their order and their types; popularity may change without a rewrite."""
+    facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name != "order")]
+    facts.append("popular" if settings.popular else settings.order)
+    facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))
+    facts += [ids] if (ids := field_ids(target)) else []
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]

@@ -1,0 +1,230 @@
+"""How does one partition become its new files? The tasks of `optimize`.
+
+Runs wherever the `map` of the job runs them. A partition is written in units: without clustering a unit is a run of its
+row groups, streamed one by one; with clustering it is the whole partition, or, where that is larger than a task may
+hold, a range of key hashes. Such a partition is scattered first: each task reads some row groups, and writes their rows
+to one spill file, a record batch per bucket; a unit then is some neighbouring buckets of all spill files.
+
+Memory: a task holds one unit's rows, decoded, and one row group of gathered ones (and one column twice for a moment);
+a streaming task two row groups. Rows of one key are never cut apart, so a key larger than a unit makes it larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from feedline.errors import DataError
+from feedline.expressions.column_parts import flattened_name
+from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
+from feedline.warehouse.optimize.flattening import Key, flatten
+from feedline.warehouse.optimize.landing import Target, room_for
+from feedline.warehouse.optimize.survey import fragment_of_group, places_with_nulls, places_without_nulls
+from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, Written, upload
+from feedline.warehouse.reading.read import Fragment, read_arrow
+from feedline.warehouse.storage.retry import retried
+
+_READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is done to every partition alike.
+
+    `source` and `target`: the schemas of files; `flatten`: per map column the keys that become columns; `settings`: the
+    fingerprint that goes into the files' notes.
+    """
+
+    uri: str
+    source: pa.Schema
+    target: pa.Schema
+    encodings: tuple[Encoding, ...]
+    limits: Limits
+    cluster_by: tuple[str, ...]
+    sort_by: tuple[str, ...]
+    flatten: tuple[tuple[str, tuple[Key, ...]], ...]
+    settings: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """The rows of one unit: row groups of the source, or buckets (from `first` to before `stop`) of spill files."""
+
+    number: int
+    units: int
+    fragments: tuple[Fragment, ...] = ()
+    spills: tuple[str, ...] = ()
+    first: int = 0
+    stop: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTask:
+    """One partition to write and land, its units one after the other."""
+
+    recipe: Recipe
+    folder: str
+    slug: str
+    sources: str
+    alone: bool
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTask:
+    """One unit of a partition whose staging folder is there; nothing lands."""
+
+    recipe: Recipe
+    folder: str
+    slug: str
+    sources: str
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterTask:
+    """Row groups to be cut into buckets, and the spill file for them."""
+
+    recipe: Recipe
+    fragments: tuple[Fragment, ...]
+    buckets: int
+    path: str
+
+
+def rewrite_partition(task: PartitionTask) -> list[Written]:
+    """Write a whole partition and make it visible."""
+    target = Target(task.recipe.uri)
+    with room_for(target.uri):
+        stage = target.begin(task.folder, task.slug)
+        try:
+            written = [file for unit in task.units for file in _written(target, task.recipe, task, unit)]
+        except BaseException:
+            if target.is_local:
+                target.remove(stage)
+            raise
+        target.land(task.folder, task.slug, [file.name for file in written], alone=task.alone)
+    return written
+
+
+def rewrite_unit(task: UnitTask) -> list[Written]:
+    """Write one unit into its partition's staging folder."""
+    target = Target(task.recipe.uri)
+    with room_for(target.uri):
+        return _written(target, task.recipe, task, task.unit)
+
+
+def scatter(task: ScatterTask) -> list[int]:
+    """Write a spill file; returns the decoded bytes of each bucket."""
+    recipe, target = task.recipe, Target(task.recipe.uri)
+    table = pa.concat_tables(list(target_rows(recipe, task.fragments)))
+    buckets = buckets_of(key_hashes(table, recipe.cluster_by), task.buckets)
+    order = np.argsort(buckets, kind="stable")
+    borders = np.searchsorted(buckets[order], np.arange(task.buckets + 1))
+    held = [table]
+    del table
+    rows = Gatherer(held)
+    sizes = []
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with room_for(target.uri):
+        target.make(task.path.rpartition("/")[0])
+        sink = target.filesystem.open_output_stream(task.path) if target.is_local else pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, recipe.target, options=options) as spill:
+            for low, high in pairwise(borders):
+                part = rows.take(order[low:high])
+                sizes.append(part.nbytes)
+                spill.write_batch(_batch(part))
+        if target.is_local:
+            sink.close()
+        else:
+            upload(target.filesystem, task.path, sink.getvalue())
+    return sizes
+
+
+def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Table]:
+    """The source's rows as the target has them, one table per row group, in order."""
+    for fragment in fragments:
+        for row_group in fragment.row_groups:
+            one = fragment_of_group(fragment, row_group)
+            table = read_arrow(one, recipe.source.names, None, recipe.source, chunk_rows=_READ_ROWS)
+            yield fitted(flattened(table, recipe), recipe.target, fragment.uri)
+
+
+def flattened(table: pa.Table, recipe: Recipe) -> pa.Table:
+    """The rows with the keys of their maps as columns."""
+    columns = {name: table[name] for name in table.schema.names}
+    for name, keys in recipe.flatten:
+        *parts, rest = flatten(whole(columns[name]), keys)
+        columns[name] = rest
+        columns |= {flattened_name(name, key): part for key, part in zip(keys, parts, strict=True)}
+    return pa.table(columns) if recipe.flatten else table
+
+
+def fitted(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+    """The rows with exactly the target's columns.
+
+    Raises DataError, naming the file, for a null where the table was found to have none.
+    """
+    arrays = []
+    for field in schema:
+        array = whole(table[field.name])
+        wrong = set(places_with_nulls(field.name, array)) & set(places_without_nulls(field))
+        if wrong:
+            raise DataError(
+                f"column {field.name!r} of {file} holds a null: got one in {min(wrong)}, expected none, as the footers "
+                "of the table say. Keep every column nullable (--keep-nullable), or rewrite the file"
+            )
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _written(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[Written]:
+    writer = TableWriter(
+        target.filesystem,
+        target.stage(place.folder, place.slug),
+        f"part-{unit.number:04d}",
+        schema=recipe.target,
+        encodings=recipe.encodings,
+        limits=recipe.limits,
+        note={"settings": recipe.settings, "sources": place.sources, "unit": unit.number, "units": unit.units},
+        suffix=target.suffix,
+    )
+    try:
+        if recipe.cluster_by:
+            _write_clustered(target, recipe, unit, writer)
+        else:
+            for table in target_rows(recipe, unit.fragments):
+                writer.write(table)
+        return writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWriter) -> None:
+    tables = _spilled(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
+    held = [pa.concat_tables([recipe.target.empty_table(), *tables])]
+    keys = dict.fromkeys([*recipe.cluster_by, *recipe.sort_by])
+    order = row_order(held[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
+    rows = Gatherer(held)
+    for start in range(0, len(order), recipe.limits.row_group_rows):
+        writer.write(rows.take(order[start : start + recipe.limits.row_group_rows]))
+
+
+def _spilled(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
+    for path in unit.spills:
+        yield retried(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
+
+
+def _buckets(target: Target, path: str, unit: Unit, schema: pa.Schema) -> pa.Table:
+    with target.filesystem.open_input_file(path) as source:
+        spill = pa.ipc.open_file(source)
+        return pa.Table.from_batches([spill.get_batch(bucket) for bucket in range(unit.first, unit.stop)], schema)
+
+
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)

@@ -1,0 +1,226 @@
+"""In which pieces is a partition rewritten? Partitions, their units and buckets, and the sample that sizes them.
+
+Runs where `optimize` is planned. A partition is one task where its rows, decoded, fit a unit (and, without clustering,
+where they make few files); else its units are tasks of their own, after a scattering pass if it is clustered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from feedline.warehouse.discovery.partitions import keys_of
+from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
+from feedline.warehouse.optimize.landing import Target, partition_folder
+from feedline.warehouse.optimize.rewrite import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
+from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+
+_SAMPLE_ROWS = 65_536  # rows that encodings are measured on, or a row group's if that is less
+_SAMPLE_READ_ROWS = 262_144  # rows read for them: only whole keys are kept, and keys may be spread over a file
+_SAMPLE_BYTES = 128 << 20
+_BUCKETS_PER_UNIT, _MAX_BUCKETS = 4, 4096  # so that units can be evened out by what buckets really hold
+_FILES_PER_TASK = 2  # an unclustered partition of more files than this is several tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A Hive partition of the source: its folder, its row groups and files (places in the snapshot), rows and bytes.
+
+    `sources`: the fingerprint of its files (path, bytes, time, footer). `alone`: no other partition lies in its folder.
+    `slug`: a name for its scratch folders.
+    """
+
+    folder: str
+    files: tuple[int, ...]
+    rows: int
+    bytes: int
+    sources: str
+    alone: bool
+
+    @property
+    def slug(self) -> str:
+        return hashlib.sha256(self.folder.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Decoded bytes that a unit may have; decoded bytes of a row and of a stored byte, as sampled."""
+
+    unit_bytes: int
+    row_bytes: float
+    decoded_per_stored: float
+
+    def decoded(self, rows: int, stored_bytes: int) -> float:
+        """About how many bytes these rows take in memory: the larger of two guesses."""
+        return max(rows * self.row_bytes, stored_bytes * self.decoded_per_stored)
+
+
+def partitions_of(snapshot: Snapshot) -> list[Partition]:
+    """The table's partitions, in the table's order."""
+    places: dict[str, list[int]] = {}
+    for file, path in enumerate(snapshot.files["path"].to_pylist()):
+        places.setdefault(_folder(snapshot, path), []).append(file)
+    facts = {
+        name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
+    }  # fmt: skip
+    around = {"/".join(keys[:count]) for keys in (folder.split("/") for folder in places) for count in range(len(keys))}
+    found = []
+    for folder, files in places.items():
+        names = ("path", "bytes", "mtime_ns")
+        identity = [[facts[name][file] for name in names] + [facts["footer_digest"][file].hex()] for file in files]
+        found.append(
+            Partition(
+                folder=folder,
+                files=tuple(files),
+                rows=sum(facts["rows"][file] for file in files),
+                bytes=sum(facts["bytes"][file] for file in files),
+                sources=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
+                alone=folder not in around,
+            )
+        )
+    return found
+
+
+def _folder(snapshot: Snapshot, path: str) -> str:
+    """The partition of a file, as the target's folders spell it.
+
+    Where a log types the keys, `key=value` folders of other columns (which Iceberg's files hold) are no keys: there the
+    target's folders are called otherwise.
+    """
+    folder = partition_folder(path)
+    if not snapshot.logged or not folder:
+        return folder
+    keys = snapshot.partition_columns
+    spelled = [(segment, next(iter(keys_of(f"{segment}/"))) in keys) for segment in folder.split("/")]
+    return "/".join(part if is_key else part.replace("=", "-").lstrip("_.") for part, is_key in spelled)
+
+
+def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tuple[pa.Table, float]:
+    """Rows of a partition as the target will hold them, in its order, and decoded bytes per row.
+
+    Clustered rows are those of a range of key hashes, so that keys are whole as far as they lie in the rows read.
+    """
+    wanted = min(_SAMPLE_ROWS, recipe.limits.row_group_rows)
+    groups = list(_row_groups(snapshot, partition))
+    groups = groups[len(groups) // 2 :] + groups[: len(groups) // 2]
+    read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else wanted)
+    kept: list[pa.Table] = []
+    row_bytes = 0.0
+    for fragment in groups:
+        if read >= total:
+            break
+        for table in target_rows(recipe, [fragment]):
+            read += table.num_rows
+            if not row_bytes and table.num_rows:
+                row_bytes = table.nbytes / table.num_rows
+                wanted = max(1, min(wanted, int(_SAMPLE_BYTES / max(row_bytes, 1))))
+            kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, wanted / total)))
+    held = [pa.concat_tables([recipe.target.empty_table(), *kept])]
+    if recipe.cluster_by:
+        order = row_order(held[0], recipe.cluster_by, recipe.sort_by)[:wanted]
+        return Gatherer(held).take(order), row_bytes
+    return held[0].slice(0, wanted), row_bytes
+
+
+def small_units(
+    snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes, *, keep_files: bool
+) -> list[Unit] | None:
+    """The units of a partition that is one task; None for one that is too large for that."""
+    if not partition.rows:
+        return [Unit(number=0, units=1)]
+    if recipe.cluster_by and sizes.decoded(partition.rows, partition.bytes) > sizes.unit_bytes:
+        return None
+    if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
+        return None
+    groups = list(_row_groups(snapshot, partition))
+    if not keep_files or not groups:
+        return [Unit(number=0, units=1, fragments=tuple(groups))]
+    files = [tuple(of_file) for _, of_file in itertools.groupby(groups, key=lambda group: group.path)]
+    return [Unit(number=number, units=len(files), fragments=of_file) for number, of_file in enumerate(files)]
+
+
+def write_large(
+    snapshot: Snapshot, target: Target, partition: Partition, recipe: Recipe, sizes: Sizes, map: Map
+) -> None:
+    """Write and land a partition whose units are tasks."""
+    spill = target.hidden("spill", partition.slug)
+    groups = list(_row_groups(snapshot, partition))
+    if recipe.cluster_by:
+        units = _scattered(partition, groups, recipe, sizes, spill, map)
+    else:
+        runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
+        units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
+    target.begin(partition.folder, partition.slug)
+    place = {"folder": partition.folder, "slug": partition.slug, "sources": partition.sources}
+    tasks = [UnitTask(recipe=recipe, unit=unit, **place) for unit in units]
+    names = [file.name for written in map(rewrite_unit, tasks) for file in written]
+    target.land(partition.folder, partition.slug, names, alone=partition.alone)
+    target.remove(spill)
+
+
+def buckets_together(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
+    """Neighbouring buckets, [first, stop), joined while they fit a unit."""
+    joined: list[tuple[int, int]] = []
+    first, held = 0, 0
+    for bucket, size in enumerate(sizes):
+        if held and held + size > unit_bytes:
+            joined.append((first, bucket))
+            first, held = bucket, 0
+        held += size
+    return [*joined, (first, len(sizes))]
+
+
+def _scattered(
+    partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, spill: str, map: Map
+) -> list[Unit]:
+    decoded = sizes.decoded(partition.rows, partition.bytes)
+    buckets = min(_MAX_BUCKETS, math.ceil(_BUCKETS_PER_UNIT * decoded / sizes.unit_bytes))
+    runs = _runs(groups, partition, sizes.decoded, sizes.unit_bytes)
+    tasks = [
+        ScatterTask(recipe=recipe, fragments=run, buckets=buckets, path=f"{spill}/{number:05d}.arrow")
+        for number, run in enumerate(runs)
+    ]
+    totals = np.array(list(map(scatter, tasks)), np.int64).sum(axis=0)
+    joined = buckets_together(totals.tolist(), sizes.unit_bytes)
+    spills = tuple(task.path for task in tasks)
+    return [
+        Unit(number=number, units=len(joined), spills=spills, first=first, stop=stop)
+        for number, (first, stop) in enumerate(joined)
+    ]
+
+
+def _runs(
+    groups: Sequence[Fragment], partition: Partition, size: Callable[[int, int], float], limit: float
+) -> Iterator[tuple[Fragment, ...]]:
+    """Neighbouring row groups, as many as stay below the limit; their rows and bytes taken as even shares."""
+    share = size(partition.rows, partition.bytes) / max(len(groups), 1)
+    count = max(1, int(limit / max(share, 1e-9)))
+    for start in range(0, len(groups), count):
+        yield tuple(groups[start : start + count])
+
+
+def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
+    """The partition's row groups in order, one fragment each."""
+    rows = snapshot.rows_per_row_group
+    for file in partition.files:
+        for group in snapshot.row_groups_of(file).tolist():
+            if rows[group]:
+                yield fragment_at(snapshot, file, np.array([group]), np.array([UNCOUNTED]))
+
+
+def _of_low_hash(table: pa.Table, keys: Sequence[str], share: float) -> pa.Table:
+    if not keys or share >= 1:
+        return table
+    kept = key_hashes(table, keys) < np.uint64(share * 2**64)
+    return table.filter(pa.array(kept)) if kept.any() else table.slice(0, int(share * table.num_rows))

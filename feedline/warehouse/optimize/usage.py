@@ -1,0 +1,231 @@
+"""Which columns and partitions do jobs read? A small record of every run, and what it says about a table.
+
+`record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` where somebody asks. A run
+is one JSON line in a file of its own, `usage/<table>/<time>-<number>.json` below `work_dir`: so it appears whole or not
+at all, on a disk (written aside and renamed) and on an object store alike, and hosts that share a `work_dir` share the
+record. The last `KEPT` runs of a table are kept. A record that cannot be written is a warning, never a failed run; one
+that cannot be read is left out.
+
+Popularity: a column's reads are the bytes of it that runs read. With columns in the order of reads per stored byte, the
+curve says which share of the table's bytes serves the first half, 80 %, … of all reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import FeedlineError
+from feedline.expressions.column_parts import part_of, source_columns
+from feedline.warehouse.optimize.landing import partition_folder
+from feedline.warehouse.reading.columns import column_bytes
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.content_store import get, put
+from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.retry import retried
+
+logger = logging.getLogger(__name__)
+
+KEPT = 500  # runs of one table; of a table with thousands of columns a record has 100 KB
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
+_PARTITIONS = 1000  # named in a record, at most
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One run: when (UTC) and as which job, on which snapshot; bytes read per column, the partitions (the first 1,000).
+
+    `table_columns`, `table_partitions`: what the table had then. `row_group_bytes`: of all columns, in the row groups
+    that the run read.
+    """
+
+    time: str
+    job: str
+    table: str
+    snapshot: str
+    columns: dict[str, int]
+    partitions: tuple[str, ...]
+    partitions_read: int
+    table_columns: int
+    row_group_bytes: int
+    table_partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnUse:
+    """A column: runs that read it, bytes they read of it, and its bytes in the table now."""
+
+    name: str
+    runs: int
+    read_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Popularity:
+    """What the record says of a table: columns by popularity (unread ones last), and means over runs.
+
+    `column_share`: of the table's columns, read by a run, on average; `byte_share`: of the bytes of the row groups it
+    read. `used_column_share`, `used_byte_share`: of the whole table, columns that any run read. `curve`: (share of
+    reads, share of the table's bytes that serves it). `partitions`: folder and runs, most read first.
+    """
+
+    table: str
+    runs: int
+    jobs: tuple[str, ...]
+    first: str | None
+    last: str | None
+    columns: tuple[ColumnUse, ...]
+    column_share: float
+    byte_share: float
+    used_column_share: float
+    used_byte_share: float
+    curve: tuple[tuple[float, float], ...]
+    partitions: tuple[tuple[str, int], ...]
+
+
+def record_usage(
+    work_dir: str, snapshot: Snapshot, parts: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
+) -> None:
+    """Note what a run reads: columns and `parts` of columns, of the row groups of which it keeps `rows`.
+
+    Never raises for what can fail.
+    """
+    try:
+        use = _use(snapshot, parts, np.flatnonzero(rows), job)
+        line = json.dumps(asdict(use), separators=(",", ":")).encode() + b"\n"
+        location = locate(absolute(work_dir))
+        put(location, f"{_folder(snapshot.uri)}/{_stamp(use.time)}-{secrets.token_hex(4)}.json", [line])
+        for stale in _names(location, _folder(snapshot.uri))[:-KEPT]:
+            location.filesystem.delete_file(join(location.path, f"{_folder(snapshot.uri)}/{stale}"))
+    except (OSError, FeedlineError, pa.ArrowException) as error:
+        logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
+
+
+def load_uses(work_dir: str, table: str) -> list[Use]:
+    """The recorded runs on a table (the root's path or URI), oldest first.
+
+    Raises StoreError where the store of `work_dir` kept failing, TableError where it may not be listed.
+    """
+    location = locate(absolute(work_dir))
+    names = _names(location, _folder(absolute(table)))
+
+    def load(name: str) -> Use | None:
+        try:
+            facts: dict[str, Any] = json.loads(
+                memoryview(get(location, f"{_folder(absolute(table))}/{name}")).tobytes()
+            )
+            return Use(**{**facts, "partitions": tuple(facts["partitions"])})
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
+            logger.warning("the usage record %s cannot be read: it is left out", name)
+            return None
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-usage") as pool:
+        return [use for use in pool.map(load, names) if use is not None]
+
+
+def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
+    """What the recorded runs say of the table as it is now."""
+    stored = {name: int(snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in snapshot.file_columns}
+    runs = Counter(name for use in uses for name in use.columns)
+    read: Counter[str] = Counter()
+    for use in uses:
+        read.update(use.columns)
+    columns = [
+        ColumnUse(name=name, runs=runs[name], read_bytes=read[name], stored_bytes=size) for name, size in stored.items()
+    ]
+    total = sum(stored.values())
+    used = [column for column in columns if column.runs]
+    partitions = Counter(folder for use in uses for folder in use.partitions)
+    return Popularity(
+        table=snapshot.uri,
+        runs=len(uses),
+        jobs=tuple(dict.fromkeys(use.job for use in uses)),
+        first=uses[0].time if uses else None,
+        last=uses[-1].time if uses else None,
+        columns=tuple(sorted(columns, key=lambda column: -column.runs)),  # stable: the table's order among equals
+        column_share=_mean([len(use.columns) / use.table_columns for use in uses if use.table_columns]),
+        byte_share=_mean([sum(use.columns.values()) / use.row_group_bytes for use in uses if use.row_group_bytes]),
+        used_column_share=len(used) / len(columns),
+        used_byte_share=sum(column.stored_bytes for column in used) / total if total else 0.0,
+        curve=_curve(columns, total),
+        partitions=tuple(partitions.most_common()),
+    )
+
+
+def popular_columns(uses: Sequence[Use]) -> tuple[str, ...]:
+    """The columns that runs read, the most often read first; equally popular ones in the order of the latest run."""
+    runs = Counter(name for use in reversed(uses) for name in use.columns)
+    return tuple(name for name, _ in runs.most_common())
+
+
+def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
+    own = set(snapshot.file_columns)
+    asked = {name: None for name in parts if name in own or part_of(name) is not None}
+    sizes = {name: int(each[row_groups].sum()) for name, each in column_bytes(snapshot, asked)}
+    read = [name for name in source_columns(snapshot.schema, asked) if name in own and (name in asked or sizes[name])]
+    folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
+    kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
+    return Use(
+        time=datetime.now(UTC).isoformat(timespec="microseconds"),
+        job=job,
+        table=shown(snapshot.uri),
+        snapshot=snapshot.id,
+        columns={name: sizes[name] for name in read},
+        partitions=tuple(kept)[:_PARTITIONS],
+        partitions_read=len(kept),
+        table_columns=len(own),
+        row_group_bytes=int(snapshot.row_groups["bytes"].to_numpy()[row_groups].sum()),
+        table_partitions=len(set(folders)),
+    )
+
+
+def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float], ...]:
+    used = sorted(
+        (column for column in columns if column.read_bytes),
+        key=lambda column: -column.read_bytes / max(column.stored_bytes, 1),
+    )
+    read = np.cumsum([column.read_bytes for column in used], dtype=np.float64)
+    stored = np.cumsum([column.stored_bytes for column in used], dtype=np.float64)
+    if not used or not total:
+        return ()
+    served = np.concatenate(([0.0], read / read[-1]))
+    shares = np.interp(SHARES, served, np.concatenate(([0.0], stored / total)))
+    return tuple((share, float(held)) for share, held in zip(SHARES, shares, strict=True))
+
+
+def _names(location: Location, folder: str) -> list[str]:
+    """The records' names, oldest first."""
+    files, place = location.filesystem, join(location.path, folder)
+    name = join(shown(location.uri), folder)
+    selector = pafs.FileSelector(place, allow_not_found=True)
+    with explained(name, doing="listed"):
+        infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+    return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
+
+
+def _folder(uri: str) -> str:
+    return f"usage/{hashlib.sha256(shown(uri).encode()).hexdigest()[:16]}"
+
+
+def _stamp(time: str) -> str:
+    return "".join(character for character in time if character.isdigit())[:20]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0

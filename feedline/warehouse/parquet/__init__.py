@@ -1,0 +1,1 @@
+"""One Parquet file: footer, bounds, bloom filters, schemas, opening, writing, encodings."""

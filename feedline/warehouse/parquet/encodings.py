@@ -1,0 +1,203 @@
+"""Which encoding and codec does each column get? The one that a sample of its own rows measures best.
+
+Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back with
+`ParquetFile.read_row_group(use_threads=False)`, as the hot path reads: its bytes and its decode time (CPU time of the
+thread, the median of some repeats) are what decides, by
+
+    cost per value = decode time + bytes / bandwidth
+
+The bandwidth says what a byte costs to fetch, per reading core: for `decode` 2 GB/s (page cache, local NVMe disk),
+for `balanced` 200 MB/s (an object store: 25 Gbit/s shared by 16 cores), and for `size` only bytes count. A candidate
+must be 3 % better than a simpler one, as less is the clock's noise (0.2 % for `size`).
+
+Candidates, all of which pyarrow, DuckDB and Polars read: dictionary and plain for every type; DELTA_BINARY_PACKED and
+BYTE_STREAM_SPLIT for integers, dates and times; BYTE_STREAM_SPLIT for float32 and float64; DELTA_LENGTH_BYTE_ARRAY and
+DELTA_BYTE_ARRAY for strings and binary values; each under zstd, lz4, snappy and none. First every encoding is measured
+under lz4 (for `size`: zstd), then the two best ones under the other codecs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedline.warehouse.parquet.footer import opened
+from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
+
+Goal = Literal["decode", "balanced", "size"]
+GOALS: tuple[Goal, ...] = ("decode", "balanced", "size")
+NS_PER_BYTE: dict[Goal, float] = {"decode": 0.5, "balanced": 5.0, "size": 1e9}
+CODECS = ("zstd", "lz4", "snappy", "none")
+_BY_PHYSICAL = {
+    "INT32": (DICTIONARY, PLAIN, "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "INT64": (DICTIONARY, PLAIN, "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "FLOAT": (DICTIONARY, PLAIN, "BYTE_STREAM_SPLIT"),
+    "DOUBLE": (DICTIONARY, PLAIN, "BYTE_STREAM_SPLIT"),
+    "BYTE_ARRAY": (DICTIONARY, PLAIN, "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
+    "FIXED_LEN_BYTE_ARRAY": (DICTIONARY, PLAIN),
+    "BOOLEAN": (PLAIN, "RLE"),
+}
+_FINALISTS = 2
+_MARGIN: dict[Goal, float] = {"decode": 0.97, "balanced": 0.97, "size": 0.998}
+_REPEATS, _REPEATS_LATER, _ENOUGH_S = 3, 7, 0.02
+_COLUMN_BYTES = 8 << 20  # decoded: enough for a steady ratio, and 40 candidates take a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One leaf under one encoding and codec: its values in the sample, their bytes, and the time to decode one."""
+
+    column: str
+    leaf: str
+    encoding: str
+    codec: str
+    values: int
+    bytes: int
+    ns_per_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen for a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
+
+    chosen: Measured
+    default: Measured
+
+    @property
+    def encoding(self) -> Encoding:
+        """As the writer takes it."""
+        return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
+
+
+def choose(sample: pa.Table, goal: Goal) -> list[Choice]:
+    """The best encoding of every leaf of a sample of rows, by measurement; leaves in the file's order.
+
+    The sample has the target's schema and its rows the target's order. Of a column with several leaves (a struct, a
+    map), the leaves are chosen one after the other, each measured with the whole column.
+    """
+    choices: list[Choice] = []
+    for name in sample.schema.names:
+        column = sample.select([name])
+        rows = max(1, int(sample.num_rows * min(1.0, _COLUMN_BYTES / max(column.nbytes, 1))))
+        choices += _choose_column(column.slice(0, rows).combine_chunks(), goal)
+    return choices
+
+
+def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
+    paths = leaf_paths(column.schema)
+    chosen = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
+    nullable = pa.schema([_nullable(field) for field in column.schema])
+    before = _measured(column.cast(nullable), list(chosen.values()), _REPEATS)
+    choices = []
+    for path in paths:
+        best = _best(column, chosen, path, before[path], goal)
+        chosen[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
+        choices.append(Choice(chosen=best, default=before[path]))
+    return choices
+
+
+def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: Measured, goal: Goal) -> Measured:
+    """The best candidate of one leaf, the other leaves as they are."""
+
+    def trial(encoding: str, codec: str, repeats: int) -> Measured:
+        tried = {**chosen, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
+        return _measured(column, list(tried.values()), repeats)[path]
+
+    first = "zstd" if goal == "size" else "lz4"
+    repeats = 1 if goal == "size" else _REPEATS
+    found = [trial(encoding, first, repeats) for encoding in _BY_PHYSICAL[_physical(column, path)]]
+    if not before.values:
+        return found[0]
+    found.sort(key=lambda one: cost(one, goal))
+    if goal != "size":
+        for one in found[:_FINALISTS]:
+            found += [trial(one.encoding, codec, _REPEATS) for codec in CODECS if codec != first]
+        found.sort(key=lambda one: cost(one, goal))
+    near = [one for one in found[1:] if _MARGIN[goal] * cost(one, goal) <= cost(found[0], goal)]
+    again = [found[0], *sorted(near, key=_simplicity)[:_FINALISTS]]
+    again = sorted((trial(one.encoding, one.codec, _REPEATS_LATER) for one in again), key=_simplicity)
+    best = again[0]
+    for one in again[1:]:
+        if cost(one, goal) < _MARGIN[goal] * cost(best, goal):
+            best = one
+    return best
+
+
+def cost(one: Measured, goal: Goal) -> float:
+    """ns per value: decoding, and fetching at the goal's bandwidth."""
+    return one.ns_per_value + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
+
+
+def _simplicity(one: Measured) -> tuple[int, int]:
+    """What is preferred among equals: plain, then a dictionary, then the rest; fewer bytes."""
+    known = (PLAIN, DICTIONARY)
+    return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
+
+
+def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, Measured]:
+    """Write the column and read it back: per leaf its bytes, and the whole column's time per value of that leaf."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, column.schema, **writer_options(encodings)) as writer:
+        writer.write_table(column, row_group_size=max(column.num_rows, 1))
+    buffer = sink.getvalue()
+    metadata = pq.read_metadata(pa.BufferReader(buffer))
+    if not metadata.num_row_groups:
+        return {
+            one.leaf: Measured(
+                column=column.schema.names[0], leaf=one.leaf, encoding=one.encoding, codec=one.codec, values=0, bytes=0,
+                ns_per_value=0.0,
+            )
+            for one in encodings
+        }  # fmt: skip
+    seconds = _decode_s(buffer, metadata, repeats)
+    group = metadata.row_group(0)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    return {
+        one.leaf: Measured(
+            column=column.schema.names[0],
+            leaf=one.leaf,
+            encoding=one.encoding,
+            codec=one.codec,
+            values=chunk.num_values,
+            bytes=chunk.total_compressed_size,
+            ns_per_value=seconds * 1e9 / max(chunk.num_values, 1),
+        )
+        for one, chunk in zip(encodings, chunks, strict=True)
+    }
+
+
+def _decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
+    """The median time to read the row group, of this thread's CPU: others share it; fewer repeats where one is long."""
+    times: list[float] = []
+    while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
+        parquet = opened(pa.BufferReader(buffer), metadata)
+        began = time.thread_time()
+        parquet.read_row_group(0, use_threads=False)
+        times.append(time.thread_time() - began)
+    return statistics.median(times)
+
+
+def _physical(column: pa.Table, path: str) -> str:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, column.schema):
+        pass
+    stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    return next(
+        str(stored.column(index).physical_type) for index in range(len(stored)) if stored.column(index).path == path
+    )
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    """The field as most writers leave it: nullable, and so are the elements of its lists."""
+    kind = field.type
+    if pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(_nullable(kind.value_field))
+    return pa.field(field.name, kind, nullable=True)

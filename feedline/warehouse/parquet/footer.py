@@ -1,0 +1,256 @@
+"""What does a file's footer say: its digest, schema, row groups and column statistics.
+
+Runs where a snapshot is taken (threads: the parsing holds the GIL, the reading does not) and in every process that
+reads. The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column
+chunks (`footer_structure`) come from the same bytes, so no race between two reads can pair a digest with another
+file's facts.
+
+Statistics are kept only where they can be trusted: bounds need a declared order (the deprecated min and max, taken by
+signed order, count for signed integers alone), INT96 and nested columns have none, and a null count below zero or
+above the rows is unknown (-1). `bounds` turns them into values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pyarrow.types as pat
+
+from feedline.errors import CorruptFileError, TableChangedError, TableError
+from feedline.warehouse.parquet.schemas import decoded, leaves
+from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
+from feedline.warehouse.storage.faults import encrypted, explained
+from feedline.warehouse.storage.ranges import read_range
+from feedline.warehouse.storage.retry import is_local, retried
+
+_TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
+_GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
+_PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
+_Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
+_FIELD_ID = b"PARQUET:field_id"
+_KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups are 3 MB each
+
+
+@dataclass(slots=True)
+class ColumnFacts:
+    """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
+
+    `physical`: the Parquet type that bounds are stored as (see `footer_structure`). Bounds are None where unknown;
+    `exact` says that both are known to be values of the column, not truncated ones.
+    """
+
+    physical: int
+    bytes: list[int]
+    nulls: list[int]
+    low: list[_Bytes | None]
+    high: list[_Bytes | None]
+    exact: list[bool]
+
+
+@dataclass(slots=True)
+class FileFacts:
+    """A file's footer, boiled down to what a snapshot keeps; `columns` aligned with `schema`."""
+
+    digest: bytes
+    footer_bytes: int
+    schema: pa.Schema
+    rows: list[int]
+    columns: list[ColumnFacts]
+
+    @property
+    def physical(self) -> list[int]:
+        """The Parquet type of every column."""
+        return [column.physical for column in self.columns]
+
+
+def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> FileFacts:
+    """Read one file's footer.
+
+    Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both with `name` in them.
+    """
+    with explained(name):
+        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
+        with opened(pa.BufferReader(tail)) as parquet:
+            return _facts(parquet, tail, name)
+
+
+def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
+    """What a file's writer noted in its footer. Raises as `file_facts`."""
+    with explained(name):
+        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
+        return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
+
+
+class _ByIndex(pq.ParquetFile):  # type: ignore[misc]
+    """A Parquet file whose columns are named by index: the table of their names costs 2 ms for 400 columns."""
+
+    def _build_nested_paths(self) -> dict[str, list[int]]:
+        return {}
+
+
+def footer_digest(tail: bytes) -> bytes:
+    """The digest that tells one footer from another: sha256 of footer and trailer."""
+    return hashlib.sha256(tail).digest()
+
+
+def opened(
+    source: Any,
+    metadata: pq.FileMetaData | None = None,
+    *,
+    pre_buffer: bool = True,
+    dictionaries: Sequence[str] = (),
+) -> pq.ParquetFile:
+    """A Parquet file with the settings that every reader of Feedline must share; `pre_buffer` where reading costs.
+
+    INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
+    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
+    paths of the Parquet columns of strings that are read as dictionaries.
+    """
+    return _ByIndex(
+        source,
+        metadata=metadata,
+        read_dictionary=list(dictionaries) or None,
+        pre_buffer=pre_buffer,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+        arrow_extensions_enabled=False,
+    )
+
+
+class _ParsedFooters:
+    """The footers parsed last, by digest; shared by the reading threads of a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
+
+    def get(self, digest: bytes, tail: bytes) -> pq.FileMetaData:
+        with self._lock:
+            metadata = self._kept.get(digest)
+            if metadata is not None:
+                self._kept.move_to_end(digest)
+                return metadata
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+        with self._lock:
+            self._kept[digest] = metadata
+            while len(self._kept) > _KEPT_FOOTERS:
+                self._kept.popitem(last=False)
+        return metadata
+
+    def known(self, digest: bytes) -> pq.FileMetaData | None:
+        """The footer of that digest, if it is still kept."""
+        with self._lock:
+            return self._kept.get(digest)
+
+
+parsed_footers = _ParsedFooters()
+
+
+def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
+    """Which of a file's Parquet columns hold each field of its Arrow schema; exact where names contain dots."""
+    places: list[range] = []
+    start = 0
+    for field in schema:
+        stop = start + leaves(field.type)
+        places.append(range(start, stop))
+        start = stop
+    if start != columns:
+        raise TableError(f"{name} has {columns} Parquet columns: expected the {start} that its Arrow schema spells out")
+    return places
+
+
+def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> bytes:
+    with filesystem.open_input_file(path) as source:
+        if is_local(filesystem):
+            return _tail(source.read_at, size, name)
+        if (found := source.size()) != size:
+            raise TableChangedError(
+                f"{name} changed while it was listed: got {found} bytes, expected {size}. Try again"
+            )
+        return _tail(lambda count, start: read_range(source, start, count), size, name)
+
+
+def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
+    if size < _TRAILER_BYTES + 4:
+        raise CorruptFileError(f"{name} is not Parquet: got {size} bytes, expected at least 12. Restore or delete it")
+    guess = min(size, _GUESS_BYTES)
+    tail = read(guess, size - guess)
+    magic = tail[-4:]
+    if magic == b"PARE":
+        raise encrypted(name)
+    if len(tail) != guess or magic != b"PAR1":
+        raise CorruptFileError(
+            f"{name} is not Parquet: got {magic!r} as its last bytes, expected b'PAR1'. Restore or delete it"
+        )
+    wanted = int.from_bytes(tail[-8:-4], "little") + _TRAILER_BYTES
+    if wanted > size - 4:
+        raise CorruptFileError(
+            f"{name} has a corrupt footer: got a length of {wanted - _TRAILER_BYTES} bytes in a file of {size}. "
+            "Restore or delete it"
+        )
+    return tail[-wanted:] if wanted <= guess else read(wanted, size - wanted)
+
+
+def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
+    schema, metadata = parquet.schema_arrow, parquet.metadata
+    stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
+    places = column_leaves(schema, len(stored), name)
+    structure = _structure(tail, name)
+    if structure.encrypted:
+        raise encrypted(name)
+    types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
+    # the file's own total of rows is not looked at: some writers leave it at zero, and reading checks each row group
+    if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
+        raise CorruptFileError(
+            f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
+        )
+    columns = [
+        _column(structure, place, decoded(field.type), stored[place.start])
+        for place, field in zip(places, schema, strict=True)
+    ]
+    return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
+    numbers of fields."""
+
+    def number(field: pa.Field) -> dict[bytes, bytes] | None:
+        found = (field.metadata or {}).get(_FIELD_ID)
+        return None if found is None else {_FIELD_ID: found}
+
+    return pa.schema([field.with_metadata(number(field)) for field in schema])
+
+
+def _structure(tail: bytes, name: str) -> Structure:
+    try:
+        return structure_of(tail[:-_TRAILER_BYTES])
+    except MalformedError as error:
+        raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
+
+
+def _column(structure: Structure, place: range, kind: pa.DataType, physical: int) -> ColumnFacts:
+    count = len(structure.rows)
+    sizes = [sum(chunks[leaf].bytes for leaf in place) for chunks in structure.chunks]
+    if pat.is_nested(kind):
+        return ColumnFacts(physical, sizes, [-1] * count, [None] * count, [None] * count, [False] * count)
+    leaves = [chunks[place.start] for chunks in structure.chunks]
+    nulls = [
+        rows if pat.is_null(kind) else chunk.nulls if 0 <= chunk.nulls <= rows else -1
+        for chunk, rows in zip(leaves, structure.rows, strict=True)
+    ]
+    if structure.ordered:
+        low, high = [chunk.low for chunk in leaves], [chunk.high for chunk in leaves]
+    elif pat.is_signed_integer(kind):
+        low, high = [chunk.old_low for chunk in leaves], [chunk.old_high for chunk in leaves]
+    else:
+        low = high = [None] * count
+    return ColumnFacts(physical, sizes, nulls, low, high, [chunk.exact for chunk in leaves])

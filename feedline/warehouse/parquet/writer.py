@@ -1,0 +1,220 @@
+"""How do rows become Parquet files: row groups of a size, files of a size, each column in the encoding chosen for it.
+
+Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
+On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; what goes
+to an object store is held in memory file by file, so that it can be sent again. Every file carries
+the note it is given (what it was made from) and its own number; the unit's last file says so: whoever finds numbers
+0 to the last knows that the unit is whole.
+
+Statistics and page checksums are written. No page index is: Feedline reads whole column chunks, and in hashed order no
+page can be skipped by its bounds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from feedline.warehouse.storage.retry import is_local, retried
+
+DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
+NOTE_KEY = b"feedline.optimize"
+SUFFIX, UNFINISHED = ".parquet", ".parquet.part"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How one Parquet column (a leaf) is stored: DICTIONARY or the name of a Parquet encoding, and a codec."""
+
+    leaf: str
+    encoding: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Rows of a row group; decoded bytes of one (None: as many as it has rows for); bytes that a file shall reach."""
+
+    row_group_rows: int
+    row_group_bytes: int | None
+    file_bytes: int
+
+    def rows_for(self, row_bytes: float) -> int:
+        """Rows of a row group where one row takes `row_bytes` decoded."""
+        if self.row_group_bytes is None or row_bytes <= 0:
+            return self.row_group_rows
+        return max(1, min(self.row_group_rows, int(self.row_group_bytes / row_bytes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One file: its name, rows, row groups and bytes."""
+
+    name: str
+    rows: int
+    row_groups: int
+    bytes: int
+
+
+def leaf_paths(schema: pa.Schema) -> list[str]:
+    """The Parquet columns that a schema is stored as, by the names that pyarrow's writer knows."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema):
+        pass
+    stored = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    return [stored.column(index).path for index in range(len(stored.names))]
+
+
+def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
+    """The arguments of pyarrow's writer that give each column its encoding."""
+    return {
+        "version": "2.6",
+        "compression": {choice.leaf: choice.codec for choice in encodings},
+        "use_dictionary": [choice.leaf for choice in encodings if choice.encoding == DICTIONARY],
+        "column_encoding": {choice.leaf: choice.encoding for choice in encodings if choice.encoding != DICTIONARY},
+        "write_statistics": True,
+        "write_page_checksum": True,
+    }
+
+
+class TableWriter:
+    """Writes the rows of one unit into files of a folder. `close` finishes it, `abandon` removes what it wrote."""
+
+    def __init__(
+        self,
+        filesystem: pafs.FileSystem,
+        folder: str,
+        stem: str,
+        *,
+        schema: pa.Schema,
+        encodings: Sequence[Encoding],
+        limits: Limits,
+        note: Mapping[str, object],
+        suffix: str,
+    ) -> None:
+        self._filesystem = filesystem
+        self._folder, self._stem, self._suffix = folder, stem, suffix
+        self._schema, self._options = schema, writer_options(encodings)
+        self._limits, self._note = limits, dict(note)
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._group_rows = 0
+        self._sink: Any = None  # a file, or a buffer on its way to an object store
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = self._groups = self._last_bytes = 0
+        self.written: list[Written] = []
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows, any number; whole row groups are written as soon as they are there."""
+        if not table.num_rows:
+            return
+        self._group_rows = self._group_rows or self._limits.rows_for(table.nbytes / table.num_rows)
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        while self._pending_rows >= self._group_rows:
+            self._write_group(self._group_rows)
+
+    def close(self) -> list[Written]:
+        """Write what is left and end the last file; a unit without rows is one file without row groups."""
+        if self._pending_rows:
+            self._write_group(self._pending_rows)
+        if self._writer is None:
+            self._open()
+        self._end_file(last=True)
+        return self.written
+
+    def abandon(self) -> None:
+        """Close and remove everything that was written."""
+        names = [file.name for file in self.written]
+        if self._writer is not None:
+            names.append(self._name)
+            _close_quietly(self._writer, self._sink)
+            self._writer = self._sink = None
+        for name in names:
+            path = f"{self._folder}/{name}"
+            if self._filesystem.get_file_info(path).type == pafs.FileType.File:
+                self._filesystem.delete_file(path)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._stem}-{len(self.written):05d}{self._suffix}"
+
+    def _write_group(self, rows: int) -> None:
+        table = self._taken(rows)
+        if self._sink is not None and self._sink.tell() + self._last_bytes > self._limits.file_bytes:
+            self._end_file(last=False)
+        if self._writer is None:
+            self._open()
+        assert self._sink is not None
+        assert self._writer is not None
+        began = self._sink.tell()
+        self._writer.write_table(table, row_group_size=rows)
+        self._last_bytes = self._sink.tell() - began
+        self._rows += rows
+        self._groups += 1
+
+    def _taken(self, rows: int) -> pa.Table:
+        """The first pending rows, as one table."""
+        parts: list[pa.Table] = []
+        self._pending_rows -= rows
+        while rows:
+            first = self._pending[0]
+            if first.num_rows <= rows:
+                parts.append(self._pending.pop(0))
+            else:
+                parts.append(first.slice(0, rows))
+                self._pending[0] = first.slice(rows)
+            rows -= parts[-1].num_rows
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+    def _open(self) -> None:
+        local = is_local(self._filesystem)
+        path = f"{self._folder}/{self._name}"
+        self._sink = self._filesystem.open_output_stream(path) if local else pa.BufferOutputStream()
+        try:
+            self._writer = pq.ParquetWriter(self._sink, self._schema, **self._options)
+        except BaseException:
+            self._sink.close()
+            self._sink = None
+            raise
+        self._rows = self._groups = 0
+
+    def _end_file(self, *, last: bool) -> None:
+        writer, sink = self._writer, self._sink
+        assert writer is not None
+        assert sink is not None
+        note = {**self._note, "file": len(self.written), "last": last}
+        writer.add_key_value_metadata({NOTE_KEY: json.dumps(note, sort_keys=True).encode()})
+        writer.close()
+        size = sink.tell()
+        if is_local(self._filesystem):
+            sink.close()
+        else:
+            upload(self._filesystem, f"{self._folder}/{self._name}", sink.getvalue())
+        self.written.append(Written(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
+        self._writer = self._sink = None
+
+
+def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
+    """Write an object whole, again where the store fails for a moment."""
+
+    def write() -> None:
+        with filesystem.open_output_stream(path) as sink:
+            sink.write(content)
+
+    retried(write, filesystem, path, doing="written")
+
+
+def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
+    """After a failure: what closing a half-written file may still raise is of no interest."""
+    for thing in (writer, sink):
+        try:
+            if thing is not None:
+                thing.close()
+        except (OSError, pa.ArrowException):
+            continue

@@ -1,0 +1,1 @@
+"""Rows of a fragment as frames: columns, filter, sample, positions."""

@@ -1,0 +1,1 @@
+"""Which rows of a rewritten table were delivered."""

@@ -1,0 +1,286 @@
+"""Which identities had the rows of a row group? Remembered under `work_dir/rows` while blocks are computed.
+
+Runs in Dask workers, which write, and where a rebase is planned, which reads. A record holds the identities of the rows
+that one piece of a block reads, in their order, 8 bytes per row. It is named by the identity, the file (its path and
+footer digest), the row groups, and, where it holds only some of their kept rows, which: so it says the same whoever
+writes it, and what is there already is neither hashed nor written again. A record that cannot be written or read, or
+that is damaged, is missing, and no more: a run goes on without.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import TableError
+from feedline.hashing import Words
+from feedline.spec import PipelineSpec
+from feedline.warehouse.reading.masks import ones, unpacked
+from feedline.warehouse.reading.read import Fragment, field_of, read_fragment
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample
+from feedline.warehouse.rebase.row_identity import Identity, identity_of, kind_of
+from feedline.warehouse.selection.select import bound_again, sampled_again
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.retry import retried
+
+logger = logging.getLogger(__name__)
+
+# 8 bytes per selected row, in `work_dir`: more of them than this are recorded only for a `source.row_key`.
+RECORDED_ROWS = 100_000_000
+_FOLDER = "rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """That a job's blocks record identities, and below which `work_dir`: a small value that travels."""
+
+    identity: Identity
+    work_dir: str
+
+
+def recording_of(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str], *, rows: int) -> Recording | None:
+    """Where and as what a plan's blocks record identities, made of the row key or of what they read; None for nowhere.
+
+    Raises SpecError for a `source.row_key` that is not in the files, or of a kind that cannot be told apart.
+    """
+    key = spec.source.row_key
+    if key is None and (rows > RECORDED_ROWS or not is_local(spec.work_dir)):
+        return None
+    by = spec.shuffle.by if spec.shuffle is not None else None
+    schema = snapshot.schema
+    for name in key or ():
+        if name not in schema.names or kind_of(schema.field(name).type) is None:
+            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
+            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, texts or lists"
+            raise spec.error(("source", "row_key"), message)
+    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if spec.source.sample is not None else ""}
+    names = dict.fromkeys([*(columns if key is None else key), *([by] if by is not None else [])])
+    stored = pa.schema([field_of(schema, name) for name in names if name not in left_out])
+    sample = spec.source.sample
+    kept = json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
+    identity = identity_of(stored, columns, key=key, by=by, kept=kept)
+    if identity is None and key is not None:
+        raise spec.error(
+            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
+        )
+    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one row group's kept rows: identities, hashes of `shuffle.by`, and of which rows."""
+
+    rows: Words
+    runs: Words
+    known: npt.NDArray[np.bool_]
+
+    @classmethod
+    def nothing(cls, rows: int) -> Known:
+        """Of none of them."""
+        return cls(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64), np.zeros(rows, np.bool_))
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Gathers the identities of one piece's rows: `rows` of the fragment's remaining rows from `skip` on."""
+
+    recording: Recording
+    fragment: Fragment
+    skip: int
+    rows: int
+    name: str
+    identities: list[Words] = field(default_factory=list)
+    runs: list[Words] = field(default_factory=list)
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """The piece's next rows."""
+        identity = self.recording.identity
+        self.identities.append(identity.rows(frame))
+        if identity.by is not None:
+            self.runs.append(identity.runs(frame))
+
+    def write(self) -> None:
+        """Save what was gathered. Where that fails, says so once per process, and the run goes on."""
+        if sum(map(len, self.identities)) != self.rows:
+            return  # the block is about to fail, for it has other rows than were planned
+        columns = {"identity": np.concatenate(self.identities)}
+        if self.runs:
+            columns["runs"] = np.concatenate(self.runs)
+        try:
+            tables = [pa.table(columns), self._spans()]
+            content_store.create(self.recording.work_dir, self.name, tables, compression=None)
+        except (OSError, pa.ArrowException) as error:
+            _say_once(self.recording.work_dir, str(error))
+
+    def _spans(self) -> pa.Table:
+        """Per row group: its kept rows, what is left out of them, and which of the others (from, to) are recorded."""
+        spans = spans_of(self.fragment, self.skip, self.rows)
+        excluded = self.fragment.excluded or (None,) * len(spans)
+        return pa.table(
+            {
+                "row_group": pa.array(self.fragment.row_groups, pa.int32()),
+                "kept": pa.array(self.fragment.expected, pa.int64()),
+                "start": pa.array([start for start, _ in spans], pa.int64()),
+                "stop": pa.array([stop for _, stop in spans], pa.int64()),
+                "excluded": pa.array(excluded, pa.binary()),
+            }
+        )
+
+
+def recorder_of(recording: Recording | None, fragment: Fragment, skip: int, rows: int) -> Recorder | None:
+    """What records a piece; None where nothing is to be recorded, or where its record is there already."""
+    if recording is None or not rows:
+        return None
+    whole = _name(recording, fragment, "")
+    partial = fragment.excluded or rows != remaining_rows(fragment)
+    name = _name(recording, fragment, repr((skip, rows, fragment.excluded))) if partial else whole
+    location = locate(absolute(recording.work_dir))
+    wanted = [f"{location.path}/{each}" for each in ("snapshots", whole, name)]
+    try:
+        there, *recorded = (info.type != pafs.FileType.NotFound for info in location.filesystem.get_file_info(wanted))
+    except (OSError, pa.ArrowException) as error:
+        _say_once(recording.work_dir, str(error))
+        return None
+    if not there and is_local(recording.work_dir):
+        _say_once(recording.work_dir, "it is not there on this host")
+        return None
+    return None if any(recorded) else Recorder(recording, fragment, skip, rows, name)
+
+
+def is_local(work_dir: str) -> bool:
+    """Whether a record costs no request there."""
+    return str(locate(absolute(work_dir)).filesystem.type_name) == "local"
+
+
+def remaining_rows(fragment: Fragment) -> int:
+    """Kept rows of a fragment that are not left out."""
+    return sum(fragment.expected) - sum(ones(bits) for bits in fragment.excluded)
+
+
+def spans_of(fragment: Fragment, skip: int, rows: int) -> list[tuple[int, int]]:
+    """Per row group of the fragment, which of its remaining rows (from, to) a piece reads."""
+    spans, first = [], 0
+    for kept, bits in zip(fragment.expected, fragment.excluded or (None,) * len(fragment.expected), strict=True):
+        remaining = kept - ones(bits)
+        start, stop = (min(max(place - first, 0), remaining) for place in (skip, skip + rows))
+        spans.append((start, stop))
+        first += remaining
+    return spans
+
+
+class Records:
+    """What `work_dir` knows of an identity: one listing, then a file per piece asked for."""
+
+    def __init__(self, work_dir: str, identity: Identity) -> None:
+        self._work_dir = work_dir
+        self._folder = f"{_FOLDER}/{identity.id}"
+
+    @functools.cached_property
+    def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
+        """Per file: first and last row group, and name, of each of its records."""
+        location = locate(absolute(self._work_dir))
+        files, name = location.filesystem, join(shown(location.uri), self._folder)
+        selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
+        found: dict[str, list[tuple[int, int, str]]] = {}
+        try:
+            infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+        except (OSError, TableError, pa.ArrowException) as error:
+            logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
+            return found
+        for info in infos:
+            words = info.base_name.removesuffix(".arrow").split("-")
+            if info.base_name.endswith(".arrow") and len(words) == 4:
+                found.setdefault(words[0], []).append((int(words[1]), int(words[2]), info.base_name))
+        return found
+
+    def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, Known]:
+        """What is known of some row groups of a file (index in the file -> its kept rows)."""
+        found = {row_group: Known.nothing(rows) for row_group, rows in kept.items()}
+        for first, last, name in self._names.get(_digest(path, footer_digest), ()):
+            if any(first <= row_group <= last and not found[row_group].known.all() for row_group in kept):
+                self._fill(found, f"{self._folder}/{name}")
+        return found
+
+    def _fill(self, found: Mapping[int, Known], name: str) -> None:
+        try:
+            table, spans = content_store.load(self._work_dir, name, tables=2)
+        except (OSError, TableError):
+            return
+        rows = table["identity"].to_numpy()
+        runs = table["runs"].to_numpy() if "runs" in table.column_names else np.zeros(len(rows), np.uint64)
+        first = 0
+        for span in spans.to_pylist():
+            count = span["stop"] - span["start"]
+            place = slice(first, first + count)
+            first += count
+            known = found.get(span["row_group"])
+            if known is not None and len(known.known) == span["kept"]:
+                left = np.flatnonzero(~unpacked(span["excluded"], span["kept"]))[span["start"] : span["stop"]]
+                known.rows[left], known.runs[left], known.known[left] = rows[place], runs[place], True
+
+
+def save_records(recording: Recording, fragment: Fragment, rows: Words, runs: Words | None) -> None:
+    """Record what was hashed elsewhere: all rows of the fragment, in their order."""
+    recorder = recorder_of(recording, fragment, 0, remaining_rows(fragment))
+    if recorder is not None:
+        recorder.identities.append(rows)
+        if runs is not None:
+            recorder.runs.append(runs)
+        recorder.write()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyTask:
+    """A fragment whose rows are to be hashed: a small picklable value; the filter travels as text."""
+
+    fragment: Fragment
+    identity: Identity
+    where: str | None
+    sample: Sample | None
+    schema: pa.Schema
+
+
+def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
+    """Read a fragment: the identities of its kept rows, and the hashes of their `shuffle.by` where there is one."""
+    where = None if task.where is None else bound_again(task.where, task.schema)
+    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
+    rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema, sample=sample):
+        rows.append(task.identity.rows(chunk.frame))
+        if task.identity.by is not None:
+            runs.append(task.identity.runs(chunk.frame))
+    return np.concatenate(rows), np.concatenate(runs) if task.identity.by is not None else None
+
+
+def _name(recording: Recording, fragment: Fragment, part: str) -> str:
+    """Of the record of all the fragment's rows, or of a part of them."""
+    first, last = fragment.row_groups[0], fragment.row_groups[-1]
+    content = f"{fragment.row_groups} {fragment.expected} {part}".encode()
+    file, rows = _digest(fragment.path, fragment.footer_digest), hashlib.sha256(content).hexdigest()[:16]
+    return f"{_FOLDER}/{recording.identity.id}/{file}-{first}-{last}-{rows}.arrow"
+
+
+def _digest(path: str, footer_digest: bytes) -> str:
+    return hashlib.sha256(path.encode() + b"\0" + footer_digest).hexdigest()[:32]
+
+
+@functools.cache
+def _say_once(work_dir: str, why: str) -> None:
+    logger.warning(
+        "identities of rows are not recorded in %s (%s): `feedline rebase` will not know which rows of a rewritten "
+        "file were delivered",
+        work_dir,
+        why,
+    )

@@ -1,0 +1,138 @@
+"""What is left of an epoch after a rebase: which kept rows of a snapshot come no more, because they were delivered.
+
+Runs where a plan is made. Kept under `work_dir/rebases`, named by its content: the snapshot, the epoch, the first step
+of the rest, and per row group the rows that are left out, as bits. A `Rebase` is a pure function of the old state, the
+new snapshot and what was asked for about rows in doubt, so every rank that makes one makes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from feedline.errors import StateError
+from feedline.warehouse.reading.masks import Bools, ones, packed, unpacked
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import shown
+
+_VERSION = 1
+_ID = re.compile(r"[0-9a-f]{32}")
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rebase:
+    """The rest of `epoch`, from `first_step` on, of the snapshot with that id.
+
+    `excluded`: row group (in the table) -> its kept rows, and the bits of those that are left out. `changes`: what the
+    rebase found, as plain numbers, for people.
+    """
+
+    id: str
+    snapshot: str
+    epoch: int
+    first_step: int
+    excluded: Mapping[int, tuple[int, bytes]]
+    changes: Mapping[str, Any]
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """Per row group, how many of its kept rows are left out."""
+        return {row_group: ones(bits) for row_group, (_, bits) in self.excluded.items()}
+
+    def bits(self, row_group: int) -> bytes | None:
+        """What is left out of a row group; None for nothing."""
+        found = self.excluded.get(row_group)
+        return None if found is None else found[1]
+
+    def mask(self, row_group: int, kept: int) -> Bools:
+        """bool [kept]: what is left out."""
+        return unpacked(self.bits(row_group), kept)
+
+    def remaining(self, kept: Int64s) -> Int64s:
+        """Rows left of each row group of the table. Raises StateError where others are kept than the rebase knew."""
+        remaining = kept.copy()
+        for row_group, (rows, _) in self.excluded.items():
+            if row_group >= len(kept) or kept[row_group] != rows:
+                raise StateError(
+                    f"rebase {self.id} belongs to another filter or snapshot: got {rows} kept rows of row group "
+                    f"{row_group}, expected {kept[row_group] if row_group < len(kept) else 'no such row group'}"
+                )
+            remaining[row_group] -= self.rows[row_group]
+        return remaining
+
+    def save(self, work_dir: str) -> str:
+        """Write it below `work_dir`, where any host can `load` it by the id that is returned."""
+        facts = {"snapshot": self.snapshot, "epoch": self.epoch, "first_step": self.first_step}
+        table = pa.table(
+            {
+                "row_group": pa.array(list(self.excluded), pa.int64()),
+                "kept": pa.array([rows for rows, _ in self.excluded.values()], pa.int64()),
+                "excluded": pa.array([bits for _, bits in self.excluded.values()], pa.binary()),
+            }
+        )
+        metadata = {"facts": json.dumps(facts), "changes": json.dumps(dict(self.changes))}
+        content_store.create(work_dir, _name(self.id), [table.replace_schema_metadata(metadata)])
+        return self.id
+
+    @classmethod
+    def load(cls, work_dir: str, id: str) -> Rebase:
+        """The rebase of that id.
+
+        Raises StateError where `work_dir` has none of that id, CorruptFileError for a damaged one.
+        """
+        try:
+            (table,) = content_store.load(work_dir, _name(id), tables=1)
+        except FileNotFoundError:
+            raise StateError(
+                f"rebase {id} is not in {shown(work_dir)}: expected the file {_name(id)}. Name the work_dir in which "
+                "the state was rebased"
+            ) from None
+        facts = json.loads(table.schema.metadata[b"facts"])
+        rows = zip(*(table[name].to_pylist() for name in ("row_group", "kept", "excluded")), strict=True)
+        return cls(
+            id=id,
+            excluded={row_group: (kept, bits) for row_group, kept, bits in rows},
+            changes=json.loads(table.schema.metadata[b"changes"]),
+            **facts,
+        )
+
+
+def make_rebase(
+    *, snapshot: str, epoch: int, first_step: int, excluded: Mapping[int, Bools], changes: Mapping[str, Any]
+) -> Rebase:
+    """A rebase that leaves out the rows where the masks (bool [kept rows] per row group) are true."""
+    bits = {row_group: (len(mask), packed(mask)) for row_group, mask in sorted(excluded.items()) if mask.any()}
+    digest = hashlib.sha256(json.dumps([_VERSION, snapshot, epoch, first_step, sorted(changes.items())]).encode())
+    for row_group, (rows, left_out) in bits.items():
+        digest.update(f"{row_group} {rows} ".encode() + left_out)
+    return Rebase(
+        id=digest.hexdigest()[:32],
+        snapshot=snapshot,
+        epoch=epoch,
+        first_step=first_step,
+        excluded=bits,
+        changes=changes,
+    )
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """A state's `snapshot`: the snapshot's id and, after a plus sign, the rebase's."""
+    snapshot, _, rebase = name.partition("+")
+    return snapshot, rebase or None
+
+
+def _name(id: str) -> str:
+    if not _ID.fullmatch(id):
+        raise StateError(f"rebase id is not one: got {id[:80]!r}, expected 32 hexadecimal digits")
+    return f"rebases/{id}.arrow"

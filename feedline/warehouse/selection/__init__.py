@@ -1,0 +1,1 @@
+"""How many rows of each row group stay, and who decided."""

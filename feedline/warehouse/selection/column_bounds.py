@@ -1,0 +1,160 @@
+"""From a snapshot's Arrow columns to what `pruning` compares: numpy bounds, and literals in the same unit.
+
+Pure; runs wherever a plan is made. Dates and timestamps are compared as integers in the column's own unit, booleans as
+0 and 1, float32 as float64 (exact, and what a float32 literal is as a Python float). Strings compare by code point in
+Python as by UTF-8 bytes in Polars: the order is the same. A partition key is its own exact bound.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from feedline.warehouse.parquet.bounds import has_bounds, is_text
+from feedline.warehouse.selection.pruning import ColumnStatistics, Statistics
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_FIRST_DAY = datetime.date(1970, 1, 1)
+
+
+def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
+    """What the snapshot knows of these columns, per row group."""
+    found = {name: _column(snapshot, name) for name in columns}
+    return Statistics(rows=snapshot.rows_per_row_group, columns=found)
+
+
+def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64]) -> Statistics:
+    """What partition keys say, file by file: their values and the files' rows."""
+    return Statistics(rows=rows, columns={name: _key(values, rows) for name, values in partition.items()})
+
+
+def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[object, object] | None]:
+    """The least and the greatest value of these columns, as far as footers tell; None for one that is all null."""
+    found: dict[str, tuple[object, object] | None] = {}
+    rows = snapshot.rows_per_row_group
+    for name in columns:
+        if name in snapshot.partition_columns:
+            low = high = pc.struct_field(snapshot.files["partition"], name).combine_chunks().drop_null()
+        else:
+            facts = snapshot.column_facts(name)
+            holds = (rows > 0) & (facts.field("nulls").to_numpy() != rows)
+            sides = ("min", "max") if has_bounds(snapshot.schema.field(name).type) else ("nulls", "nulls")
+            low, high = (facts.field(side).filter(pa.array(holds)) for side in sides)
+            if sides == ("nulls", "nulls") and len(low):
+                continue
+        if not len(low):
+            found[name] = None
+        elif not low.null_count:  # bounds of some row groups are none of all
+            found[name] = pc.min_max(low)["min"].as_py(), pc.min_max(high)["max"].as_py()
+    return found
+
+
+def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
+    kind = snapshot.schema.field(name).type
+    if name in snapshot.partition_columns:
+        values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+        return _key(values.take(pa.array(snapshot.file_of_row_group)), snapshot.rows_per_row_group)
+    facts = snapshot.column_facts(name)
+    nulls = facts.field("nulls").to_numpy()
+    if not has_bounds(kind):
+        nothing, never = np.zeros(len(nulls), np.int64), np.zeros(len(nulls), np.bool_)
+        return ColumnStatistics(low=nothing, high=nothing, bounded=never, nulls=nulls, unit=_incomparable, exact=never)
+    low, high = facts.field("min"), facts.field("max")
+    return ColumnStatistics(
+        low=_comparable(low),
+        high=_comparable(high),
+        bounded=low.is_valid().to_numpy(zero_copy_only=False) & high.is_valid().to_numpy(zero_copy_only=False),
+        nulls=nulls,
+        unit=_unit(kind),
+        exact=facts.field("exact").to_numpy(zero_copy_only=False) if is_text(kind) else np.ones(len(nulls), np.bool_),
+        floating=pat.is_floating(kind),
+    )
+
+
+def _key(values: pa.Array, rows: npt.NDArray[np.int64]) -> ColumnStatistics:
+    """A key's value for each row group, or each file, and the rows there."""
+    known = values.is_valid().to_numpy(zero_copy_only=False)
+    bound = _comparable(values)
+    nulls = np.where(known, 0, rows)
+    return ColumnStatistics(
+        low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(values.type), exact=known, partition=True
+    )
+
+
+def _comparable(values: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Bounds as numpy values; what stands where there is none is never looked at."""
+    kind = values.type
+    if pat.is_timestamp(kind):
+        values = values.view(pa.int64())
+    elif pat.is_date32(kind):
+        values = values.view(pa.int32())
+    elif pat.is_boolean(kind):
+        values = values.cast(pa.int8())
+    elif pat.is_floating(kind):
+        values = values.cast(pa.float64())
+    if pat.is_integer(values.type):
+        return np.asarray(values.fill_null(0).cast(pa.uint64() if pat.is_uint64(values.type) else pa.int64()))
+    if pat.is_floating(values.type):
+        return np.asarray(values.fill_null(0.0))
+    objects = np.empty(len(values), object)
+    objects[:] = values.to_pylist()
+    return objects
+
+
+def _unit(kind: pa.DataType) -> Callable[[object], Any]:
+    if pat.is_timestamp(kind):
+        return partial(_instant, per_second=_PER_SECOND[kind.unit], aware=kind.tz is not None)
+    tests: tuple[tuple[Callable[[pa.DataType], bool], Callable[[object], Any]], ...] = (
+        (pat.is_date32, _day),
+        (pat.is_boolean, lambda value: int(value) if isinstance(value, bool) else None),
+        (pat.is_integer, _integer),
+        (pat.is_floating, _float),
+        (pat.is_decimal, lambda value: value if isinstance(value, Decimal) else _integer(value)),
+        (pat.is_string, lambda value: value if isinstance(value, str) else None),
+        (pat.is_large_string, lambda value: value if isinstance(value, str) else None),
+        (pat.is_binary, lambda value: value if isinstance(value, bytes) else None),
+        (pat.is_large_binary, lambda value: value if isinstance(value, bytes) else None),
+    )
+    return next((unit for test, unit in tests if test(kind)), _incomparable)
+
+
+def _incomparable(_: object) -> None:
+    return None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _float(value: object) -> float | None:
+    if isinstance(value, float):
+        return value
+    whole = _integer(value)
+    return None if whole is None or abs(whole) > 2**53 else float(whole)
+
+
+def _day(value: object) -> int | None:
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        return None
+    return (value - _FIRST_DAY).days
+
+
+def _instant(value: object, *, per_second: int, aware: bool) -> int | None:
+    """A moment in the column's unit; None where the unit is too coarse to hold it."""
+    if not isinstance(value, datetime.datetime) or (value.tzinfo is not None) != aware:
+        return None
+    since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH
+    micros = (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
+    whole, rest = divmod(micros * per_second, 10**6)
+    return None if rest else whole

@@ -1,0 +1,65 @@
+"""Read the first rows that a filter and a sample keep, without counting the table first.
+
+Runs in: the process of a command, on the calling thread. Row groups that statistics rule out are not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from feedline.expressions import BoundExpression
+from feedline.warehouse.reading.read import UNCOUNTED, Chunk, Fragment, fragment_of, read_fragment
+from feedline.warehouse.reading.sample import BoundSample
+from feedline.warehouse.reading.seen_rows import Mark
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.splits import plan_splits
+
+_CHUNK_ROWS = 2_048
+_SPLIT_ROWS = 65_536
+
+
+def screened_splits(
+    snapshot: Snapshot,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    choose: Callable[[int], Iterable[int]] = range,
+) -> Iterator[Fragment]:
+    """Splits that may keep rows, in the table's order, uncounted; `choose` names some of them by their number."""
+    selection = screen_rows(snapshot, where, sample=sample)
+    stored = snapshot.rows_per_row_group
+    planned = np.where(selection.rows == UNCOUNTED, stored, selection.rows)
+    splits = plan_splits(planned, snapshot.file_of_row_group, _SPLIT_ROWS)
+    unknown = np.where(selection.rows == 0, 0, UNCOUNTED)  # a fragment that is not read to its end counts nothing
+    for index in choose(len(splits)):
+        yield fragment_of(snapshot, splits, unknown, index, selection.proven)
+
+
+def first_rows(
+    snapshot: Snapshot,
+    columns: Sequence[str],
+    schema: pa.Schema,
+    count: int,
+    *,
+    where: BoundExpression | None,
+    sample: BoundSample | None,
+    marks: Sequence[Mark] = (),
+) -> list[Chunk]:
+    """The first `count` rows that are kept, or all where there are fewer, in the table's order; see `read_fragment`."""
+    found: list[Chunk] = []
+    left = count
+    for fragment in screened_splits(snapshot, where, sample):
+        if not fragment.row_groups:
+            continue
+        chunks = read_fragment(fragment, columns, where, schema, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
+        for chunk in chunks:
+            rows = min(left, chunk.frame.height)
+            if rows:
+                found.append(chunk.part(0, rows))
+            left -= rows
+            if not left:
+                return found
+    return found

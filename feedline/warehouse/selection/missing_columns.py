@@ -1,0 +1,85 @@
+"""Is a column in every file that may be read? What `source.schema: {missing: error}` asks.
+
+Pure; runs where a plan is made, and in `feedline check`. Files that the partition keys alone rule out are not asked:
+nobody reads them. Row-group statistics rule out no file here, as one without the filter's own column would be ruled
+out by its absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from feedline.expressions import BoundExpression
+from feedline.expressions.column_parts import Key, flattened_column, has_column, part_of
+from feedline.warehouse.parquet.schemas import children
+from feedline.warehouse.selection.column_bounds import key_statistics
+from feedline.warehouse.selection.pruning import prune
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+
+def first_absence(
+    snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
+) -> tuple[str, str, int] | None:
+    """The first of these columns that a file to be read lacks, that file's path, and how many files lack it."""
+    names = snapshot.partition_columns
+    partition = {name: pc.struct_field(snapshot.files["partition"], name).combine_chunks() for name in names}
+    asked = files_asked(partition, snapshot.files["rows"].to_numpy(), where)
+    for name in sorted(columns):
+        if name in partition:
+            continue
+        lacking = files_without(snapshot, name)
+        lacking = lacking[asked[lacking]]
+        if len(lacking):
+            return name, str(snapshot.files["path"][int(lacking[0])].as_py()), len(lacking)
+    return None
+
+
+def files_without(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
+    """The files that lack a column or a part of one (int64 [n], indices of `files`)."""
+    lacking = np.array([not has(schema, name, snapshot.schema) for schema in snapshot.file_schemas], np.bool_)
+    if not lacking.any():
+        return np.empty(0, np.int64)
+    return np.flatnonzero(lacking[snapshot.files["schema"].to_numpy()])
+
+
+def has(file: pa.Schema, name: str, table: pa.Schema) -> bool:
+    """Whether a file of one schema has a column, or part of one, of a table of another.
+
+    A part is where it is read from: in the column that holds its first key alone, if the file has that, else in the
+    column itself. There every field of a struct has to be; whether a map holds a key only its rows can tell.
+    """
+    part = None if has_column(table, name) else part_of(name)
+    if part is None:
+        return has_column(file, name)
+    flattened = flattened_column(table, part)
+    if flattened is not None and has_column(file, flattened):
+        return _reaches(file.field(flattened).type, part.keys[1:])
+    return has_column(file, part.column) and _reaches(file.field(part.column).type, part.keys)
+
+
+def files_asked(
+    partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64], where: BoundExpression | None
+) -> npt.NDArray[np.bool_]:
+    """bool [files]: which files the partition keys leave; `partition` has one value per key and file."""
+    keys = {} if where is None else {name: partition[name] for name in partition if name in where.columns}
+    if where is None or not keys:
+        return np.ones(len(rows), np.bool_)
+    return ~prune(where.predicate, key_statistics(keys, rows)).by_partition
+
+
+def _reaches(kind: pa.DataType, keys: tuple[Key, ...]) -> bool:
+    for key in keys:
+        if pat.is_map(kind):
+            kind = kind.item_type
+        elif pat.is_struct(kind):
+            field = next((field for field in children(kind) if field.name == key), None)
+            if field is None:
+                return False
+            kind = field.type
+    return True  # a column of nothing but nulls is there, as one without keys is

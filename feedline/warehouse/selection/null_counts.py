@@ -1,0 +1,144 @@
+"""How many nulls of a column do the selected rows hold, as far as footers tell? And which columns do files lack?
+
+Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. Of a row group whose
+rows are selected in part nobody knows whether the rows with nulls are among them: there is a least and a most. Where
+the filter drops every row with a null in the column, both are 0. A file that lacks a column holds nulls of it in every
+row. Lists, structs and maps are not judged: what their footers count as nulls are empty lists, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from feedline.expressions import BoundExpression
+from feedline.expressions.column_parts import has_column
+from feedline.warehouse.selection.missing_columns import files_without
+from feedline.warehouse.selection.pruning import NONE, ColumnStatistics, Statistics, prune
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NullCount:
+    """Nulls of a column among the selected rows: at least and at most so many, in how many files, and the first one.
+
+    file: its path below the table's root. read: how many files have selected rows.
+    """
+
+    column: str
+    least: int
+    most: int
+    files: int
+    read: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentColumn:
+    """A column, or part of one, that some files with selected rows lack: how many of how many, with so many rows."""
+
+    column: str
+    files: int
+    read: int
+    rows: int
+    file: str
+
+
+def null_counts(
+    snapshot: Snapshot, columns: Collection[str], rows: Int64s, where: BoundExpression | None
+) -> dict[str, NullCount]:
+    """The columns that may hold nulls among the selected rows, by name; unknown counts are taken for none.
+
+    rows: int64, selected rows per row group; below 0 where nobody counted.
+    """
+    stored, found = snapshot.rows_per_row_group, {}
+    kept = np.where(rows < 0, stored, rows)
+    read = int(np.count_nonzero(_files(snapshot, kept > 0)))
+    for name in columns:
+        nulls = _nulls(snapshot, name)
+        if nulls is None or not (nulls > 0).any() or (where is not None and _drops_nulls(where, name)):
+            continue
+        most = np.minimum(np.maximum(nulls, 0), kept)
+        if not most.any():
+            continue
+        least = np.where(rows < 0, 0, np.maximum(nulls - (stored - kept), 0))
+        files = np.flatnonzero(_files(snapshot, most > 0))
+        found[name] = NullCount(
+            column=name,
+            least=int(least.sum()),
+            most=int(most.sum()),
+            files=len(files),
+            read=read,
+            file=_path(snapshot, files),
+        )
+    return found
+
+
+def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -> list[AbsentColumn]:
+    """Which of these columns (or parts) are not in every file that has selected rows. `rows`: as in `null_counts`."""
+    kept = np.where(rows < 0, snapshot.rows_per_row_group, rows)
+    per_file = np.bincount(snapshot.file_of_row_group, weights=kept, minlength=len(snapshot.files)).astype(np.int64)
+    found = []
+    for name in columns:
+        if name in snapshot.partition_columns:
+            continue
+        lacking = files_without(snapshot, name)
+        files = lacking[per_file[lacking] > 0]
+        if len(files):
+            found.append(
+                AbsentColumn(
+                    column=name,
+                    files=len(files),
+                    read=int(np.count_nonzero(per_file)),
+                    rows=int(per_file[files].sum()),
+                    file=_path(snapshot, files),
+                )
+            )
+    return found
+
+
+def _files(snapshot: Snapshot, row_groups: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """bool [files]: which of them have one of these row groups."""
+    found = np.zeros(len(snapshot.files), np.bool_)
+    found[snapshot.file_of_row_group[row_groups]] = True
+    return found
+
+
+def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
+    return str(snapshot.files["path"][int(files[0])].as_py())
+
+
+def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
+    """Nulls per row group, negative where unknown; None for a column that is not judged, or that cannot hold any."""
+    if not has_column(snapshot.schema, name):
+        return None
+    field = snapshot.schema.field(name)
+    if name in snapshot.partition_columns:
+        keys = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
+        known = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
+        return np.where(known, 0, snapshot.rows_per_row_group)
+    if pat.is_nested(field.type) or not field.nullable:
+        return None
+    nulls: Int64s = snapshot.column_facts(name).field("nulls").to_numpy()
+    return nulls
+
+
+def _drops_nulls(where: BoundExpression, name: str) -> bool:
+    """Whether the filter keeps no row in which the column is null: asked as of a row group of nothing but nulls."""
+    if name not in where.columns:
+        return False
+    never = np.zeros(1, np.bool_)
+    nothing = np.zeros(1, np.int64)
+    null = ColumnStatistics(
+        low=nothing, high=nothing, bounded=never, nulls=np.ones(1, np.int64), unit=lambda value: None, exact=never
+    )
+    verdict = prune(where.predicate, Statistics(rows=np.ones(1, np.int64), columns={name: null}))
+    return bool(verdict.outcome[0] == NONE)

@@ -1,0 +1,199 @@
+"""Which row groups can a `where` keep, judged from partition values and statistics alone.
+
+Pure: numpy arrays in, numpy arrays out; runs wherever a plan is made. For every row group and every node of the
+predicate the set of truth values that some row *may* have is computed, {true, false, null} as three boolean arrays:
+
+- a leaf's set follows from the bounds, the null count and the kind of the column. Unknown statistics allow all three.
+- `Not` swaps true and false; `And` and `Or` combine the sets of their items as if the items were independent, which
+  can only add values to the set that the rows really have.
+
+A row group where true is not in the set is NONE (no row can be kept), one where only true is in it is ALL (every row
+is), any other is SOME and has to be counted. Both verdicts are proofs, as the sets are never too small:
+
+- bounds need not be values: min is a lower bound and max an upper one, so truncated strings do no harm to NONE. ALL is
+  never concluded from bounds that may be truncated (not `exact`);
+- float statistics hide NaN, for which `!=` is true and every other operator false: those are always in the set;
+- a partition key that is NaN is its own bound: `!=` is true for it and every other comparison false;
+- -0.0 and 0.0 are equal, so it does not matter which of them a writer put into its statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.expressions.predicates import And, Comparison, IsNull, Membership, Not, Or, Predicate
+
+NONE, SOME, ALL = np.int8(0), np.int8(1), np.int8(2)
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnStatistics:
+    """What is known of one column, per row group.
+
+    `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); only where
+    `bounded`. `nulls`: int64, -1 where unknown. `unit`: what literals are converted with before they are compared
+    (None for a value that the column's statistics cannot judge). `exact`: bounds are values of the column, not
+    truncated ones. `floating`: NaN may hide among the values; a bound that is NaN is the only value. `partition`: the
+    column is a partition key.
+    """
+
+    low: npt.NDArray[Any]
+    high: npt.NDArray[Any]
+    bounded: Bools
+    nulls: npt.NDArray[np.int64]
+    unit: Callable[[object], Any]
+    exact: Bools
+    floating: bool = False
+    partition: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Rows per row group (int64) and what is known of the columns; a column that is not in it is unknown."""
+
+    rows: npt.NDArray[np.int64]
+    columns: Mapping[str, ColumnStatistics]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """int8 per row group: NONE, SOME or ALL; and for NONE whether the partition keys alone decide it."""
+
+    outcome: npt.NDArray[np.int8]
+    by_partition: Bools
+
+    @property
+    def by_statistics(self) -> Bools:
+        """Row groups that are NONE, but not by the partition keys alone."""
+        return np.asarray(self.outcome == NONE) & ~self.by_partition
+
+
+@dataclass(frozen=True, slots=True)
+class _Truths:
+    """Per row group: may some row be true, false, null? `sure`: no truncated bound was trusted for it."""
+
+    true: Bools
+    false: Bools
+    null: Bools
+    sure: Bools
+
+
+def prune(predicate: Predicate, statistics: Statistics) -> Pruning:
+    """Judge every row group. A row group without rows is NONE."""
+    empty = statistics.rows == 0
+    keys = {name: column for name, column in statistics.columns.items() if column.partition}
+    by_partition = ~_truths(predicate, Statistics(rows=statistics.rows, columns=keys)).true
+    truths = _truths(predicate, statistics)
+    outcome = np.full(len(empty), SOME)
+    outcome[truths.true & ~truths.false & ~truths.null & truths.sure] = ALL
+    outcome[~truths.true | by_partition | empty] = NONE
+    return Pruning(outcome=outcome, by_partition=by_partition)
+
+
+def _truths(predicate: Predicate, statistics: Statistics) -> _Truths:
+    match predicate:
+        case And(items=items):
+            return _conjunction([_truths(item, statistics) for item in items])
+        case Or(items=items):
+            return _negation(_conjunction([_negation(_truths(item, statistics)) for item in items]))
+        case Not(item=item):
+            return _negation(_truths(item, statistics))
+        case Comparison(column=name) | Membership(column=name) | IsNull(column=name) if name in statistics.columns:
+            return _leaf(predicate, statistics.columns[name], statistics.rows)
+    anything = np.ones(len(statistics.rows), np.bool_)
+    return _Truths(anything, anything, anything, anything)
+
+
+def _negation(truths: _Truths) -> _Truths:
+    return _Truths(truths.false, truths.true, truths.null, truths.sure)
+
+
+def _conjunction(items: list[_Truths]) -> _Truths:
+    """True needs all true; false one false; null one null and the others true or null."""
+    result = items[0]
+    for item in items[1:]:
+        result = _Truths(
+            true=result.true & item.true,
+            false=result.false | item.false,
+            null=(result.null & (item.null | item.true)) | (item.null & result.true),
+            sure=result.sure & item.sure,
+        )
+    return result
+
+
+def _leaf(leaf: Comparison | Membership | IsNull, column: ColumnStatistics, rows: npt.NDArray[np.int64]) -> _Truths:
+    some_null = column.nulls != 0
+    some_value = (column.nulls < 0) | (column.nulls < rows)
+    if isinstance(leaf, IsNull):
+        return _Truths(some_null, some_value, np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_))
+    if isinstance(leaf, Comparison):
+        true, false = _compared(leaf.op, column.unit(leaf.value), column)
+    else:
+        true, false = _contained([column.unit(value) for value in leaf.values], column)
+    nan, unequal = _is_nan(column.low), isinstance(leaf, Comparison) and leaf.op == "!="
+    true, false = np.where(nan, unequal, true), np.where(nan, not unequal, false)
+    unknown = ~column.bounded
+    return _Truths((true | unknown) & some_value, (false | unknown) & some_value, some_null, column.exact | unknown)
+
+
+def _compared(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bools]:
+    """May a value of the column make the comparison true, may one make it false? Only read where bounded."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        may = np.ones(len(column.bounded), np.bool_)
+        return may, may
+    at_low, at_high = _order(column.low, value, column.bounded), _order(column.high, value, column.bounded)
+    match op:
+        case "==" | "!=":
+            equal = (at_low <= 0) & (at_high >= 0)
+            differs = (at_low != 0) | (at_high != 0) | column.floating
+            return (equal, differs) if op == "==" else (differs, equal)
+        case "<":
+            return at_low < 0, (at_high >= 0) | column.floating
+        case "<=":
+            return at_low <= 0, (at_high > 0) | column.floating
+        case ">":
+            return at_high > 0, (at_low <= 0) | column.floating
+        case ">=":
+            return at_high >= 0, (at_low < 0) | column.floating
+    raise ValueError(f"comparison operator unknown: got {op!r}")
+
+
+def _contained(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bools]:
+    """As `_compared`, for membership: the smallest listed value that is not below `low` has to be within `high`."""
+    if any(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
+        may = np.ones(len(column.bounded), np.bool_)
+        return may, may
+    wanted = np.empty(len(values), object)
+    wanted[:] = sorted(values)
+    bounded = np.flatnonzero(column.bounded & ~_is_nan(column.low))
+    low, high = column.low[bounded].astype(object), column.high[bounded].astype(object)
+    place = np.searchsorted(wanted, low)
+    inside = place < len(wanted)
+    nearest = wanted[np.minimum(place, len(wanted) - 1)] if len(wanted) else low
+    hit = inside & (nearest <= high).astype(np.bool_)
+    true = np.ones(len(column.bounded), np.bool_)
+    false = true.copy()
+    true[bounded] = hit
+    if not column.floating:
+        false[bounded] = ~(hit & (low == high).astype(np.bool_))
+    return true, false
+
+
+def _is_nan(bounds: npt.NDArray[Any]) -> Bools:
+    return np.isnan(bounds) if bounds.dtype.kind == "f" else np.zeros(len(bounds), np.bool_)
+
+
+def _order(bounds: npt.NDArray[Any], value: Any, bounded: Bools) -> npt.NDArray[np.int8]:
+    """-1, 0 or 1 per row group as the bound is below, equal to or above the value; 0 where there is no bound."""
+    order = np.zeros(len(bounds), np.int8)
+    known = bounds[bounded]
+    order[bounded] = (known > value).astype(np.int8) - (known < value).astype(np.int8)
+    return order

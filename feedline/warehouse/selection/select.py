@@ -1,0 +1,344 @@
+"""How many rows of each row group are read, and at what price is that known.
+
+Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that can keep
+no row cost nothing, those that keep every row cost nothing either. What a sample keeps of rows that are all sampled by
+their place is arithmetic. For the rest the counting pass (`counting`) asks bloom filters, then reads the columns of the
+filter and of the sample, and counts. Counting tasks are small values that any `map` may run, in threads here or on a
+Dask cluster. What was counted is kept under `work_dir/counts`, named by snapshot, filter and sample, and used again by
+every later run; a file there that is damaged or does not fit is counted anew. Tasks run in waves (`waves`), so that a
+count that is interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from feedline.errors import DataError
+from feedline.expressions import BoundExpression, bind_where
+from feedline.warehouse.forgiving import BadFilesMetError
+from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
+from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
+from feedline.warehouse.selection.column_bounds import statistics_of
+from feedline.warehouse.selection.counting import Count, count_fragment
+from feedline.warehouse.selection.pruning import ALL, NONE, Pruning, prune
+from feedline.warehouse.selection.pruning_report import (
+    BLOOM,
+    COUNTED,
+    PARTITION,
+    SAMPLED_BY_PLACE,
+    STATISTICS,
+    WHOLE,
+    SelectionReport,
+    Verdicts,
+    report_of,
+)
+from feedline.warehouse.selection.waves import (
+    FIRST_TASKS,
+    Begun,
+    CountProgress,
+    counts_table,
+    loaded_counts,
+    next_tasks,
+    tell,
+)
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, locate
+from feedline.warehouse.storage.retry import interruptible
+
+_COUNTS_VERSION = 2
+_TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
+_TASK_FILES = 32  # and files that it opens
+
+_now_s = time.monotonic
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Selection:
+    """What is read of every row group, and how that came to be known.
+
+    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both UNCOUNTED where nobody
+    counted). `verdicts`: who decided, and what statistics have proven.
+    """
+
+    rows: Int64s
+    matched: Int64s
+    verdicts: Verdicts
+    report: SelectionReport
+
+    @property
+    def proven(self) -> npt.NDArray[np.uint8]:
+        """Bits of `sieve`, per row group."""
+        return self.verdicts.proven
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountTask:
+    """Row groups to count: a small picklable value; filter and sample travel as text and are bound where it runs."""
+
+    fragments: tuple[Fragment, ...]
+    where: str | None
+    sample: Sample | None
+    schema: pa.Schema
+
+
+class Map(Protocol):
+    """`map(function, tasks)`: the results in the order of the tasks, wherever they ran."""
+
+    def __call__(
+        self, function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask], /
+    ) -> Iterable[tuple[Count, ...]]: ...
+
+
+def select_rows(
+    snapshot: Snapshot,
+    where: BoundExpression | None,
+    *,
+    sample: BoundSample | None = None,
+    work_dir: str,
+    map: Map | None = None,
+) -> Selection:
+    """Count the rows that filter and sample keep of each row group, reading as little as possible.
+
+    `waves.heard_by` says who hears how far it is.
+
+    Raises what reading raises: TableChangedError, CorruptFileError, TableError.
+    """
+    verdicts = _verdicts(snapshot, where, sample)
+    rows, matched = _settled(snapshot, verdicts)
+    open_groups = np.flatnonzero((verdicts.fate == COUNTED) | (verdicts.fate == SAMPLED_BY_PLACE))
+    cached, bloom_bytes = False, 0
+    if len(open_groups):
+        name = _counts_name(snapshot, where, sample)
+        table = _known_counts(work_dir, name, snapshot, open_groups)
+        cached = table is not None
+        if table is None:
+            lock = f"runs/{name.replace('/', '-')}"
+            with content_store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
+                table = _known_counts(work_dir, name, snapshot, open_groups)
+                cached = table is not None
+                if table is None:
+                    begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
+                    asked = _Asked(
+                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads
+                    )
+                    table = _counted(asked, open_groups, begun)
+                    content_store.create(work_dir, name, [table])
+                    begun.forget()
+        rows[open_groups] = table["rows"].to_numpy()
+        matched[open_groups] = table["matched"].to_numpy()
+        verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
+        bloom_bytes = int(table["bloom_bytes"].to_numpy().sum())
+    report = report_of(
+        snapshot, where, sample, verdicts, rows=rows, matched=matched, bloom_bytes=bloom_bytes, cached=cached
+    )
+    return Selection(rows=rows, matched=matched, verdicts=verdicts, report=report)
+
+
+def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: BoundSample | None = None) -> Selection:
+    """As `select_rows`, without reading anything: row groups that would have to be counted are UNCOUNTED."""
+    verdicts = _verdicts(snapshot, where, sample)
+    rows, matched = _settled(snapshot, verdicts)
+    if sample is not None:
+        known = np.flatnonzero(verdicts.fate == SAMPLED_BY_PLACE)
+        rows[known] = _by_place(snapshot, sample.sample, known)
+        matched[known] = snapshot.rows_per_row_group[known]
+    report = report_of(snapshot, where, sample, verdicts, rows=rows, matched=matched, bloom_bytes=0, cached=False)
+    return Selection(rows=rows, matched=matched, verdicts=verdicts, report=report)
+
+
+def count_task(task: CountTask) -> tuple[Count, ...]:
+    """Run one task: a count for each row group of each fragment, one after the other."""
+    where = None if task.where is None else bound_again(task.where, task.schema)
+    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
+    return tuple(
+        count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema, sample=sample)
+    )
+
+
+@lru_cache(maxsize=8)
+def bound_again(text: str, schema: pa.Schema) -> BoundExpression:
+    """A filter that travelled as text, bound once per process."""
+    return bind_where(text, schema)
+
+
+@lru_cache(maxsize=8)
+def sampled_again(sample: Sample, schema: pa.Schema) -> BoundSample:
+    """A sample that travelled as values, bound once per process."""
+    return bind_sample(sample, schema)
+
+
+def _verdicts(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> Verdicts:
+    """What partition values and statistics say, before anything is read."""
+    kept = _pruning(snapshot, where)
+    proven = np.where(kept.outcome == ALL, WHERE_TRUE, 0).astype(np.uint8)
+    fate = np.full(len(proven), COUNTED)
+    fate[kept.outcome == ALL] = WHOLE
+    fate[kept.outcome == NONE] = STATISTICS
+    fate[kept.by_partition] = PARTITION
+    if sample is None:
+        return Verdicts(fate=fate, proven=proven)
+    if sample.sample.fraction == 1:
+        proven |= UNSAMPLED  # every row stays, and stands for itself
+        return Verdicts(fate=fate, proven=proven)
+    sampled = _pruning(snapshot, sample.where).outcome
+    proven |= np.where(sampled == ALL, SAMPLED, np.where(sampled == NONE, UNSAMPLED, 0)).astype(np.uint8)
+    by_place = SAMPLED_BY_PLACE if not sample.sample.key else COUNTED
+    whole = fate == WHOLE
+    fate[whole & (sampled == ALL)] = by_place
+    fate[whole & (sampled != ALL) & (sampled != NONE)] = COUNTED
+    return Verdicts(fate=fate, proven=proven)
+
+
+def _pruning(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
+    rows = snapshot.rows_per_row_group
+    if where is None:
+        return Pruning(outcome=np.where(rows > 0, ALL, NONE), by_partition=np.zeros(len(rows), np.bool_))
+    return prune(where.predicate, statistics_of(snapshot, where.columns))
+
+
+def _settled(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, Int64s]:
+    """Rows and matched rows: known where nothing has to be read or computed."""
+    rows = np.full(len(verdicts.fate), UNCOUNTED, np.int64)
+    rows[(verdicts.fate == PARTITION) | (verdicts.fate == STATISTICS)] = 0
+    whole = verdicts.fate == WHOLE
+    rows[whole] = snapshot.rows_per_row_group[whole]
+    return rows, rows.copy()
+
+
+def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
+    """Rows that the sample keeps of row groups whose rows are all sampled by their place."""
+    stored = snapshot.rows_per_row_group
+    before = np.cumsum(stored) - stored
+    file = snapshot.file_of_row_group
+    first_row = before - before[np.searchsorted(file, file)]
+    paths = snapshot.files["path"]
+
+    def count(row_group: int) -> int:
+        path = paths[int(file[row_group])].as_py()
+        return sampled_rows(sample, path, int(first_row[row_group]), int(stored[row_group]))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="feedline-sample") as pool:
+        return np.fromiter(pool.map(count, row_groups.tolist()), np.int64, len(row_groups))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What is counted, and by what."""
+
+    snapshot: Snapshot
+    where: BoundExpression | None
+    sample: BoundSample | None
+    verdicts: Verdicts
+    map: Map
+
+
+def _counted(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
+    """The counts of row groups that are to be read, and of those that are arithmetic."""
+    placed = asked.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
+    found = []
+    if asked.sample is not None and placed.any():
+        rows = _by_place(asked.snapshot, asked.sample.sample, row_groups[placed])
+        stored, none = asked.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
+        found.append(counts_table(row_groups[placed], [rows, stored, none, none]))
+    if not placed.all():
+        found.append(_read(asked, row_groups[~placed], begun))
+    return pa.concat_tables(found).sort_by("row_group").combine_chunks()
+
+
+def _read(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
+    """The counts of row groups that are to be read, wave by wave; those that an interrupted run counted are known.
+
+    Raises BadFilesMetError, with all of them, where the map raises it, after everything was counted.
+    """
+    stored = asked.snapshot.rows_per_row_group
+    found = begun.load(row_groups, stored)
+    left = np.setdiff1d(row_groups, found["row_group"].to_numpy())
+    all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
+    bad: dict[str, str] = {}
+    tasks = _tasks(asked, left) if len(left) else iter(())
+    while wave := list(itertools.islice(tasks, size)):
+        groups = left[first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)]
+        first += len(groups)
+        began_s = _now_s()
+        try:
+            counts = [count for counts in asked.map(count_task, wave) for count in counts]
+        except BadFilesMetError as met:
+            bad |= met.reasons
+            continue
+        if len(counts) != len(groups):
+            raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(groups)}")
+        counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
+        size = next_tasks(len(wave), _now_s() - began_s)
+        found = begun.save([found, counted]) if first < len(left) else pa.concat_tables([found, counted])
+        tell(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
+    if bad:
+        begun.forget()
+        raise BadFilesMetError(bad)
+    return found
+
+
+def _tasks(asked: _Asked, row_groups: Int64s) -> Iterator[CountTask]:
+    """Fragments in the table's order, file by file, gathered into tasks of about `_TASK_ROWS`."""
+    snapshot, where, sample, verdicts = asked.snapshot, asked.where, asked.sample, asked.verdicts
+    needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
+    schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
+    text, share = where.text if where else None, sample.sample if sample else None
+    gathered: list[Fragment] = []
+    rows = 0
+    for part in _runs(snapshot, row_groups):
+        file = int(snapshot.file_of_row_group[part[0]])
+        gathered.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proven))
+        rows += int(snapshot.rows_per_row_group[part].sum())
+        if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
+            yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
+            gathered, rows = [], 0
+    if gathered:
+        yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
+
+
+def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
+    """The row groups cut at the borders of files, and where they reach `_TASK_ROWS`."""
+    file = snapshot.file_of_row_group[row_groups]
+    total = np.cumsum(snapshot.rows_per_row_group[row_groups])
+    part = total // _TASK_ROWS
+    borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
+    yield from np.split(row_groups, borders)
+
+
+def _in_threads(
+    function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]
+) -> Iterator[tuple[Count, ...]]:
+    with interruptible(os.cpu_count() or 1, "feedline-count") as pool:
+        yield from pool.map(function, tasks)
+
+
+def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
+    """Named by all that the counts depend on, the versions that evaluate the filter included."""
+    asked = None if sample is None else asdict(sample.sample)
+    parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, asked, pl.__version__]
+    return f"counts/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
+
+
+def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
+    table = loaded_counts(work_dir, name, snapshot.rows_per_row_group)
+    if table is None or not np.array_equal(table["row_group"].to_numpy(), row_groups):
+        return None  # or counted by a version that pruned otherwise
+    return table

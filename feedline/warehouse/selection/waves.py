@@ -1,0 +1,122 @@
+"""In how large portions is a table counted, and what stays of a count that was interrupted?
+
+Runs where a plan is made. A table of a million files is 31,000 counting tasks, hours on few cores. So they are made and
+handed out in waves, in the table's order, and what all finished waves counted is kept in `work_dir` until the whole is:
+an interrupted count goes on where it stopped. A wave takes about `WAVE_S` at the pace of the one before, whatever the
+cluster: an interruption loses little, and a wave is long beside its last tasks, for which idle threads wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from feedline.errors import CorruptFileError
+from feedline.warehouse.storage import content_store
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = {"row_group": "int64", "rows": "int64", "matched": "int64", "by_bloom": "bool", "bloom_bytes": "int64"}
+WAVE_S = 30.0
+FIRST_TASKS = 64
+_MOST_TASKS = 4096  # of up to 32 files each: 130 MB of tasks
+_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountProgress:
+    """How far a count is: rows of the row groups that were read, or needed no reading any more, and of all to count."""
+
+    rows: int
+    all_rows: int
+
+
+Say: TypeAlias = Callable[[CountProgress], None]
+_hearer: ContextVar[Say | None] = ContextVar("feedline_count_hearer", default=None)
+
+
+@contextmanager
+def heard_by(say: Say) -> Iterator[None]:
+    """While this lasts, `say` hears of every wave that a count in this thread has done, whoever asked for the count."""
+    before = _hearer.set(say)
+    try:
+        yield
+    finally:
+        _hearer.reset(before)
+
+
+def tell(progress: CountProgress) -> None:
+    """Tell whoever hears how far a count is; the log, where nobody does."""
+    say = _hearer.get()
+    if say is not None:
+        say(progress)
+    else:
+        logger.info("counted %s of %s rows", f"{progress.rows:,}", f"{progress.all_rows:,}")
+
+
+def next_tasks(tasks: int, seconds: float) -> int:
+    """Tasks of the next wave, after one of so many that took so long."""
+    most = min(_GROWTH * tasks, _MOST_TASKS)
+    return most if seconds <= 0 else max(1, int(min(most, tasks * WAVE_S / seconds)))
+
+
+def counts_table(row_groups: npt.NDArray[np.int64], facts: list[npt.NDArray[np.generic]]) -> pa.Table:
+    """Counts by row group: rows, matched, by_bloom, bloom_bytes (see `counting.Count`)."""
+    values = zip([row_groups, *facts], COLUMNS.values(), strict=True)
+    return pa.table([np.asarray(array).astype(kind) for array, kind in values], names=list(COLUMNS))
+
+
+def loaded_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa.Table | None:
+    """A table of counts that lies in `work_dir`; None where there is none that can be right.
+
+    `stored`: rows of each row group of the table.
+    """
+    try:
+        (table,) = content_store.load(work_dir, name, tables=1)
+    except (FileNotFoundError, CorruptFileError):
+        return None
+    if table.column_names != list(COLUMNS):
+        return None
+    row_groups, rows, matched = (table[column].to_numpy() for column in ("row_group", "rows", "matched"))
+    if not len(row_groups):
+        return table
+    if row_groups.min() < 0 or row_groups.max() >= len(stored) or (np.diff(row_groups) <= 0).any():
+        return None
+    wrong = (rows < 0) | (rows > matched) | (matched > stored[row_groups])
+    return None if wrong.any() else table
+
+
+class Begun:
+    """What a count that is not finished has counted so far, in `work_dir` under a name of its own."""
+
+    def __init__(self, work_dir: str, name: str) -> None:
+        self._work_dir, self._name = work_dir, name
+        self._saved = False
+
+    def load(self, row_groups: npt.NDArray[np.int64], stored: npt.NDArray[np.int64]) -> pa.Table:
+        """What an earlier run counted of these row groups."""
+        table = loaded_counts(self._work_dir, self._name, stored)
+        if table is None:
+            return counts_table(np.zeros(0, np.int64), [np.zeros(0)] * (len(COLUMNS) - 1))
+        self._saved = True
+        return table.filter(pa.array(np.isin(table["row_group"].to_numpy(), row_groups)))
+
+    def save(self, tables: list[pa.Table]) -> pa.Table:
+        """Keep what was counted; all of it as one table."""
+        table = pa.concat_tables(tables).sort_by("row_group").combine_chunks()
+        content_store.create(self._work_dir, self._name, [table])
+        self._saved = True
+        return table
+
+    def forget(self) -> None:
+        """The whole is kept elsewhere, or will never be."""
+        if self._saved:
+            content_store.remove(self._work_dir, self._name)

@@ -1,0 +1,1 @@
+"""The frozen table, and how it is taken."""

@@ -1,0 +1,105 @@
+"""How footers read now and footers remembered become the parts of one snapshot, in the table's order.
+
+Pure; runs where a snapshot is taken. Each `Source` holds some of the listed files, in any order; together they hold
+each file once. No loop is over files: a table may have hundreds of thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from feedline.warehouse.snapshot.column_facts import Facts, joined
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """Files whose footers are known.
+
+    `files`: file (int64, its place in the listing), footer_digest, footer_bytes, rows, row_groups, schema (int32:
+    which of `schemas`). `row_groups`: rows and bytes, file after file; `facts` likewise.
+    """
+
+    files: pa.Table
+    schemas: tuple[pa.Schema, ...]
+    row_groups: pa.Table
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assembled:
+    """All files in the listing's order: `files` without the place, `row_groups` with file and row_group.
+
+    `schemas`: the distinct ones, in the order in which files show them; `first`: the first file of each.
+    """
+
+    files: pa.Table
+    row_groups: pa.Table
+    facts: Facts
+    schemas: tuple[pa.Schema, ...]
+    first: tuple[int, ...]
+
+
+def assembled(sources: Sequence[Source]) -> Assembled:
+    """Put the sources' files together; their places are 0 to the number of files."""
+    schemas, numbers = _numbered(sources)
+    files = pa.concat_tables([source.files.drop_columns("schema") for source in sources])
+    place = files["file"].to_numpy()
+    order = np.argsort(place, kind="stable")
+    counts = files["row_groups"].to_numpy()
+    group_order = np.argsort(np.repeat(place, counts), kind="stable")
+    which, first = _by_appearance(numbers[order])
+    row_groups = pa.concat_tables([source.row_groups for source in sources])
+    counts = counts[order].astype(np.int64)
+    file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    return Assembled(
+        files=_taken(files.drop_columns("file"), order).append_column("schema", pa.array(which.astype(np.int32))),
+        row_groups=pa.table(
+            {
+                "file": pa.array(file),
+                "row_group": pa.array((np.arange(len(file)) - starts).astype(np.int32)),
+                **{name: _taken(row_groups.select([name]), group_order)[name] for name in ("rows", "bytes")},
+            }
+        ),
+        facts=joined([source.facts for source in sources], group_order),
+        schemas=tuple(schemas[int(numbers[order][place])] for place in first),
+        first=tuple(first.tolist()),
+    )
+
+
+def _numbered(sources: Sequence[Source]) -> tuple[list[pa.Schema], Int64s]:
+    """The distinct schemas of all sources, and for each file, source after source, which one it has."""
+    known: dict[bytes, int] = {}
+    schemas: list[pa.Schema] = []
+    numbers = []
+    for source in sources:
+        mine = []
+        for schema in source.schemas:
+            key = schema.serialize().to_pybytes()
+            if key not in known:
+                known[key] = len(schemas)
+                schemas.append(schema)
+            mine.append(known[key])
+        numbers.append(np.asarray(mine, np.int64)[source.files["schema"].to_numpy()])
+    return schemas, np.concatenate(numbers)
+
+
+def _by_appearance(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Numbers renamed 0, 1, … in the order in which they first appear, and where each one does."""
+    _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    names = np.empty(len(order), np.int64)
+    names[order] = np.arange(len(order))
+    return names[which], first[order]
+
+
+def _taken(table: pa.Table, order: Int64s) -> pa.Table:
+    """The rows in that order, each column in one piece."""
+    return table.combine_chunks().take(pa.array(order)).combine_chunks()

@@ -1,0 +1,250 @@
+"""What `work_dir` keeps: small immutable artifacts, each a file of Arrow tables that proves its own bytes.
+
+Runs in every process. An artifact is written aside and renamed into place, so a reader sees all of it or nothing and
+several writers of the same content do no harm; object stores show an object only once it is complete, so there it is
+written in place, and again where the store failed for a moment (`retrying`). Nothing here is pickled.
+
+A file holds one Arrow IPC stream per table (its parts), an index with size and sha256 of each part, and a trailer:
+the index's size and sha256. Whoever needs one table of many opens the artifact and reads that part alone; what is read
+is proved, so a truncated or altered file is refused, never half believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import CorruptFileError, TableError
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.ranges import read_range
+from feedline.warehouse.storage.retry import is_local, retried
+
+_DIGEST_BYTES = 32
+_ENTRY_BYTES = 8 + _DIGEST_BYTES  # of the index: a part's size (little-endian) and digest
+_TRAILER_BYTES = 8 + _DIGEST_BYTES
+_GUESS_BYTES = 16 * 1024  # holds an index of 400 parts
+_RUN_BYTES = 4 * 2**20  # of parts read together: a request costs about as much as moving one or two megabytes
+_SPOOLED_BYTES = 64 * 2**20  # of what is written to a store, in memory; more goes to a temporary file first
+_OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An artifact whose index was read and proved: `starts` and `digests` of its parts; nothing stays open."""
+
+    folder: str
+    name: str
+    starts: tuple[int, ...]
+    digests: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def table(self, part: int) -> pa.Table:
+        """One of its tables. Raises as `load`."""
+        source, path = _opened(self.folder, self.name)
+        with source:
+            content = source.read_buffer_at(self.starts[part], self.starts[part + 1])
+        return pa.ipc.open_stream(self._proved(part, content, path)).read_all()
+
+    def tables(self, count: int | None = None) -> list[pa.Table]:
+        """The first ones, or all of them. Raises as `load`."""
+        return [pa.ipc.open_stream(content).read_all() for content in self._contents(count)]
+
+    def prove(self) -> None:
+        """Read all of it, and see that it holds the bytes that were written. Raises as `load`."""
+        for _ in self._contents():
+            pass
+
+    def _contents(self, count: int | None = None) -> Iterator[pa.Buffer]:
+        """The first parts, proved; small neighbours come in one request."""
+        source, path = _opened(self.folder, self.name)
+        starts, stop = self.starts, len(self) if count is None else count
+        with source:
+            first = 0
+            while first < stop:
+                last = first + 1
+                while last < stop and starts[last + 1] - starts[first] <= _RUN_BYTES:
+                    last += 1
+                run = source.read_buffer_at(starts[first], starts[last])
+                for part in range(first, last):
+                    content = run.slice(starts[part] - starts[first], starts[part + 1] - starts[part])
+                    yield self._proved(part, content, path)
+                first = last
+
+    def _proved(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
+        if hashlib.sha256(memoryview(content)).digest() != self.digests[part]:
+            raise _altered(path)
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file, read by position; `uri` as messages name it."""
+
+    filesystem: pafs.FileSystem
+    uri: str
+    source: pa.NativeFile
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+    def read_buffer_at(self, start: int, stop: int) -> pa.Buffer:
+        if is_local(self.filesystem):
+            self.source.seek(start)
+            return self.source.read_buffer(stop - start)
+        read = retried(lambda: read_range(self.source, start, stop - start), self.filesystem, self.uri)
+        return pa.py_buffer(read)
+
+
+def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
+    """Write an artifact named `name` (`folder/file`) below `work_dir`, whatever was there under that name.
+
+    `tables` may be a generator: each table is written before the next is asked for.
+    """
+    location = locate(absolute(work_dir))
+    put(location, name, _content(tables, compression))
+
+
+def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
+    """The artifact's tables.
+
+    Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written,
+    StoreError where the store kept failing.
+    """
+    artifact = find(work_dir, name)
+    if len(artifact) != tables:
+        raise CorruptFileError(f"{shown(join(work_dir, name))} holds {len(artifact)} tables, expected {tables}")
+    return artifact.tables()
+
+
+def find(work_dir: str, name: str) -> Artifact:
+    """The artifact of that name, without its tables. Raises as `load`."""
+    source, path = _opened(work_dir, name)
+    with source:
+        size = source.source.size()
+        guess = min(size, _GUESS_BYTES)
+        tail = source.read_buffer_at(size - guess, size).to_pybytes()
+        wanted = int.from_bytes(tail[-_TRAILER_BYTES:-_DIGEST_BYTES], "little") + _TRAILER_BYTES
+        if size < _TRAILER_BYTES or wanted > size:
+            raise _altered(path)
+        if wanted > guess:
+            tail = source.read_buffer_at(size - wanted, size).to_pybytes()
+    index = tail[-wanted:-_TRAILER_BYTES]
+    if hashlib.sha256(index).digest() != tail[-_DIGEST_BYTES:] or len(index) % _ENTRY_BYTES:
+        raise _altered(path)
+    entries = [index[place : place + _ENTRY_BYTES] for place in range(0, len(index), _ENTRY_BYTES)]
+    sizes = [int.from_bytes(entry[:8], "little") for entry in entries]
+    starts = tuple(np.cumsum([0, *sizes]).tolist())
+    if starts[-1] + wanted != size:
+        raise _altered(path)
+    return Artifact(work_dir, name, starts, tuple(entry[8:] for entry in entries))
+
+
+def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
+    """An artifact, piece by piece; each table is asked for when the one before is written."""
+    index = b""
+    for table in tables:
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_table(table)
+        body = stream.getvalue()
+        yield body
+        index += int(body.size).to_bytes(8, "little") + hashlib.sha256(memoryview(body)).digest()
+    yield index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest()
+
+
+def _opened(folder: str, name: str) -> tuple[_File, str]:
+    location = locate(absolute(folder))
+    filesystem, path = location.filesystem, join(location.path, name)
+    uri = join(shown(location.uri), name)
+    return _File(filesystem, uri, retried(lambda: filesystem.open_input_file(path), filesystem, uri)), path
+
+
+def _altered(path: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
+    )
+
+
+def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> None:
+    """Write a small file below a place, all of it or nothing, whatever was there under that name."""
+    filesystem, target = location.filesystem, join(location.path, name)
+    if is_local(filesystem):
+        _write_aside(filesystem, target, parts)
+        return
+    with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as held:  # to be written again, should the store fail
+        for part in parts:
+            held.write(memoryview(part))
+
+        def write() -> None:
+            held.seek(0)
+            if filesystem.type_name not in _OBJECT_STORES:
+                filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+            with filesystem.open_output_stream(target) as sink:
+                while content := held.read(_RUN_BYTES):
+                    sink.write(content)
+
+        retried(write, filesystem, join(shown(location.uri), name), doing="written")
+
+
+def remove(work_dir: str, name: str) -> None:
+    """Delete a file that nobody needs any more; one that is gone, or cannot be deleted, does no harm."""
+    location = locate(absolute(work_dir))
+    with contextlib.suppress(OSError, TableError):
+        location.filesystem.delete_file(join(location.path, name))
+
+
+def get(location: Location, name: str) -> bytes | pa.Buffer:
+    """A small file's content; errors as `load`, but nothing is known about its bytes."""
+    filesystem, path = location.filesystem, join(location.path, name)
+
+    def read() -> bytes | pa.Buffer:
+        with filesystem.open_input_file(path) as source:
+            return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
+
+    return retried(read, filesystem, join(shown(location.uri), name))
+
+
+@contextlib.contextmanager
+def exclusive(location: Location, name: str) -> Iterator[None]:
+    """One process at a time with a file below a place, where the file system has locks; elsewhere the last one wins."""
+    if not is_local(location.filesystem):
+        yield
+        return
+    path = Path(location.path, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write_aside(filesystem: pafs.FileSystem, target: str, parts: Iterable[bytes | pa.Buffer]) -> None:
+    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+    path = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with filesystem.open_output_stream(path) as sink:
+            for part in parts:
+                sink.write(part)
+        filesystem.move(path, target)
+    except BaseException:
+        if filesystem.get_file_info(path).type != pafs.FileType.NotFound:
+            filesystem.delete_file(path)
+        raise

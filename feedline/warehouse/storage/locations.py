@@ -1,0 +1,226 @@
+"""Where is it: from a path or URI to a pyarrow filesystem and a path on it.
+
+Runs in every process. A table, a file and a `work_dir` are all named by a local path, by any URI that `pyarrow.fs`
+knows, or else by one that fsspec knows. Relative local paths are made absolute once, where the user's text comes in,
+so that workers with another working directory mean the same place. Filesystems are made once per process and place: an
+S3 client costs milliseconds and holds connections.
+
+Credentials come from where each store's own tools look for them (environment, profiles, the machine's role), never
+from a URI: URIs are written into plans, snapshots, messages and logs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import importlib
+import os
+import re
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from feedline.errors import FeedlineError, TableError
+from feedline.warehouse.storage.faults import last_words
+from feedline.warehouse.storage.retry import repeated
+
+# One request of the SDK is one attempt: repeating is `retrying`'s. The SDK's own retries stop for good after the
+# first hundred (pyarrow never hands its quota back), and until then would multiply with ours.
+_SDK_ATTEMPTS = 1
+# A connection that takes longer is to a host that is not there; a transfer that stands still for longer is dead
+# (the SDK's defaults, 1 s and 3 s, give up on an S3 that is merely slow under load).
+CONNECT_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 20.0
+# Google's client repeats by itself, by default for minutes.
+_GCS_RETRY_S = 10
+# What an S3 URI may say that `S3FileSystem` cannot be told: such a URI keeps the file system that pyarrow makes of it.
+_S3_URI_ONLY = re.compile(r"[?&](tls_verify_certificates|tls_ca_dir_path|smart_defaults)=")
+
+_ARROW_SCHEMES = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "mock"}
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+# A password may hold slashes: `key:ab/cd@bucket`. A port is no password.
+_PASSWORD = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:(?!\d*(/|$))[^@]*@")
+_SECRET_OPTION = re.compile(
+    r"[?&]((?:x-amz-(?:signature|credential|security-token)|sig|signature|[^=&]*(?:secret|password|token|_key|apikey)))=",
+    re.IGNORECASE,
+)
+
+# Two threads that drop the same listing at once may fail: fsspec's `DirCache.pop` looks first and deletes then.
+_forgetting = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place: the URI (or absolute local path) that names it, the filesystem, and the path on that filesystem."""
+
+    uri: str
+    filesystem: pafs.FileSystem
+    path: str
+
+
+def is_uri(text: str) -> bool:
+    """Whether the text names its filesystem (`s3://…`), rather than being a local path."""
+    return _SCHEME.match(text) is not None
+
+
+def absolute(text: str) -> str:
+    """The text as another process would have to be told it: local paths absolute, no trailing slash."""
+    if not text:
+        raise TableError("path is empty: expected a local path or a URI such as s3://bucket/table")
+    if not is_uri(text):
+        return os.path.normpath(Path(text).expanduser().absolute())
+    if _PASSWORD.match(text):
+        raise TableError(
+            f"URI holds a password: got {shown(text)}, expected none. "
+            "Leave credentials to the environment, the profile or the instance's role"
+        )
+    if (secret := _SECRET_OPTION.search(text)) is not None:
+        raise TableError(
+            f"URI holds a credential: got the option {secret[1]!r} in {shown(text)}, expected none. "
+            "Leave credentials to the environment, the profile or the instance's role"
+        )
+    address, mark, options = text.partition("?")
+    return address.rstrip("/") + mark + options
+
+
+def shown(uri: str) -> str:
+    """The URI as messages may show it: without a password and without connection options."""
+    if not is_uri(uri):
+        return uri
+    address = uri.partition("?")[0]
+    return address if _PASSWORD.match(uri) is None else re.sub(r"://[^@]*@", "://", uri).partition("?")[0]
+
+
+@lru_cache(maxsize=64)
+def locate(uri: str) -> Location:
+    """The filesystem and path of an absolute path or URI.
+
+    Raises TableError for a URI that cannot be parsed, or whose scheme neither pyarrow nor fsspec knows, naming the
+    package to install where fsspec names one.
+    """
+    try:
+        filesystem, path = _with_limits(uri) if _is_arrow(uri) else _by_fsspec(uri)
+    except FeedlineError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # without its cause: pyarrow prints the URI whole
+        raise TableError(f"{shown(uri)} names no place that pyarrow or fsspec can open: {last_words(error)}") from None
+    return Location(uri, filesystem, path.rstrip("/") if is_uri(uri) else path)
+
+
+def _is_arrow(uri: str) -> bool:
+    return not is_uri(uri) or uri.partition("://")[0].lower() in _ARROW_SCHEMES
+
+
+def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
+    """pyarrow's file system of a URI, with our limits of time and attempts where it has any."""
+    scheme = uri.partition("://")[0].lower()
+    if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_RETRY_S}"
+    # parses the options, and asks S3 for the bucket's region where neither URI nor environment has it
+    filesystem, path = repeated(lambda: pafs.FileSystem.from_uri(uri), shown(uri), "found")
+    if scheme == "s3" and _S3_URI_ONLY.search(uri) is None:
+        make, (options,) = filesystem.__reduce__()  # all that pyarrow made of the URI and the environment
+        limits = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "request_timeout": STALL_TIMEOUT_S,
+            "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_SDK_ATTEMPTS),
+            "allow_delayed_open": True,  # a small object is one PUT, not three requests
+        }
+        filesystem = make({**options, **limits})
+    return filesystem, path
+
+
+def _by_fsspec(uri: str) -> tuple[pafs.FileSystem, str]:
+    try:
+        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(uri)  # 20 ms that few runs need
+    except ImportError as error:
+        raise TableError(f"{shown(uri)} needs a package that is not installed: {last_words(error)}") from None
+    return pafs.PyFileSystem(_Handler(filesystem)), path
+
+
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    """fsspec's files without their read-ahead: we ask for the ranges that we want.
+
+    And without what fsspec remembers: most of its file systems keep the listings that they once saw, one instance
+    serves the whole process, and an answer from there would prove nothing about a file that another process replaced.
+    So whatever looks at the store first drops what is kept of that place.
+    """
+
+    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
+        self._forget(paths)
+        infos: list[pafs.FileInfo] = super().get_file_info(paths)
+        return infos
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        self._forget_all()
+        infos: list[pafs.FileInfo] = super().get_file_info_selector(selector)
+        return infos
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        self._forget([path])  # or the file would end where a file of that name once ended
+        if not self.fs.isfile(path):
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        self._forget([path])
+        return super().open_input_stream(path)
+
+    def delete_file(self, path: str) -> None:
+        self._forget([path])
+        super().delete_file(path)
+
+    def delete_dir(self, path: str) -> None:
+        self._forget_all()
+        super().delete_dir(path)
+
+    def _forget(self, paths: list[str]) -> None:
+        """Some fsspec classes drop the folders above a path as well, others exactly what is named."""
+        with _forgetting:
+            for place in {*paths, *(path.rstrip("/").rpartition("/")[0] for path in paths)}:
+                self.fs.invalidate_cache(place)
+
+    def _forget_all(self) -> None:
+        """Not only what is kept of a folder: few fsspec classes drop what lies below a path."""
+        with _forgetting:
+            self.fs.invalidate_cache()
+
+
+# pyarrow shuts its S3 subsystem down at exit; a client that outlives it can hang the process (arrow#50482).
+atexit.register(locate.cache_clear)
+
+
+def join(folder: str, relative: str) -> str:
+    """The path of something below a folder, on any filesystem."""
+    if not folder:
+        return relative
+    return f"{folder}{relative}" if folder.endswith("/") else f"{folder}/{relative}"
+
+
+def below(uri: str, relative: str) -> str:
+    """The place of something below a folder, keeping the URI's options."""
+    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    return join(address, relative) + mark + options
+
+
+def ancestor(uri: str, levels: int) -> str:
+    """The place `levels` folders above, keeping the URI's options."""
+    if levels <= 0:
+        return uri
+    address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
+    parent = address.rsplit("/", levels)[0]
+    return (parent or "/") + mark + options
+
+
+def uri_on(location: Location, path: str) -> str:
+    """The URI of another path on a location's store."""
+    if not is_uri(location.uri):
+        return path
+    address, mark, options = location.uri.partition("?")
+    top = ancestor(address, len([part for part in location.path.split("/") if part]))
+    return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"

@@ -1,0 +1,164 @@
+"""Which bytes of a remote file are asked for, in how few requests, and how they come.
+
+Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so the column
+chunks of a projection are put together: neighbours over the hole between them, the smallest holes first, as long as a
+hole is worth less than a request and all holes together stay a small part of what is wanted (`coalesced`; pure).
+
+What was fetched lies in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
+decodes from there, by the file's own offsets: without requests of its own, without its threads, without calls into
+Python. A row group is decoded after all its bytes have come, so a repeated request can neither lose nor repeat a row.
+
+**Short answers.** pyarrow believes that S3 sent as many bytes as it asked for: where a body is complete but shorter
+(the object was replaced by a shorter one, a proxy cut it), it hands out what the memory held before. So the last byte
+of each range is set to a mark first: an answer that leaves it there did not reach the end.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedline.warehouse.storage.faults import ShortBodyError
+
+Range = tuple[int, int]  # start, stop
+
+# A hole of this size takes about as long to transfer as a request takes to be answered (25 ms at 40 MB/s; papers use
+# windows of 1 to 1.25 MiB).
+HOLE_BYTES = 2**20
+# All holes of a row group together: one window, or this part of what is wanted.
+HOLES_PART = 0.1
+# One connection to S3 carries some 80 MB/s: a longer range is cut, so that several carry it.
+RANGE_BYTES = 32 * 2**20
+# Requests in flight in one process beyond the first of each reading thread.
+_THREADS = 16
+# Old versions of parquet-mr count a column chunk's bytes without a dictionary page's header; Arrow reads so much more.
+_PADDING_BYTES = 100
+_MAP_NORESERVE = 0x4000  # Linux; in `mmap` from Python 3.13 on: pages that are never touched need no memory
+_MARK, _OTHER_MARK = 0xA7, 0x58
+
+_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-fetch")
+
+
+def coalesced(wanted: Sequence[Range]) -> list[Range]:
+    """The ranges to ask for, in order, so that every wanted one lies in one of them or in several adjacent ones."""
+    joined: list[Range] = []
+    for start, stop in sorted(each for each in wanted if each[0] < each[1]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    allowance = max(HOLE_BYTES, int(HOLES_PART * sum(stop - start for start, stop in joined)))
+    holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(joined)))
+    filled = set()
+    for size, i in holes:
+        if size > min(HOLE_BYTES, allowance):
+            break
+        allowance -= size
+        filled.add(i)
+    spans: list[Range] = []
+    for i, (start, stop) in enumerate(joined):
+        if i - 1 in filled:
+            spans[-1] = (spans[-1][0], stop)
+        else:
+            spans.append((start, stop))
+    return [part for span in spans for part in _cut(span)]
+
+
+def _cut(span: Range) -> list[Range]:
+    start, stop = span
+    parts = -(-(stop - start) // RANGE_BYTES)
+    borders = [start + (stop - start) * i // parts for i in range(parts + 1)]
+    return list(pairwise(borders))
+
+
+def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:
+    """Where the column chunks of some Parquet columns lie, as Arrow's reader will look for them."""
+    group = metadata.row_group(row_group)
+    ranges = []
+    for leaf in leaves:
+        chunk = group.column(leaf)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        stop = min(start + chunk.total_compressed_size + _PADDING_BYTES, file_bytes)
+        ranges.append((max(start, 0), stop))
+    return ranges
+
+
+class Fetched:
+    """A file's bytes in memory, at their own offsets; all others are zero and take no memory."""
+
+    def __init__(self, file_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._memory = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
+        self._missing: list[Range] = []
+
+    def want(self, ranges: Sequence[Range]) -> None:
+        """What `fetch` is to bring."""
+        self._missing = list(ranges)
+
+    def fetch(self, source: pa.NativeFile) -> None:
+        """Bring what is missing, ranges at the same time; after an exception the next call asks for the rest."""
+        if not self._missing:
+            return
+        first, *others = self._missing
+        running = [(each, _pool.submit(self._bring, source, each)) for each in others]
+        failures: dict[Range, BaseException] = {}
+        try:
+            self._bring(source, first)
+        except Exception as error:
+            failures[first] = error
+        for each, future in running:
+            failure = future.exception()
+            if failure is not None:
+                failures[each] = failure
+        self._missing = list(failures)
+        for failure in failures.values():
+            raise failure
+
+    def reader(self) -> pa.BufferReader:
+        """The file, to be decoded from; keeps the memory as long as anything refers to it."""
+        return pa.BufferReader(pa.py_buffer(self._memory))
+
+    def _bring(self, source: pa.NativeFile, wanted: Range) -> None:
+        start, stop = wanted
+        with memoryview(self._memory) as memory, memory[start:stop] as view:
+            _read_into(source, start, view)
+
+
+def read_range(source: pa.NativeFile, start: int, size: int) -> bytes:
+    """Some bytes of a remote file, in one request.
+
+    Raises ShortBodyError where the store sent fewer.
+    """
+    content = bytearray(size)
+    _read_into(source, start, memoryview(content))
+    return bytes(content)
+
+
+def _read_into(source: pa.NativeFile, start: int, view: memoryview) -> None:
+    """Fill `view` from the file's offset `start`; safe to call from several threads at once."""
+    size = len(view)
+    if not size:
+        return
+    view[-1] = _MARK
+    count = source.get_stream(start, size).readinto(view)
+    if count == size and view[-1] == _MARK and not _ends_with_mark(source, start + size - 1):
+        count = 0
+    if count != size:
+        raise ShortBodyError(f"answer is too short: got fewer bytes than the {size} asked for at {start}")
+
+
+def _ends_with_mark(source: pa.NativeFile, place: int) -> bool:
+    """Whether a byte of the file is the mark by itself, as one in 256 is."""
+    byte = bytearray([_OTHER_MARK])
+    try:
+        source.get_stream(place, 1).readinto(byte)
+    except OSError:
+        return False  # there may be no such byte any more
+    return byte[0] == _MARK

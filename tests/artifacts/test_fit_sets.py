@@ -1,0 +1,365 @@
+"""Whose fits are used: those of a pipeline's own name, table and `fit.where`; others are refused, unless shared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import feedline.artifacts.store as stored_artifacts
+from feedline import Pipeline
+from feedline.artifacts.fit_sets import (
+    FitRequest,
+    FitSet,
+    FitSource,
+    canonical_where,
+    chosen,
+    fit_source,
+    safe_name,
+    table_name,
+)
+from feedline.errors import FeedlineError, SpecError
+from feedline.fitting.fit_report import fitted_facts
+from feedline.spec import load_spec
+
+SMALL, LARGE = [1.0, 2.0, 3.0, 10.0], [1000.0, 2000.0, 3000.0, 10_000.0]
+
+
+def table(folder: Path, values: list[float]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"x": values, "day": np.arange(len(values))}), folder / "0.parquet")
+    return str(folder)
+
+
+def written(folder: Path, name: str, table: str, *, file: str | None = None, **more: Any) -> Path:
+    document: dict[str, Any] = {
+        "version": 1,
+        "name": name,
+        "work_dir": "work",
+        "source": {"table": table},
+        "features": {"dense": {"x": ["standardize"]}},
+        "batch": {"size": 4, "tail": "partial"},
+        "shuffle": "off",
+        **more,
+    }
+    path = folder / (file or f"{safe_name(name)}.yaml")
+    path.write_text(json.dumps(document))
+    return path
+
+
+def scaled(values: list[float], learnt: list[float]) -> np.ndarray[Any, Any]:
+    """By numpy, in float64: what standardize makes of values with the mean and deviation of others."""
+    return ((np.array(values) - np.mean(learnt)) / np.std(learnt)).astype(np.float32)
+
+
+def made(path: Path, overrides: Mapping[str, object] | None = None) -> np.ndarray[Any, Any]:
+    batches = [batch.dense.numpy().copy() for batch in Pipeline.from_yaml(path, overrides or {}).batches()]
+    return np.concatenate(batches)[:, 0]
+
+
+def served(path: Path, values: list[float], overrides: Mapping[str, object] | None = None) -> np.ndarray[Any, Any]:
+    return Pipeline.from_yaml(path, overrides or {}).transform({"x": values}).dense[:, 0]
+
+
+def refusal(path: Path, overrides: Mapping[str, object] | None = None) -> str:
+    with pytest.raises(FeedlineError) as caught:
+        made(path, overrides)
+    return str(caught.value)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    return table(tmp_path / "small", SMALL)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    return table(tmp_path / "large", LARGE)
+
+
+def test_pipelines_side_by_side_learn_from_their_own_tables(tmp_path: Path, small: str, large: str):
+    a, b = written(tmp_path, "a", small, fit="auto"), written(tmp_path, "b", large, fit="auto")
+    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
+    np.testing.assert_allclose(made(b), scaled(LARGE, LARGE), rtol=1e-6)
+    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
+
+
+def test_a_fit_of_another_pipeline_changes_nothing(tmp_path: Path, small: str, large: str):
+    a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
+    Pipeline.from_yaml(a).fit()
+    before = served(a, [2.0, 5.0])
+    Pipeline.from_yaml(b).fit()
+    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
+    np.testing.assert_allclose(served(a, [2.0, 5.0]), scaled([2.0, 5.0], SMALL), rtol=1e-6)
+    assert served(a, [2.0, 5.0]).tobytes() == before.tobytes()
+    np.testing.assert_allclose(served(b, [2.0, 5.0]), scaled([2.0, 5.0], LARGE), rtol=1e-6)
+
+
+def test_serving_compares_the_name_alone(tmp_path: Path, small: str, large: str):
+    a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
+    for path in (a, b):
+        Pipeline.from_yaml(path).fit()
+    elsewhere = tmp_path / "elsewhere"  # another machine: pipeline.yaml and the folder of artifacts, no table
+    elsewhere.mkdir()
+    shutil.copytree(tmp_path / "work" / "artifacts", elsewhere / "work" / "artifacts")
+    for name, values in (("a", SMALL), ("b", LARGE)):
+        there = written(elsewhere, name, "s3://nowhere/at-all", fit={"where": "day < 2"})
+        np.testing.assert_allclose(served(there, [2.0]), scaled([2.0], values), rtol=1e-6)
+
+
+def test_evaluation_and_the_next_day_use_the_fit(tmp_path: Path, small: str):
+    path = written(tmp_path, "a", small, source={"table": small, "where": "day < 3"})
+    Pipeline.from_yaml(path).fit()
+    held_out = made(path, {"source.where": "day >= 3"})
+    np.testing.assert_allclose(held_out, scaled(SMALL[3:], SMALL[:3]), rtol=1e-6)
+    np.testing.assert_allclose(made(path, {"source.where": None, "fit": "auto"}), scaled(SMALL, SMALL[:3]), rtol=1e-6)
+
+
+def test_another_sample_is_refused_unless_it_is_asked_for(tmp_path: Path, small: str):
+    sample = {"fraction": 0.5, "seed": 3, "key": "day"}
+    path = written(tmp_path, "a", small, source={"table": small, "sample": sample})
+    Pipeline.from_yaml(path).fit()
+    [one] = fitted_facts(load_spec(path))
+    assert one.rows in (1, 2, 3)
+    mean, std = one.shown["mean"], one.shown["std"]
+    said = r"another sample: got a sample of fraction 0.5, .*seed 3, expected no sample.*artifacts: \{from: a\}"
+    for values in ({"source.sample": None}, {"source.sample": None, "fit": "auto"}):
+        with pytest.raises(SpecError, match=said):
+            made(path, values)
+    with pytest.raises(SpecError, match=r"got a sample of .*seed 3, expected a sample of .*seed 4"):
+        made(path, {"source.sample.seed": 4, "fit": "auto"})
+    everything = made(path, {"source.sample": None, "artifacts.from": "a"})
+    np.testing.assert_allclose(everything, (np.array(SMALL) - mean) / std, rtol=1e-5)
+    Pipeline.from_yaml(path, {"source.sample": None}).fit()  # from now on each has its own
+    np.testing.assert_allclose(made(path, {"source.sample": None}), scaled(SMALL, SMALL), rtol=1e-6)
+    assert fitted_facts(load_spec(path)) == (one,)
+
+
+def test_another_fit_where_is_a_missing_fit_and_both_are_kept(tmp_path: Path, small: str):
+    path = written(tmp_path, "a", small, fit={"auto": True})
+    first, second = {"fit.where": "day < 3"}, {"fit.where": "day > 0"}
+    np.testing.assert_allclose(made(path, first), scaled(SMALL, SMALL[:3]), rtol=1e-6)
+    np.testing.assert_allclose(made(path, second), scaled(SMALL, SMALL[1:]), rtol=1e-6)
+    [when] = {one.when for one in fitted_facts(load_spec(path, first))}
+    (tmp_path / "small" / "0.parquet").rename(tmp_path / "kept")
+    np.testing.assert_allclose(served(path, SMALL, first), scaled(SMALL, SMALL[:3]), rtol=1e-6)
+    np.testing.assert_allclose(served(path, SMALL, {"fit.where": "day>0"}), scaled(SMALL, SMALL[1:]), rtol=1e-6)
+    (tmp_path / "kept").rename(tmp_path / "small" / "0.parquet")
+    report = Pipeline.from_yaml(path, {"fit.where": "(day   <  3)"}).fit(missing=True)  # the same filter
+    assert (report.made, report.fits[0].when) == (0, when)
+
+
+def test_another_fit_where_is_refused_with_both(tmp_path: Path, small: str):
+    path = written(tmp_path, "a", small, fit={"where": "day < 3"})
+    Pipeline.from_yaml(path).fit()
+    message = refusal(path, {"fit.where": "day > 0"})
+    assert "the fits of pipeline 'a' were learnt from other rows: got fit.where 'day < 3'" in message
+    assert f"expected fit.where 'day > 0'. Fit it: feedline fit {path}" in message
+    assert "expected no `fit.where`" in refusal(path, {"fit.where": None})
+
+
+@pytest.mark.parametrize("fit", [{}, {"auto": True}])
+def test_another_table_under_the_same_name_is_refused_with_both(tmp_path: Path, small: str, large: str, fit: Any):
+    one = written(tmp_path, "a", small, fit=fit)
+    Pipeline.from_yaml(one).fit()
+    other = written(tmp_path, "a", large, fit=fit, file="other.yaml")
+    message = refusal(other)
+    assert f"the fits of pipeline 'a' were learnt from another table: got {small}, expected {large}" in message
+    assert "`artifacts: {from: a}` to use those fits with this table" in message
+    np.testing.assert_allclose(made(other, {"artifacts.from": "a"}), scaled(LARGE, SMALL), rtol=1e-6)
+    with pytest.raises(SpecError, match=r"nothing is fitted: .* another table: got .*small, expected .*large"):
+        fitted_facts(load_spec(other))
+    Pipeline.from_yaml(other).fit()  # said in so many words
+    np.testing.assert_allclose(made(other), scaled(LARGE, LARGE), rtol=1e-6)
+    np.testing.assert_allclose(made(one), scaled(SMALL, SMALL), rtol=1e-6)
+
+
+def test_fits_are_shared_on_purpose(tmp_path: Path, small: str, large: str):
+    a, b = written(tmp_path, "a", small), written(tmp_path, "b", large, fit="auto", artifacts={"from": "a"})
+    assert "got no fits, expected fits of pipeline 'a'. Fit pipeline 'a' first" in refusal(b)
+    Pipeline.from_yaml(a).fit()
+    np.testing.assert_allclose(made(b), scaled(LARGE, SMALL), rtol=1e-6)
+    np.testing.assert_allclose(served(b, [2.0]), scaled([2.0], SMALL), rtol=1e-6)
+    report = Pipeline.from_yaml(b).fit()  # proves that all is there, and learns nothing
+    assert (report.made, [one.pipeline for one in report.fits]) == (0, ["a"])
+    assert [path.name for path in (tmp_path / "work" / "artifacts" / "pipelines").iterdir()] == [safe_name("a")]
+    more = {"features.dense.y": {"column": "x", "ops": [{"clip": {"max": 5}}, "standardize"]}}
+    for fit in (lambda: made(b, more), lambda: Pipeline.from_yaml(b, more).fit()):
+        with pytest.raises(SpecError, match=r"y: standardize: .*\. Fit pipeline 'a', whose fits these are"):
+            fit()
+    assert "got fits of pipeline 'a', expected fits of pipeline 'c'" in refusal(b, {"artifacts.from": "c"})
+    got = "got no `fit.where`, expected fit.where 'day < 2'. Name the same `fit.where` as the fit did"
+    assert got in refusal(b, {"fit": {"where": "day < 2"}})
+
+
+def test_a_new_name_is_told_whose_fits_there_are(tmp_path: Path, small: str):
+    Pipeline.from_yaml(written(tmp_path, "before", small)).fit()
+    message = refusal(written(tmp_path, "after", small))
+    assert "x: standardize: got fits of pipeline 'before', expected fits of pipeline 'after'" in message
+    assert "write `artifacts: {from: before}` to share the fits of pipeline 'before'" in message
+    named = written(tmp_path, "after", small, artifacts={"folder": "work/artifacts", "from": "before"})
+    np.testing.assert_allclose(made(named), scaled(SMALL, SMALL), rtol=1e-6)
+
+
+def test_names_of_any_characters_have_files_of_their_own(tmp_path: Path, small: str, large: str):
+    names = ["a/b", "a_b", "A_b", "../a", "ü", " ", "x" * 300]
+    assert len({safe_name(name).lower() for name in names}) == len(names)
+    for number, name in enumerate(names[:4]):
+        path = written(tmp_path, name, (small, large)[number % 2], file=f"{number}.yaml", fit="auto")
+        values = (SMALL, LARGE)[number % 2]
+        np.testing.assert_allclose(made(path), scaled(values, values), rtol=1e-6)
+    assert {path.name for path in (tmp_path / "work" / "artifacts" / "pipelines").iterdir()} == {
+        safe_name(name) for name in names[:4]
+    }
+
+
+def test_pipelines_that_fit_at_the_same_time_keep_both(tmp_path: Path, small: str, large: str):
+    paths = [written(tmp_path, name, of) for name, of in (("a", small), ("b", large))]
+    overrides = [{}, {"fit.where": "day < 3"}]
+    threads = [
+        threading.Thread(target=lambda path=path, more=more: Pipeline.from_yaml(path, more).fit())
+        for path in paths
+        for more in overrides
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for path, values in zip(paths, (SMALL, LARGE), strict=True):
+        np.testing.assert_allclose(made(path), scaled(values, values), rtol=1e-6)
+        np.testing.assert_allclose(made(path, overrides[1]), scaled(values, values[:3]), rtol=1e-6)
+
+
+def test_fits_of_one_set_at_the_same_time_lose_no_features(tmp_path: Path, small: str):
+    paths = [
+        written(tmp_path, "a", small, file=f"{name}.yaml", features={"dense": {name: {"column": "x", "ops": ops}}})
+        for name, ops in {"one": ["standardize"], "two": [{"clip": {"max": 3}}, "standardize"]}.items()
+    ]
+    threads = [threading.Thread(target=lambda path=path: Pipeline.from_yaml(path).fit()) for path in paths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.features for one in fitted_facts(load_spec(paths[0]))] == [("one",), ("two",)]
+
+
+def as_before(folder: Path, where: str | None = None) -> None:
+    """A folder of artifacts as versions without names wrote it: the one set that there is, without what is new."""
+    [pointer] = (folder / "pipelines").glob("*/*.json")
+    content = json.loads(pointer.read_text())
+    manifest = stored_artifacts.load_manifest(str(folder), content["manifest"])
+    [file] = folder.glob("fits-*.json")
+    body = json.loads(file.read_text())
+    for fit in body["fits"]:
+        for new in ("pipeline", "fit_where", "named"):
+            del fit["fitted_on"][new]
+        fit["fitted_on"]["where"] = where
+    text = json.dumps(body, sort_keys=True, indent=1).encode()
+    digest = stored_artifacts.hashlib.sha256(text).hexdigest()
+    file.unlink()
+    (folder / f"fits-{digest[:32]}.json").write_bytes(text)
+    old = {"format": 1, "manifest": digest, "fitted": dict.fromkeys(manifest.fits, "2026-01-01T00:00:00+00:00")}
+    (folder / "artifacts.json").write_text(json.dumps(old))
+    shutil.rmtree(folder / "pipelines")
+
+
+def test_a_set_without_a_name_is_taken_where_it_matches(tmp_path: Path, small: str, large: str):
+    a, b = written(tmp_path, "a", small), written(tmp_path, "b", large)
+    Pipeline.from_yaml(a).fit()
+    as_before(tmp_path / "work" / "artifacts", where="day >= 0")
+    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
+    np.testing.assert_allclose(made(a, {"fit.where": "day>=0"}), scaled(SMALL, SMALL), rtol=1e-6)
+    np.testing.assert_allclose(served(a, [2.0]), scaled([2.0], SMALL), rtol=1e-6)
+    assert [one.pipeline for one in fitted_facts(load_spec(a))] == [None]
+    got = f"got fits without a pipeline's name, learnt from {small} where day >= 0, expected"
+    message = refusal(b)
+    assert f"{got} {large}. Fit it: feedline fit {b}, or, if those fits are this pipeline's, write" in message
+    with pytest.raises(SpecError, match=r"got fits without a pipeline's name, learnt from .*small where day >= 0, exp"):
+        served(b, [2.0])
+    assert f"{got} {small} where day < 2" in refusal(a, {"fit.where": "day < 2"})
+    np.testing.assert_allclose(served(b, [2.0], {"artifacts.from": "b"}), scaled([2.0], SMALL), rtol=1e-6)
+    np.testing.assert_allclose(made(b, {"fit": "auto"}), scaled(LARGE, LARGE), rtol=1e-6)
+    report = Pipeline.from_yaml(a).fit(missing=True)  # nothing is learnt, but it has a name now
+    assert report.made == 0
+    (tmp_path / "work" / "artifacts" / "artifacts.json").unlink()
+    np.testing.assert_allclose(made(a), scaled(SMALL, SMALL), rtol=1e-6)
+    assert [one.when for one in fitted_facts(load_spec(a))] == ["2026-01-01T00:00:00+00:00"]
+
+
+def test_who_goes_on_finds_the_set_whatever_others_with_its_features_note(tmp_path: Path, small: str):
+    a, b = written(tmp_path, "a", small), written(tmp_path, "b", small, artifacts="there")
+    hello = {"rank": 0, "world_size": 1}
+    states = []
+    for path in (a, b):
+        Pipeline.from_yaml(path).fit()
+        facts = Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()
+        states.append({key: facts[key] for key in ("snapshot", "plan", "features", "lanes")})
+    assert states[0] == states[1]  # the same values of the same rows
+    for path, state in zip((a, b), states, strict=True):
+        Pipeline.from_yaml(path, {"source.where": "day < 3"}).fit()
+        assert Pipeline.from_yaml(path).plan().facts()["features"] != state["features"]
+        again = Pipeline.from_yaml(path).resolve({**hello, **state}, job="0" * 64)
+        assert again.facts()["features"] == state["features"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/data/t", "/data/t/"),
+        ("/data/t", "/data/x/../t"),
+        ("/data/t", "file:///data/t/"),
+        ("/data/a b", "file:///data/a%20b"),
+        ("s3://bucket/t", "S3://bucket/t/"),
+        ("s3://bucket/t", "s3://bucket/t?region=eu-west-1"),
+    ],
+)
+def test_equal_places_have_one_name(one: str, other: str):
+    assert table_name(one) == table_name(other)
+
+
+def test_other_places_have_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert table_name("t") == str(tmp_path / "t")
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+    places = ["t", "link", "s3://t", "s3://t?endpoint_override=localhost:9000", "gs://t", "t/*.parquet"]
+    assert len({table_name(place) for place in places}) == len(places)
+    assert fit_source(["b", "a", "a"], None, None) == fit_source(["a", "b"], None, None)
+
+
+def test_filters_are_compared_without_what_makes_no_difference():
+    assert canonical_where('ds  >= "2026"') == canonical_where("(ds >= '2026')")
+    assert canonical_where("a and\n b") == canonical_where("a and b")
+    assert canonical_where("a < 1") != canonical_where("a < 2")
+    assert canonical_where("a b") != canonical_where("a  b")  # no expressions: texts
+
+
+def test_the_nearest_set_is_chosen():
+    def kept(pipeline: str, table: str, where: str | None, sample: str | None, saved: str) -> FitSet:
+        source = FitSource(table=(table,), where=where, sample=sample)
+        return FitSet(pipeline=pipeline, source=source, manifest=saved, fitted={}, saved=saved)
+
+    sets = [
+        kept("p", "t", None, None, "1"),
+        kept("p", "t", None, "s", "2"),
+        kept("p", "t", "w", None, "3"),
+        kept("p", "u", None, None, "4"),
+    ]
+
+    def taken(table: str, where: str | None = None, sample: str | None = None, **more: Any) -> str | None:
+        source = FitSource(table=(table,), where=where, sample=sample)
+        one = chosen(FitRequest(pipeline="p", source=source, **more), sets)
+        return None if one is None else one.manifest
+
+    assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", None, None]
+    assert [taken("t", sample="s", shared="p"), taken("t", sample="r", shared="p")] == ["2", "2"]
+    assert [taken("t", "v"), taken("v"), taken("u"), taken("u", "w")] == [None, None, "4", None]
+    assert [taken("v", served=True), taken("v", "w", served=True), taken("t", "v", served=True)] == ["4", "3", "3"]
+    assert [taken("v", shared="p"), taken("v", "w", shared="p"), taken("v", "v", shared="p")] == ["4", "3", None]

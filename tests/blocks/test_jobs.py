@@ -1,0 +1,188 @@
+"""How a job gets to workers: once to each, compiled once, and again where a worker does not know it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pipelines import PATIENCE_S, eventually
+
+from feedline import Pipeline
+from feedline.blocks import compute
+from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
+from feedline.fitting import observe
+from feedline.planning.plan import Plan
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.window import Window
+from feedline.spec.sections import ClusterSpec
+
+ROWS = 64
+
+
+def planned(folder: Path, features: int) -> Plan:
+    """Two blocks of a table whose columns all are features."""
+    columns = {f"column_{number}": np.arange(ROWS, dtype="f4") for number in range(features)}
+    pq.write_table(
+        pa.table({**columns, "clicked": np.zeros(ROWS, "f4")}), folder / "t.parquet", row_group_size=ROWS // 2
+    )
+    ops = [{"fill_null": 0}, "log1p", {"clip": {"min": 0, "max": 9}}]
+    document = {
+        "version": 1,
+        "name": "n",
+        "work_dir": str(folder / "w"),
+        "source": {"table": str(folder / "t.parquet"), "split_rows": ROWS // 2},
+        "features": {
+            "dense": {f"feature_{number}": {"column": f"column_{number}", "ops": ops} for number in range(features)},
+            "label": {"clicked": []},
+        },
+        "batch": {"size": 8},
+        "shuffle": {"window_rows": ROWS // 2},
+    }
+    (folder / "p.yaml").write_text(json.dumps(document))
+    return Pipeline.from_yaml(folder / "p.yaml").plan()
+
+
+def delivery_of(plan: Plan, cluster: Any) -> Delivery:
+    schedule = plan.schedule(0)
+    return Delivery(
+        cluster,
+        plan.job,
+        plan.layout,
+        name="n",
+        blocks=schedule.blocks_of(range(schedule.lanes), first_step=0),
+        request=lambda block: plan.request(block, 0),
+        window=Window(lanes=1, memory_bytes=2**30, fixed_blocks=8),
+        wake=lambda: None,
+        stats=DeliveryStats(),
+    )
+
+
+def test_a_task_names_its_job(tmp_path: Path):
+    """What the client sends per block of 600 features: 140 kB when the job travelled with each."""
+    plan = planned(tmp_path, 600)
+    sent: list[bytes] = []
+
+    def submit(function: Any, *arguments: Any, **options: Any) -> None:
+        """As where the scheduler is away."""
+        sent.append(pickle.dumps((function, arguments, options)))
+
+    cluster: Any = SimpleNamespace(
+        packed=True,
+        threads=lambda: 8,
+        allowed=lambda: None,
+        alive=lambda: False,
+        connection=SimpleNamespace(number=0),
+        submit=submit,
+    )
+    delivery = delivery_of(plan, cluster)
+    delivery.pump(plan.schedule(0).steps)
+    assert len(sent) == 2
+    assert all(len(each) < 4096 for each in sent)
+    assert len(pickle.dumps(plan.job)) > 100_000
+
+
+def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = planned(tmp_path, 3)
+    with closing(Cluster(ClusterSpec(threads=1), threads=1)) as cluster:
+        delivery = delivery_of(plan, cluster)
+        monkeypatch.setattr(compute, "_jobs", SingleFlight())  # as in a process that came later
+        delivery.pump(plan.schedule(0).steps)
+        assert eventually(lambda: delivery.get(0, 0) is not None and delivery.get(0, 1) is not None)
+        assert 1 <= delivery.stats.resubmitted <= 2
+        delivery.close()
+
+
+def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = planned(tmp_path, 3).job
+    monkeypatch.setattr(compute, "_jobs", SingleFlight())
+    with pytest.raises(compute.UnknownJobError, match=job.digest):
+        compute.held_job(job.digest)
+    compute.check_job(pickle.loads(pickle.dumps(job)))
+    assert compute.held_job(job.digest) == job
+
+
+def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
+    job = planned(tmp_path, 3).job
+    assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
+    others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
+    others += [replace(job, environment=()), replace(job, knowledge=replace(job.knowledge, out_of_fold=False))]
+    assert len({job.digest, *(other.digest for other in others)}) == 6
+
+
+@pytest.mark.parametrize(("module", "compiled"), [(compute, "compile_job"), (observe, "compile_fit")])
+def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, compiled: str):
+    """Eight Dask threads begin with their first blocks at the same moment."""
+    job: Any = planned(tmp_path, 3).job
+    if module is observe:
+        names = ("features", "schema", "where", "sample", "knowledge", "environment", "code")
+        known = {name: getattr(job, name) for name in names}
+        job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
+    monkeypatch.setattr(module, "_compiled", SingleFlight())
+    calls: list[int] = []
+    every, real = threading.Barrier(8), module.check_functions
+    several = threading.Event()
+
+    def counting(code: Any) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            several.set()
+        several.wait(0.2)  # time for another thread to come in, were it let
+        real(code)
+
+    monkeypatch.setattr(module, "check_functions", counting)
+
+    def first(_: int) -> Any:
+        every.wait(PATIENCE_S)
+        return getattr(module, compiled)(job)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(first, range(8)))
+    assert len(calls) == 1
+    assert all(result is results[0] for result in results)
+
+
+def test_what_is_in_use_stays_however_much_it_is():
+    now = [0.0]
+    kept: SingleFlight[int, int] = SingleFlight(now_s=lambda: now[0])
+    made: list[int] = []
+
+    def ask(key: int) -> int:
+        return kept.get(key, lambda: made.append(key) or -key)
+
+    for _ in range(3):
+        assert [ask(key) for key in range(50)] == [-key for key in range(50)]
+        now[0] += IDLE_S / 2
+    assert made == list(range(50))
+    now[0] += 2 * IDLE_S
+    ask(100)  # of the others the last few stay
+    made.clear()
+    for key in range(50 - IDLE_KEPT, 50):
+        ask(key)
+    assert made == []
+    ask(0)
+    assert made == [0]
+
+
+def test_what_could_not_be_made_is_tried_again():
+    kept: SingleFlight[str, int] = SingleFlight()
+
+    def fails() -> int:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        kept.get("a", fails)
+    assert kept.get("a", lambda: 1) == kept.get("a", fails) == 1

@@ -1,0 +1,297 @@
+"""Does `feedline check` find every bad file and every other problem, and do later plans know?"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from damage import ROWS, flip_a_page, truncate, write
+from pipelines import CLICKS
+from processes import ended
+
+from feedline import Pipeline
+from feedline.commands.check import CheckReport, ProgressLine, _in_threads, run_check
+from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
+from feedline.spec import load_spec
+from feedline.warehouse import scan
+from feedline.warehouse.bad_files import known_bad_files
+from feedline.warehouse.storage import retry
+
+FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
+
+
+def pipeline(folder: Path, **changes: Any) -> Path:
+    document = {
+        **CLICKS,
+        "features": FEATURES,
+        "source": {"table": str(folder / "t"), **changes.pop("source", {})},
+        "work_dir": str(folder / "work"),
+        **changes,
+    }
+    path = folder / "p.yaml"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def part(folder: Path, number: int) -> Path:
+    return folder / "t" / f"part={number}" / "data.parquet"
+
+
+def checked(path: Path, **options: Any) -> CheckReport:
+    return run_check(load_spec(path, options.pop("set", {})), **options)
+
+
+def test_a_clean_table_is_said_to_be_clean(tmp_path: Path):
+    write(tmp_path / "t")
+    path = pipeline(tmp_path)
+    for flags in ((), ("--deep",), ("--deep", "--all-columns")):
+        done = ended("check", path, *flags)
+        assert (done.returncode, "4 files, 16,384 rows" in done.stdout) == (0, True), done.stderr
+        assert "nothing found" in done.stdout
+    report = checked(path, deep=True)
+    assert (set(report.columns), report.clean) == ({"x", "ids", "y"}, True)
+    assert set(checked(path, deep=True, all_columns=True).columns) == {"id", "x", "y", "ids"}
+    more = checked(path, deep=True, set={"source.where": "id > 3", "shuffle.by": "id"})
+    assert set(more.columns) == {*report.columns, "id"}
+
+
+def test_every_problem_of_every_file_is_said(tmp_path: Path):
+    """Not only the first: two corrupt footers, two columns of another kind, and a corrupt page in one more."""
+    write(tmp_path / "t", 7)
+    truncate(part(tmp_path, 0))
+    part(tmp_path, 1).write_bytes(b"no Parquet")
+    for number in (2, 3):
+        texts = pa.table({"id": np.arange(ROWS), "x": ["x"] * ROWS, "y": np.zeros(ROWS, np.int64)})
+        pq.write_table(texts, part(tmp_path, number))
+    flip_a_page(part(tmp_path, 6))
+    path = pipeline(tmp_path)
+    done = ended("check", path, "--deep", "--json")
+    assert done.returncode == 1, done.stderr
+    facts = json.loads(done.stdout)
+    assert [bad["path"] for bad in facts["bad_files"]] == [str(part(tmp_path, number)) for number in (0, 1, 6)]
+    assert [bad["rows"] for bad in facts["bad_files"]] == [None, None, ROWS]
+    assert "row group 5 is not valid Parquet" in facts["bad_files"][2]["reason"]
+    problems = {problem["path"]: problem["reason"] for problem in facts["problems"]}
+    assert set(problems) == {str(part(tmp_path, number)) for number in (2, 3)}
+    assert all("column 'x' changed its kind" in reason for reason in problems.values())
+    done = ended("check", path, "--deep")
+    assert done.returncode == 1
+    for number in (0, 1, 2, 3, 6):
+        assert str(part(tmp_path, number)) in done.stdout
+    assert "3 bad files, 2 with other problems" in done.stdout
+
+
+def test_the_rules_of_the_schema_are_checked_in_every_file(tmp_path: Path):
+    write(tmp_path / "t", 5)
+    for number in (1, 3):
+        table = pq.read_table(part(tmp_path, number), partitioning=None)
+        pq.write_table(
+            table.drop_columns(["x"]) if number == 1 else table.append_column("z", table["x"]), part(tmp_path, number)
+        )
+    assert checked(pipeline(tmp_path, features={"label": {"y": []}})).clean
+    report = checked(pipeline(tmp_path, source={"schema": {"missing": "error"}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 1))]
+    assert "lacks 'x', which the pipeline reads" in report.problems[0].reason
+    columns = {"id": "int64", "x": "float32", "y": "int64", "ids": "list<int64>"}
+    report = checked(pipeline(tmp_path, source={"schema": {"extra": "error", "columns": columns}}))
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, 3))]
+    report = checked(pipeline(tmp_path, source={"schema": {"columns": {"y": "int32"}}}))
+    assert len(report.problems) == 5
+    assert not report.bad_files
+
+
+def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
+    """No feature needs them, but blocks read them: the rot is in a page of the key, in a column read for it alone."""
+    write(tmp_path / "t")
+    flip_a_page(part(tmp_path, 1))
+    features = {"dense": {"y": []}, "label": {"clicked": {"column": "y"}}}
+    assert checked(pipeline(tmp_path, features=features, shuffle="off"), deep=True).clean
+    path = pipeline(tmp_path, features=features, shuffle="off", source={"row_key": ["x"]})
+    report = checked(path, deep=True)
+    assert ([bad.file for bad in report.bad_files], set(report.columns)) == ([str(part(tmp_path, 1))], {"x", "y"})
+    plan = Pipeline.from_yaml(path).plan()
+    assert set(plan.columns) == set(report.columns)
+    for number in (0, 2):
+        lesser = pq.read_table(part(tmp_path, number), partitioning=None).drop_columns(["x"])
+        pq.write_table(lesser, part(tmp_path, number))
+    path = pipeline(tmp_path, features=features, source={"row_key": ["x"], "schema": {"missing": "error"}})
+    assert [problem.file for problem in checked(path).problems] == [str(part(tmp_path, number)) for number in (0, 2)]
+    with pytest.raises(SpecError, match=r"column 'x' is not in .*part=0/data\.parquet: got 2 files"):
+        Pipeline.from_yaml(path).plan()
+
+
+def test_a_check_and_a_plan_agree_on_what_is_missing(tmp_path: Path):
+    """A map's key may be a column of its own, a struct has to have the field, and a partition may rule a file out."""
+    maps, prices = pa.array([[("price", 1.0)]], pa.map_(pa.string(), pa.float64())), [2.0]
+    whole, less = pa.array([{"a": 1, "b": 2}]), pa.array([{"a": 1}])
+    kinds = {"map": {"m": maps, "u": whole}, "flat": {"m.price": prices, "u": whole}, "less": {"m": maps, "u": less}}
+    kinds["neither"] = {"u": whole}
+    for number, kind in enumerate(kinds):
+        (tmp_path / "t" / f"kind={kind}").mkdir(parents=True)
+        pq.write_table(pa.table(kinds[kind]), tmp_path / "t" / f"kind={kind}" / f"{number}.parquet")
+    features = {"dense": {"p": {"expr": 'm["price"]', "ops": []}, "b": {"expr": 'u["b"]', "ops": []}}}
+    for where, lacking in (
+        (None, {"less": """'u["b"]'""", "neither": """'m["price"]'"""}),
+        ('kind != "less"', {"neither": """'m["price"]'"""}),
+        ('kind == "flat" or kind == "map"', {}),
+        ('kind == "less"', {"less": """'u["b"]'"""}),
+    ):
+        source = {"schema": {"missing": "error"}} | ({} if where is None else {"where": where})
+        path = pipeline(tmp_path, features=features, source=source, batch={"size": 1, "tail": "partial"})
+        problems = {Path(found.file).parent.name: found.reason for found in checked(path).problems}
+        assert problems.keys() == {f"kind={kind}" for kind in lacking}, where
+        for kind, name in lacking.items():
+            assert f"lacks {name}, which the pipeline reads" in problems[f"kind={kind}"]
+        if lacking:
+            with pytest.raises(SpecError, match=r"is not in .*kind="):
+                Pipeline.from_yaml(path).plan()
+        else:
+            plan = Pipeline.from_yaml(path).plan()
+            assert (int(plan.selection.rows.sum()), where is not None) == (2, True)
+
+
+def test_a_plan_that_skips_leaves_out_what_was_found(tmp_path: Path):
+    """A page that no counting pass reads: only a deep check could know."""
+    write(tmp_path / "t")
+    flip_a_page(part(tmp_path, 1))
+    path = pipeline(tmp_path, source={"on_bad_file": "skip"})
+    assert not Pipeline.from_yaml(path).plan().skipped
+    assert checked(path).clean
+    [bad] = checked(path, deep=True).bad_files
+    plan = Pipeline.from_yaml(path).plan()
+    assert plan.skipped == (bad,)
+    assert plan.snapshot.files["path"].to_pylist() == [f"part={number}/data.parquet" for number in (0, 2, 3)]
+    assert not checked(path).bad_files, "footers alone neither find it nor take it back"
+    assert Pipeline.from_yaml(path).plan().skipped == (bad,)
+
+
+def test_a_restored_file_is_found_sound_again(tmp_path: Path):
+    """Restored with its old time and size: only looking at it again can tell."""
+    write(tmp_path / "t")
+    for number, deep in ((1, True), (2, False)):
+        file = part(tmp_path, number)
+        status, content = file.stat(), file.read_bytes()
+        if deep:
+            flip_a_page(file)
+        else:
+            file.write_bytes(content[:-4] + b"oops")
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        path = pipeline(tmp_path, source={"on_bad_file": "skip"})
+        assert len(checked(path, deep=deep).bad_files) == 1
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert len(Pipeline.from_yaml(path).plan().skipped) == 1
+        assert checked(path, deep=deep).clean
+        assert not known_bad_files(str(tmp_path / "work"))
+        assert not Pipeline.from_yaml(path).plan().skipped
+
+
+def test_findings_are_remembered_whatever_the_pipeline_does_with_them(tmp_path: Path):
+    write(tmp_path / "t")
+    truncate(part(tmp_path, 1))
+    assert len(checked(pipeline(tmp_path)).bad_files) == 1
+    assert list(known_bad_files(str(tmp_path / "work"))) == [str(part(tmp_path, 1))]
+
+
+def test_on_worker_processes(tmp_path: Path):
+    write(tmp_path / "t")
+    truncate(part(tmp_path, 0))
+    flip_a_page(part(tmp_path, 1))
+    path = pipeline(tmp_path, cluster={"workers": 1, "threads": 1})
+    said: list[tuple[str, int, int]] = []
+    report = checked(path, deep=True, progress=lambda *words: said.append(words))
+    assert [bad.file for bad in report.bad_files] == [str(part(tmp_path, number)) for number in (0, 1)]
+    assert [words for words in said if words[1] == words[2]] == [("footers", 4, 4), ("pages", 1, 1)]
+
+
+def test_thousands_of_files(tmp_path: Path):
+    """In tasks of many files, without memory to speak of."""
+    table = pa.table({"x": np.arange(50, dtype=np.float32), "y": np.zeros(50, np.int64), "ids": [[1]] * 50})
+    first = tmp_path / "t" / "f00000.parquet"
+    first.parent.mkdir()
+    pq.write_table(table, first)
+    files = [first.with_name(f"f{number:05d}.parquet") for number in range(3000)]
+    for file in files[1:]:
+        os.link(first, file)
+    for number in (7, 1500, 2999):
+        files[number].unlink()
+        files[number].write_bytes(b"bad")
+    path = pipeline(tmp_path)
+    before = psutil.Process().memory_info().rss
+    report = checked(path, deep=True)
+    assert [bad.file for bad in report.bad_files] == [str(files[number]) for number in (7, 1500, 2999)]
+    assert (report.files, report.rows) == (3000, 2997 * 50)
+    assert psutil.Process().memory_info().rss - before < 200 * 2**20
+
+
+def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is no finding about a file, and would be met again and again; a file without permission is a finding."""
+    write(tmp_path / "t")
+    path = pipeline(tmp_path)
+
+    def failing(error: Exception) -> Any:
+        def file_facts(*_: Any) -> None:
+            raise error
+
+        return file_facts
+
+    monkeypatch.setattr(scan, "file_facts", failing(StoreError("the store kept failing")))
+    with pytest.raises(StoreError):
+        checked(path)
+    monkeypatch.setattr(scan, "file_facts", failing(TableError("may not be read: permission denied")))
+    report = checked(path)
+    assert (len(report.bad_files), len(report.problems)) == (0, 4)
+    assert not known_bad_files(str(tmp_path / "work"))
+
+
+def test_a_failure_ends_the_waiting_of_other_threads():
+    """Those that wait for the store to get well, and what failed first is raised."""
+
+    def work(number: int) -> None:
+        if number:
+            raise StoreError("the store kept failing")
+        assert retry._stopping().wait(30)
+        raise StoreError("the work ended while it waited")
+
+    with pytest.raises(StoreError, match="the store kept failing"):
+        list(_in_threads(work, [0, 1], 2))
+
+
+def test_what_cannot_be_checked_is_an_error(tmp_path: Path):
+    path = pipeline(tmp_path)
+    with pytest.raises(TableNotFoundError):
+        checked(path)
+    write(tmp_path / "t")
+    with pytest.raises(SpecError, match=r"features\.dense"):
+        checked(path, deep=True, set={"features.dense": {"nothing": []}})
+    assert ended("check", path, "--all-columns").returncode == 2
+
+
+def test_the_progress_line():
+    now = [0.0]
+    lines = io.StringIO()
+    line = ProgressLine(lines, now_s=lambda: now[0])
+    for second in range(13):
+        now[0] = float(second)
+        line("footers", second, 12)
+    line.close()
+    assert lines.getvalue() == "footers: 5 of 12 files\nfooters: 10 of 12 files\n"
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    line = ProgressLine(shown, now_s=lambda: now[0])
+    line("pages", 1, 2)
+    line("pages", 2, 2)
+    line.close()
+    assert shown.getvalue() == "pages: 2 of 2 tasks\r\033[K"

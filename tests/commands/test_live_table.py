@@ -1,0 +1,168 @@
+"""Does the display of `feedline run` tell what happens now, of each rank, in terminals of any width?"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import pytest
+from rich.console import Console
+
+from feedline.commands.live_table import Counters, Pace, Progress, RankView, display, line, short_line
+from feedline.commands.run import drained_view, served_view
+from feedline.service.drain import Drained
+from feedline.service.feeder import FeederStats
+from feedline.service.supervisor import Rank
+
+VIEW = RankView(
+    rank=0,
+    state="feeding",
+    epoch=2,
+    epochs=12,
+    step=40,
+    steps=100,
+    rows=123_456,
+    rows_per_s=45_678.0,
+    batches_per_s=0.5,
+    ring_fill=0.5,
+    waits="feeder",
+)
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    return Clock()
+
+
+def counters(rows: int, trainer_s: float = 0.0, feeder_s: float = 0.0) -> Counters:
+    return Counters(rows=rows, batches=rows // 10, trainer_s=trainer_s, feeder_s=feeder_s)
+
+
+def test_a_pace_is_of_the_last_seconds(clock: Clock):
+    """1,000 rows/s for a minute, then 100: ten seconds later nothing is left of the 1,000."""
+    pace, rows, seen = Pace(clock), 0, {}
+    for tick in range(4 * 80):
+        clock.now = tick / 4
+        rows += 250 if clock.now < 60 else 25
+        seen[clock.now] = pace.add(counters(rows))
+    assert seen[50].rows_per_s == pytest.approx(1000)
+    assert 100 < seen[65].rows_per_s < 1000
+    assert (seen[75].rows_per_s, seen[75].batches_per_s) == (pytest.approx(100), pytest.approx(10))
+
+
+def test_a_pace_begins_with_the_first_batch_and_again_with_the_next_trainer(clock: Clock):
+    pace = Pace(clock)
+    for clock.now in (0.0, 100.0):
+        assert pace.add(counters(0)).rows_per_s == 0
+    for clock.now, rows in ((200.0, 500), (202.0, 1500)):
+        change = pace.add(counters(rows))
+    assert change.rows_per_s == 500
+    clock.now = 203.0
+    assert pace.add(counters(10)).rows_per_s == 0  # another trainer's first
+    clock.now = 205.0
+    assert pace.add(counters(30)).rows_per_s == 10
+
+
+def test_a_trainer_that_stops_is_seen_to(clock: Clock):
+    """Nothing new is counted: the rate falls to zero within the window."""
+    pace = Pace(clock)
+    for clock.now, rows in ((0.0, 10), (1.0, 1010), (6.0, 1010), (10.9, 1010)):
+        assert (pace.add(counters(rows)).rows_per_s > 0) is (clock.now > 0)
+    clock.now = 11.1
+    assert pace.add(counters(1010)).rows_per_s == 0
+
+
+def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
+    """By the very names that the feeder's statistics have; who waited long ago is forgotten."""
+    rank, pace = Rank(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), Pace(clock)
+    stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
+    rank.stats = asdict(stats)
+    served_view(rank, pace, 12)
+    clock.now = 4.0
+    rank.stats = asdict(replace(stats, batches=21, rows=256 * 21, wait_slots_s=3.0, step=21))
+    view = served_view(rank, pace, 12)
+    assert (view.rank, view.state, view.epoch, view.epochs, view.waits) == (3, "feeding", 2, 12, "feeder")
+    assert (view.rows, view.rows_per_s, view.batches_per_s, view.ring_fill) == (5376, 1280, 5, 0.75)
+    assert view.left_s == (78 - 21 + 9 * 78) / 5
+    rank.stats = {}
+    assert served_view(rank, pace, 12).left_s is None
+
+
+def test_a_rank_that_is_drained_shows_who_waits_now(clock: Clock):
+    pace = Pace(clock)
+    drained = Drained(rank=0, facts={"steps": 10}, rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1)
+    drained_view(drained, pace, 1)
+    clock.now = 2.0
+    drained.rows, drained.batches, drained.step, drained.wait_s, drained.seconds = 500, 5, 5, 50.1, 52.0
+    view = drained_view(drained, pace, 1)
+    assert (view.waits, view.rows_per_s, view.left_s) == ("feeder", 200, 2.5)
+    clock.now = 30.0  # no batch since: it sits in next(), which has not counted that yet
+    assert drained_view(drained, pace, 1).waits == "trainer" or drained_view(drained, pace, 1).rows_per_s > 0
+    clock.now = 60.0
+    assert drained_view(drained, pace, 1).waits == "trainer"
+    drained.done = True
+    assert drained_view(drained, pace, 1).rows_per_s == pytest.approx(500 / 52)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3723, "1:02:03"), (273_600, "3d 4h")]
+)
+def test_lines(left_s: float, text: str):
+    view = replace(VIEW, epochs=3, step=99, batches_per_s=1 / left_s)
+    assert line(view) == (
+        f"rank 0 feeding: epoch 3 of 3, step 99/100 (99%), 123,456 rows, 45,678 rows/s, ETA {text}, ring 50% full, "
+        "feeder waits"
+    )
+    assert short_line(view) == f"rank 0: epoch 3 of 3, 99%, 45,678 rows/s, ETA {text}, feeder waits"
+    assert line(replace(VIEW, steps=0, state="waiting")) == short_line(replace(VIEW, steps=0, state="waiting"))
+    assert "epoch 14, " in line(replace(VIEW, epoch=13))
+
+
+def rendered(width: int, *views: RankView) -> list[str]:
+    """What a person sees in a terminal of that width."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None)
+    console.print(display(console, "clicks", views))
+    return out.getvalue().splitlines()
+
+
+def test_a_wide_terminal_has_a_table():
+    text = "\n".join(rendered(110, VIEW, replace(VIEW, rank=1)))
+    for word in ("3 of 12", "40/100", "45,678", "32:00", "████░░░░", "feeder"):
+        assert word in text
+
+
+@pytest.mark.parametrize("width", [79, 70, 40])
+def test_a_narrow_terminal_has_one_whole_line_per_rank(width: int):
+    lines = rendered(width, VIEW, replace(VIEW, rank=1))
+    assert [text[:6] for text in lines] == ["rank 0", "rank 1"]
+    assert all(len(text) <= width for text in lines)
+    if width >= 70:
+        assert lines[1] == "rank 1: epoch 3 of 12, 40%, 45,678 rows/s, ETA 32:00, feeder waits"
+
+
+def test_a_table_that_does_not_fit_is_no_table():
+    """Nothing is cut off: of numbers as long as these, lines."""
+    large = replace(VIEW, step=1_234_567, steps=12_345_678, rows=123_456_789_012)
+    assert not any("┃" in text for text in rendered(90, large))
+    assert any("┃" in text for text in rendered(90, VIEW))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_without_a_terminal_there_are_plain_lines(terminal: bool):
+    out = io.StringIO()
+    with Progress(Console(file=out, width=70, force_terminal=terminal, color_system=None), title="clicks") as progress:
+        progress.show([VIEW], force=True)
+    assert (short_line(VIEW) if terminal else line(VIEW) + "\n") in out.getvalue()
+    assert ("\x1b" in out.getvalue()) is terminal

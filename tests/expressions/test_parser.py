@@ -1,0 +1,348 @@
+"""What is not of the language is refused, quickly, with a reason and a place; nothing of a hostile text ever runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.errors import ExpressionError
+from feedline.expressions import bind, parse
+from feedline.expressions.row_preservation import offending_node
+
+SCHEMA = pa.schema([("x", pa.float32()), ("y", pa.float64()), ("n", pa.int64()), ("s", pa.struct([("s", pa.int8())]))])
+FRAME = pl.DataFrame({"x": [1.0, None], "y": [2.0, 0.5], "n": [1, 2], "s": [{"s": 1}, None]}).cast({"x": pl.Float32})
+
+
+def nested(outer: str, inner: str, times: int) -> str:
+    text = inner
+    for _ in range(times):
+        text = outer.replace("@", text)
+    return text
+
+
+REFUSED = {
+    # running code
+    '__import__("os").system("id")': "the language has no method `system`",
+    "().__class__.__bases__[0].__subclasses__()": "`__subclasses__` is refused",
+    "x.__class__": "`__class__` is refused: no method starts with an underscore",
+    "x.__reduce__()": "`__reduce__` is refused",
+    "x._pyexpr": "`_pyexpr` is refused",
+    'getattr(x, "abs")()': "only functions and methods of the language can be called",
+    'eval("1")': "the language has no function `eval`",
+    'open("/etc/passwd")': "the language has no function `open`",
+    'read_csv("/etc/passwd")': "the language has no function `read_csv`",
+    'pl.sql_expr("1")': "the language has no method `sql_expr`",
+    "x.map_elements(print)": "Python functions are not run row by row",
+    "x.map_batches(print)": "Python functions are not run inside an expression",
+    "x.pipe(print)": "the language has no method `pipe`",
+    'x.deserialize(b"")': "the language has no method `deserialize`",
+    "x.meta.serialize()": "the language has no method `serialize`",
+    "(lambda: x)()": "the word `lambda` has no place",
+    "[y for y in x]": "`for` is refused",
+    "(y for y in x)": "`for` is refused",
+    "{y: y for y in x}": "sets and dictionaries are refused",
+    "(y := x)": "`:=` assigns",
+    'f"{x}"': "f-strings are refused",
+    'rF"{x.__class__}"': "f-strings are refused",
+    '"{0.__class__}".format(x)': "the language has no method `format`",
+    '"%s" % x': "`%` needs numbers: got '%s'",
+    "await x": "the word `await` has no place",
+    "(yield x)": "the word `yield` has no place",
+    "when(*x)": "`*` before a value is refused",
+    "when(**x)": "`**` before an argument is refused",
+    "x()()": "only functions and methods of the language can be called",
+    "x[0](1)": "only functions and methods of the language can be called",
+    "x()": "the language has no function `x`",
+    "(1).bit_length()": "the language has no method `bit_length`",
+    "(1).abs() + x": "a literal has no methods",
+    # getting out of the brackets around the text
+    ") or (x": "`)` closes nothing",
+    "x > 1) or (x < 2": "`)` closes nothing",
+    "(x]": "`(` is closed by `]`",
+    "x[(1])": "`(` is closed by `]`",
+    "((x)": "`(` is not closed",
+    "x 1": "`1` cannot stand here: expected an operator before it",
+    "x 'a'": "`'a'` cannot stand here",
+    "x and": "the expression ends too early",
+    "x < > 1": "`>` cannot stand here",
+    "x; y": "one text is one expression",
+    "x\ny": "`y` cannot stand here",
+    # Python, but not of the language
+    "x & y": "`&` is refused: it binds tighter than a comparison. Write `and`",
+    "x | y": "Write `or`",
+    "~x": "Write `not`",
+    "x ^ 2": "For a power write `**`",
+    "x << 2": "`<<` has no place",
+    "x @ y": "rows are not matrices",
+    "x = 1": "`=` assigns, and nothing can be assigned here. To compare write `==`",
+    "x[n=1]": "`=` assigns",
+    "x += 1": "`+=` has no place",
+    "x == None": "a comparison with None is never true. Write `is None`",
+    "None != x": "Write `is not None`",
+    "x < None": "a comparison with None",
+    "x is 1": "`is` tests only for None. To compare write `==`",
+    "x is not n": "To compare write `!=`",
+    "x is null": "write `is None`",
+    "1 if x else 2": "Write `when(condition, value, otherwise)`",
+    "x, y": "a comma makes several values here",
+    "x[1:2]": "`:` is refused",
+    "x[n]": "a key is a constant text or integer",
+    "x[True]": "a key is a constant text or integer",
+    "x[1.5]": "a key is a constant text or integer",
+    "x[1, 2]": "a key is a constant text or integer",
+    "[x, y]": "a list may stand only right of `in`",
+    "[1] == x": "a list cannot be compared",
+    "x in y": "right of `in` stands a list of literals",
+    'x in "abc"': "right of `in` stands a list of literals",
+    "x in {1}": "sets and dictionaries are refused",
+    "x in [1, None]": "a list may not hold None",
+    "x in [y]": "a list holds only literals",
+    "x in [*y]": "`*` before a value is refused",
+    "x in [[1]]": "a list may stand only right of `in`",
+    "x > 1j": "complex numbers are refused",
+    "x > ...": "`...` has no place",
+    "+x": "a `+` before a column does nothing",
+    "-'a' < x": "arithmetic needs numbers",
+    "x.dt": "`dt` is a namespace",
+    "x.abs": "a method is called: write `.abs()`",
+    "x.dt.hour": "a method is called: write `.dt.hour()`",
+    "s.country": 'A struct\'s field is written `column["country"]`',
+    "x.hour()": "write `x.dt.hour(...)`",
+    "x.dt.huor()": "the language has no method `dt.huor`. Did you mean `dt.hour`?",
+    "lgo1p(x)": "the language has no function `lgo1p`. Did you mean `log1p`?",
+    "col(x)": "`col` takes one constant text",
+    'col("a", "b")': "`col` takes one constant text",
+    'col("a" + "b")': "`col` takes one constant text",
+    'col(name="x")': "`col` takes one constant text",
+    # SQL
+    "x > 1 AND y > 1": "SQL's `AND` is written `and`",
+    "x IS NULL": "SQL's `IS NULL` is written `is None`",
+    "x is NULL": "write `is None`",
+    'x LIKE "a%"': "`LIKE` is written `.str.starts_with",
+    "x BETWEEN 1 AND 2": "`x BETWEEN 1 AND 2` is written `1 <= x <= 2`",
+    "x <> 1": "Write `!=`",
+    "!x": "Write `not`",
+    "x > 1 && y > 1": "Write `and`",
+    # texts and numbers
+    "": "the expression is empty",
+    "  \n\t ": "the expression is empty",
+    "# only a comment": "the expression is empty",
+    "1 < 2": "the expression names no column",
+    "True": "the expression names no column",
+    "x >": "the expression ends too early",
+    "x > 'a": "a text is not closed",
+    'x > """a': "the expression cannot be read",
+    "x > '\\d'": "the escape `\\d` is unknown",
+    "x > b'\\u0041'": "the escape `\\u` is unknown",
+    "x > '\\ud800'": "half of a surrogate pair is no character",
+    "x > '\ud800'": "half of a surrogate pair is no character",
+    "x > 1\x00": "the control character '\\x00' is refused",
+    "x > '\x1b[31m'": "the control character '\\x1b' is refused",
+    "\ufeffx > 1": "'\\ufeff' has no place",
+    "x\xa0> 1": "'\\xa0' has no place",
+    "x \u202e> 1": "'\\u202e' has no place",
+    "1and x": "the number runs into `and`",
+    "0x": "the number runs into `x`",
+    "007 < x": "cannot stand here",
+    "x < 1e999": "the number is too large for a float64",
+    "x < " + "9" * 39: "the number is too long: expected at most 38 digits",
+    "x < " + "9" * 60_000: "the number is too long",
+    "x < 0x" + "f" * 60_000: "the number is too long",
+    "x < 10**38": "the number is too long",
+    "x < 9**9**9**9": "`**` of these two literals is refused",
+    "x < (-8)**0.5": "`**` of these two literals is refused",
+    "x < 1/0": "the literal cannot be computed",
+    "x < 1e300 * 1e300": "the number is too large for a float64",
+    "x ** 10000": "the exponent is too large",
+    # size and depth
+    "x == '" + "a" * 2**20 + "'": "the expression is too long: got 1,048,583 characters",
+    "a" * 2**20: "the expression is too long",
+    "(" * 5_000 + "x" + ")" * 5_000: "the expression is nested too deeply",
+    "[" * 30_000: "the expression is nested too deeply",
+    "x[" * 30_000: "the expression is nested too deeply",
+    "not " * 15_000 + "x": "the expression is nested too deeply",
+    "-" * 60_000 + "x": "the expression is nested too deeply",
+    "-(" * 200 + "x" + ")" * 200: "the expression is nested too deeply",
+    "x" + "**x" * 20_000: "the expression holds too many powers",
+    "x" + "+x" * 500: "the expression is nested too deeply",
+    "x" + "+x" * 9_000: "the expression is too complex",
+    "x" + ".a" * 9_000: "the expression is too complex",
+    "x" + ".a" * 30_000: "the expression is too large",
+    "x" + '["s"]' * 4_000: "the expression is too complex",
+    "x" + '["s"]' * 200: "the expression is nested too deeply",
+    "x" + "<x" * 9_000: "the expression grows too large",
+    nested("when(@ > y, x, y)", "x", 30): "the expression grows too large",
+    "'" * 65_000: "the expression names no column",
+    "\\" * 60_000: "`\\` has no place",
+    '"""' * 20_001: "the expression cannot be read",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: ascii(text[:40]))
+def test_refused_with_a_reason_and_in_bounded_time(text: str):
+    start = time.process_time()
+    with pytest.raises(ExpressionError) as caught:
+        bind(parse(text), SCHEMA)
+    assert time.process_time() - start < 2.0  # the worst take 0.2 s; a parser that backtracks would take minutes
+    assert REFUSED[text] in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+
+
+ACCEPTED = {
+    "deep brackets": "(" * 60 + "x > 1" + ")" * 60,
+    "deep not": "not " * 60 + "x > 1",
+    "deep sum": "x" + " + x" * 95,
+    "deep methods": "x" + ".abs()" * 48,
+    "deep choices": nested("when(@ > 1, x, y)", "x", 31),
+    "many conditions": "x > 1" + " or x < 0.5" * 3_500,
+    "many values": f"n in [{', '.join(str(i) for i in range(9_000))}]",
+    "long chain": "x" + " < x" * 95,
+    "long text": f'n > 1 and s["s"] == 1 # {"é" * 20_000}',
+    "several lines": "x > 1  # first\n\tand\r\n y < 2\r and n == 1\n",
+    "continued": "x \\\n > 1",
+    "large integer": "n < " + "9" * 38,
+    "powers": "n < 10**6 and x > 2**-3",
+    "names of methods": 'col("x") > 1',
+}
+
+
+@pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
+def test_the_largest_that_is_allowed_is_planned_and_run(text: str):
+    failures: list[BaseException] = []
+
+    def run() -> None:  # in a thread, whose stack is smaller and starts elsewhere
+        try:
+            bound = bind(parse(text), SCHEMA)
+            assert len(FRAME.lazy().select(bound.polars).collect(engine="in-memory")) == 2
+            assert offending_node(bound.polars) is None
+        except BaseException as error:
+            failures.append(error)
+
+    start = time.process_time()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures
+    assert time.process_time() - start < 5.0
+
+
+PIECES = [
+    *"()[]{},.:;=+-*/%<>!&|~^@#?$`\\'\"\n\r\t \x00é",
+    *[
+        "x",
+        "y",
+        "n",
+        "s",
+        "and ",
+        " or ",
+        "not ",
+        " in ",
+        " is ",
+        "None",
+        "True",
+        "**",
+        "//",
+        "==",
+        "!=",
+        "1",
+        "2.5",
+        "0x",
+    ],
+    *["1e9", '"a"', "b'a'", "lambda ", "if ", " else ", ".dt", ".abs()", ".mean()", "when(", "col(", "__class__", "f'"],
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(max_size=40))
+def test_any_text_binds_or_is_refused(text: str):
+    try:
+        bound = bind(parse(text), SCHEMA)
+    except ExpressionError:
+        return
+    assert bound.columns <= set(SCHEMA.names)
+    assert offending_node(bound.polars) is None
+
+
+AUDIT = """
+import json, sys
+import pyarrow as pa
+from feedline.errors import ExpressionError
+from feedline.expressions.bind import bind, parse
+
+texts, schema, events = json.load(sys.stdin), pa.schema([("x", pa.float32())]), []
+
+def refuse(text):
+    try:
+        bind(parse(text), schema)
+    except ExpressionError:
+        return
+    raise SystemExit(f"accepted: {text[:100]!r}")
+
+for text in texts:  # what is loaded on first use is loaded now
+    refuse(text)
+sys.addaudithook(lambda event, arguments: events.append(event))
+for text in texts:
+    refuse(text)
+print(json.dumps(sorted(set(events))))
+"""
+
+
+def test_nothing_is_ever_run_opened_or_imported():
+    texts = [text for text in REFUSED if text.isascii()]
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT], input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=120
+    )
+    seen = set(json.loads(done.stdout))
+    assert "compile" in seen  # `ast.parse`, so the hook does listen
+    assert not seen & {
+        "exec",
+        "import",
+        "open",
+        "os.system",
+        "os.exec",
+        "subprocess.Popen",
+        "socket.connect",
+        "ctypes.dlopen",
+    }
+
+
+PLACES = {
+    "x > 1 and pricee > 3": "pricee",
+    "x > 1\n  and pricee > 3": "pricee",
+    'n > 1 and "é€😀" == pricee': "pricee",
+    "x.dt.huor() > 1": "huor",
+    "x > 1 & y": "&",
+    "x = 1": "=",
+    "n > 1 and x in [1, None]": "None",
+    "x.clip(0, uper_bound=1)": "1",
+    "n == 'a' and x > 1": "'a'",
+    "1 < n < x.mean()": "mean",
+    "x > 1 y": "y",
+}
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_the_caret_is_under_the_place(text: str):
+    with pytest.raises(ExpressionError) as caught:
+        bind(parse(text), SCHEMA)
+    line, carets = str(caught.value).splitlines()[-2:]
+    start = carets.index("^")
+    assert line[start : start + carets.count("^")] == PLACES[text]
+
+
+def test_a_long_line_is_shown_around_its_place():
+    with pytest.raises(ExpressionError) as caught:
+        bind(parse(f"n in [{', '.join(['7'] * 900)}] and pricee > 1 and n in [{', '.join(['7'] * 900)}]"), SCHEMA)
+    line, carets = str(caught.value).splitlines()[-2:]
+    assert len(line) < 140
+    assert line[carets.index("^") :].startswith("pricee")
+    assert line.startswith("  …")
+    assert line.endswith("…")

@@ -1,0 +1,97 @@
+"""Do packets arrive whole and last words too, whoever ends first, and does nobody wait for somebody who waits?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt, pair
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = pair()
+    other = adopt(theirs.detach())
+    yield ours, other
+    ours.close()
+    other.close()
+
+
+def test_last_words_arrive_though_their_speaker_had_not_listened(ends: tuple[Channel, Channel]):
+    """The kernel says "connection reset" once, before it hands out what was sent: that is not the end."""
+    ours, other = ends
+    ours.send_json({"type": "hello"})
+    other.send_json({"type": "error", "message": "no workers"})
+    other.close()
+    assert ours.receive(wait=False)[1] == {"type": "error", "message": "no workers"}
+    for _ in range(2):
+        with pytest.raises(ChannelClosedError):
+            ours.receive(wait=False)
+    with pytest.raises(ChannelClosedError):
+        ours.send_json({"type": "begin"}, wait=False)
+
+
+def test_without_room_a_message_is_not_sent(ends: tuple[Channel, Channel]):
+    ours, other = ends
+    sent = 0
+    while ours.send_json({"n": sent}, wait=False):
+        sent += 1
+    assert sent > 100
+    long = {"text": "x" * 100_000}
+    assert not ours.send_json(long, wait=False)
+    seen = [other.receive()[1]["n"] for _ in range(sent)]
+    assert seen == list(range(sent))
+    assert other.receive(wait=False) is None
+    assert ours.send_json(long, wait=False)
+    assert other.receive()[1] == long
+
+
+def test_one_waits_for_room_or_news(ends: tuple[Channel, Channel]):
+    ours, other = ends
+    while ours.send_json({}, wait=False):
+        pass
+    other.send_json({"type": "news"})
+    ours.await_room_or_news()
+    assert ours.receive()[1] == {"type": "news"}
+    while other.receive(wait=False) is not None:  # the kernel says "room" once most of it is free
+        pass
+    ours.await_room_or_news()
+    assert ours.send_json({}, wait=False)
+    other.close()
+    ours.await_room_or_news()
+
+
+def test_what_finds_no_room_is_freed_later(ends: tuple[Channel, Channel]):
+    ours, other = ends
+    for slot in range(1000):
+        ours.free(7, slot)
+    freed = []
+    while len(freed) < 1000:
+        ours.flush()
+        while (received := other.receive(wait=False)) is not None:
+            freed.append(received[0])
+    assert len(set(freed)) == 1000
+    other.close()
+    ours.free(7, 0)  # nobody needs to know any more
+
+
+def test_a_conversation_can_be_ended_under_one_who_waits(ends: tuple[Channel, Channel]):
+    ours, other = ends
+    met: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            ours.receive()
+        except ChannelClosedError as error:
+            met.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    ours.shut_down()
+    waiting.join(30)
+    assert len(met) == 1
+    with pytest.raises(ChannelClosedError):
+        other.receive()
+    ours.shut_down()

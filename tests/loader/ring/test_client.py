@@ -1,0 +1,354 @@
+"""Does a trainer get each batch of the plan that it agreed to, once, wherever Ctrl-C comes? Feeders in this process.
+
+A `NearFeeder` stands for the feeder's process: it speaks the protocol over a real connection and fills a real ring, in
+this thread, whenever the feed waits. So a feed that waits for what nobody will say is found at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pipelines import Place, furnished, image
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.errors import FeedlineError, PlanError, StateError
+from feedline.loader import dataset
+from feedline.loader.ring import channel, client, connection, reports, room, slots
+from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
+from feedline.loader.ring.slots import RingWriter
+
+LENGTHS = (2, 2, 90, 2, 400)  # ids per row, a step each: batches outgrow their slots, twice
+ROWS = 8
+
+
+class NearFeeder:
+    """What a feeder says and does, without its process."""
+
+    pipeline: Pipeline
+    images: dict[tuple[str, int], list[bytes]]
+    facts: dict[str, dict[str, Any]]  # by hello
+    acting = False  # what is interrupted is the trainer
+    living: list[NearFeeder]
+
+    def __init__(self, _command: Any) -> None:
+        with aside():
+            self.channel, theirs = pair()
+            self._mine = adopt(theirs.detach())
+        self._ring = RingWriter(self._mine, limit_bytes=1 << 22)
+        self._slots: list[tuple[bytes, tuple[int, int]]] = []
+        self._stream: tuple[int, int, int] | None = None
+        self.pid = 0
+        self.mute = False
+        self.hellos = 0
+        self.living.append(self)
+
+    def turn(self) -> bool:
+        """Hear one message, answer it, and fill what there is to; whether there was anything."""
+        with aside():
+            try:
+                return self._hear() | (not self.mute and self._fill())
+            except ChannelClosedError:
+                return False
+
+    def _hear(self) -> bool:
+        received = None if self.mute else self._mine.receive(wait=False)
+        if received is None:
+            return False
+        packet, message, _ = received
+        if packet[:1] == b"F":
+            self._ring.release(*FREE.unpack(packet)[1:])
+        elif message["type"] == "hello":
+            self._on_hello(message)
+        elif message["type"] == "begin":
+            self._stream = (message["stream"], message["epoch"], message["step"])
+        elif message["type"] == "grow":
+            self._ring.grow()
+        return True
+
+    def _on_hello(self, hello: dict[str, Any]) -> None:
+        self.hellos += 1
+        self._stream = None
+        number = hello.pop("number", None)
+        try:
+            self._facts = self._resolve(hello)
+        except FeedlineError as error:
+            said = {"type": "error", "name": type(error).__name__, "message": str(error)}
+            self._mine.send_json({**said, "number": number})
+            self.mute = True
+        else:
+            self._mine.send_json({"type": "facts", "number": number, "facts": self._facts})
+
+    def _resolve(self, hello: dict[str, Any]) -> dict[str, Any]:
+        asked = json.dumps(hello)
+        if hello["snapshot"] is None or asked not in self.facts:
+            plan = self.pipeline.resolve(hello, job="j" * 64)
+            self.facts[asked] = plan.facts()
+            for epoch in range(2):
+                key = (self.facts[asked]["plan"], epoch)
+                if key not in self.images:
+                    self.images[key] = [image(batch) for batch in self.pipeline.batches(epoch, plan=plan)]
+        return self.facts[asked]
+
+    def _fill(self) -> bool:
+        filled = False
+        while self._stream is not None:
+            number, epoch, step = self._stream
+            images = self.images[self._facts["plan"], epoch]
+            if step >= len(images):
+                self._ring.announce_end(stream=number, epoch=epoch)
+                self._stream = None
+                return True
+            room = self._ring.acquire(len(images[step]))
+            if room is None:
+                return filled
+            segment, slot = room
+            segment.slot(slot)[: len(images[step])] = np.frombuffer(images[step], np.uint8)
+            self._ring.announce(segment, slot, stream=number, epoch=epoch, step=step, nbytes=len(images[step]))
+            self._stream, filled = (number, epoch, step + 1), True
+        return filled
+
+    def last_words(self) -> str:
+        return "(none)"
+
+    def end(self) -> None:
+        with aside():
+            if self in self.living:
+                self.living.remove(self)
+                self._ring.close()
+                self._mine.close()
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """The feeder acts."""
+    NearFeeder.acting = True
+    try:
+        yield
+    finally:
+        NearFeeder.acting = False
+
+
+class NearPoll:
+    """Waiting for a feeder of this process is giving it its turn."""
+
+    interrupts = 0
+
+    def poll(self, _milliseconds: float) -> list[tuple[int, int]]:
+        if NearPoll.interrupts:
+            NearPoll.interrupts -= 1
+            raise KeyboardInterrupt
+        assert any(feeder.turn() for feeder in list(NearFeeder.living)), "the feed waits, and nobody will speak"
+        return [(0, 0)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with furnished(tmp_path, tmp_path / "table") as place:
+        yield place
+
+
+@pytest.fixture
+def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline over a table of five steps, whose feeders are near."""
+    place.table.mkdir()
+    append(place.table / "a.parquet", LENGTHS)
+    features = {"sparse": {"ids": []}, "dense": {"n": []}}
+    path = place.write(features=features, batch={"size": ROWS}, shuffle="off", source={"split_rows": ROWS})
+    monkeypatch.setattr(NearFeeder, "pipeline", Pipeline.from_yaml(path), raising=False)
+    monkeypatch.setattr(NearFeeder, "images", {}, raising=False)
+    monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
+    monkeypatch.setattr(NearFeeder, "living", [], raising=False)
+    monkeypatch.setattr(connection, "FeederProcess", NearFeeder)
+    monkeypatch.setattr(connection, "_watched", lambda _channel, _pid: (NearPoll(), None))
+    return path
+
+
+def append(file: Path, lengths: tuple[int, ...]) -> None:
+    """So many steps' rows."""
+    each = np.repeat(lengths, ROWS)
+    offsets = np.concatenate(([0], np.cumsum(each)))
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.arange(offsets[-1])))
+    pq.write_table(pa.table({"ids": lists, "n": each.astype(np.float32)}), file, row_group_size=ROWS)
+
+
+def interrupted(act: Callable[[], Any]) -> None:
+    """Ctrl-C while it waits for its feeder."""
+    NearPoll.interrupts = 1
+    with pytest.raises(KeyboardInterrupt):
+        act()
+    assert NearPoll.interrupts == 0
+
+
+# -- hellos -------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_hello_does_not_answer_the_next(path: Path, place: Place):
+    """Ctrl-C in len(), then a state of an older snapshot: the first answer is the newer plan's."""
+    with FeedlineDataset(path) as first:
+        old = first.state_dict()
+    append(place.table / "b.parquet", (3, 3))
+    with FeedlineDataset(path) as data:
+        interrupted(lambda: len(data))
+        data.load_state_dict(old)
+        assert data.state_dict() == old
+        assert len(data) == len(LENGTHS)
+        assert len(list(data)) == len(LENGTHS)
+    with FeedlineDataset(path) as data:
+        assert len(data) == len(LENGTHS) + 2
+
+
+def test_an_interrupted_hellos_error_is_not_the_nexts(path: Path):
+    with FeedlineDataset(path) as data:
+        state = data.state_dict()
+        interrupted(lambda: data.load_state_dict({**state, "plan": "0" * 32}))
+        data.load_state_dict(state)
+        assert len(list(data)) == len(LENGTHS)
+        with pytest.raises(StateError, match="0" * 32):
+            data.load_state_dict({**state, "plan": "0" * 32})
+        assert len(list(data)) == len(LENGTHS), "what was refused changes nothing"
+
+
+def test_an_interrupted_load_leaves_the_plan_that_was_agreed_to(path: Path, place: Place):
+    """The feeder works on another plan by then: the iterator goes on with its own, and so does the state."""
+    with FeedlineDataset(path) as first:
+        old = first.state_dict()
+    append(place.table / "b.parquet", (3, 3))
+    with FeedlineDataset(path) as data:
+        iterator = iter(data)
+        seen = [image(next(iterator)) for _ in range(2)]
+        state = data.state_dict()
+        assert state["snapshot"] != old["snapshot"]
+        interrupted(lambda: data.load_state_dict(old))
+        assert data.state_dict() == state
+        seen += [image(batch) for batch in iterator]
+        assert seen == NearFeeder.images[state["plan"], 0]
+        interrupted(lambda: data.load_state_dict(old))
+        data.set_epoch(1)
+        assert [image(batch) for batch in data] == NearFeeder.images[state["plan"], 1]
+        assert data.stats().feeders == 1, "nobody had to die for that"
+
+
+def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
+    with FeedlineDataset(path, set={"batch.size": ROWS}) as data:
+        NearFeeder.pipeline = Pipeline.from_yaml(path, {"batch.size": 1000})
+        for _ in range(3):
+            with pytest.raises(PlanError, match="fewer rows than one global step"):
+                len(data)
+
+
+# -- anywhere -----------------------------------------------------------------------------------------------------
+
+_MODULES = {each.__file__ for each in (channel, connection, dataset, client, slots, room, reports)}
+# What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
+_NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("received", "__init__", "close", "__del__"))}
+_CHECKED = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}  # after these CPython looks for signals
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt once, at the first place where none was raised before."""
+
+    def __init__(self) -> None:
+        self.done: set[tuple[CodeType, int]] = set()
+        self.raised: tuple[str, int] | None = None
+        self._points: dict[CodeType, frozenset[int]] = {}
+        self._in_python: dict[FrameType, int] = {}
+
+    def __enter__(self) -> None:
+        sys.settrace(self._on_call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        self._in_python.clear()
+
+    def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        if frame.f_back is not None and frame.f_back.f_code.co_filename in _MODULES:
+            # At the end of a call of a Python function nobody looks.
+            self._in_python[frame.f_back] = frame.f_back.f_lasti
+        if frame.f_code.co_filename not in _MODULES or self.raised or NearFeeder.acting:
+            return None
+        if frame.f_code.co_qualname in _NAMELESS:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._on_opcode
+
+    def _on_opcode(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if self.raised or event != "opcode":
+            return self._on_opcode
+        code, place = frame.f_code, frame.f_lasti
+        if code not in self._points:
+            self._points[code] = _points_of(code)
+        before = self._in_python.pop(frame, None)
+        if place in self._points[code] and (code, place) not in self.done and before is None:
+            self.done.add((code, place))
+            self.raised = (code.co_qualname, frame.f_lineno)
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self._on_opcode
+
+
+def _points_of(code: CodeType) -> frozenset[int]:
+    """Offsets of the instructions before which signals are handled."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    return frozenset(after.offset for one, after in itertools.pairwise(instructions) if one.opname in _CHECKED)
+
+
+def test_no_batch_is_lost_or_told_twice_wherever_an_interrupt_comes(
+    path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """A user who presses Ctrl-C, and goes on with what he has: the iterator, the dataset, or the state."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # finalizers are interrupted, too
+    with FeedlineDataset(path) as first:
+        old = first.state_dict()
+        list(first)
+    append(place.table / "b.parquet", (3, 200))
+    interrupts = Interrupts()
+    with FeedlineDataset(path) as data:
+        list(data)
+        new = data.state_dict()
+        while True:
+            state = {**(new if data.state_dict()["plan"] == old["plan"] else old), "epoch": 0, "step": 1}
+            interrupts.raised = None
+            _train(data, state, interrupts)
+            if interrupts.raised is None:
+                break
+        assert len(interrupts.done) > 100
+    assert NearFeeder.living == []
+
+
+def _train(data: FeedlineDataset, state: dict[str, Any], interrupts: Interrupts) -> None:
+    """Load a state and train to the end of its epoch, with a batch held; what was interrupted is done once more."""
+    before = data.state_dict()
+    while data.state_dict() != state:
+        with contextlib.suppress(KeyboardInterrupt), interrupts:
+            data.load_state_dict(state)
+        assert data.state_dict() in (before, state)
+    iterator = None
+    while iterator is None:
+        with contextlib.suppress(KeyboardInterrupt), interrupts:
+            iterator = iter(data)
+        if iterator is None:
+            data.load_state_dict(state)
+    held: list[Any] = []
+    seen: list[bytes] = []
+    ended = False
+    while not ended:
+        with contextlib.suppress(KeyboardInterrupt), interrupts:
+            for batch in iterator:
+                seen.append(image(batch))
+                held = [batch, *held[:1]]
+                assert [image(each) for each in held] == seen[-1 : -1 - len(held) : -1]
+            ended = True
+    assert seen == NearFeeder.images[state["plan"], 0][state["step"] :]
+    assert data.state_dict() == {**state, "epoch": 1, "step": 0}

@@ -1,0 +1,106 @@
+"""What starts a feeder, what does it hear and who else hears it, and how long can its log become?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedline.errors import FeederError
+from feedline.loader.ring.channel import ChannelClosedError
+from feedline.loader.ring.launch import (
+    FeederCommand,
+    FeederProcess,
+    feeder_words,
+    overrides_text,
+    read_overrides,
+    shorten_log,
+)
+from feedline.spec.overrides import CommandLineOverrides
+
+LAUNCHER = """#!/bin/sh
+echo "$@"
+cat
+exit 3
+"""
+
+
+def test_this_python_starts_a_feeder_unless_a_command_is_named():
+    assert feeder_words({}) == [sys.executable, "-P", "-m", "feedline", "feed"]
+    assert feeder_words({"FEEDLINE_COMMAND": "env PEX_MODULE=feedline '/a b/train.pex'"}, None) == [
+        "env",
+        "PEX_MODULE=feedline",
+        "/a b/train.pex",
+        "feed",
+    ]
+    with pytest.raises(FeederError, match="FEEDLINE_COMMAND is no command: got"):
+        feeder_words({"FEEDLINE_COMMAND": "a 'b"})
+    for none in (None, ""):
+        with pytest.raises(FeederError, match=r"no Python to start a feeder with: .* Set FEEDLINE_COMMAND"):
+            feeder_words({}, none)
+
+
+def command(**overrides: object) -> FeederCommand:
+    return FeederCommand(arguments=["p.yaml"], overrides=overrides_text(overrides), environment={})
+
+
+def test_overrides_are_read_from_standard_input_and_are_in_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    launcher = tmp_path / "launcher"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o700)
+    monkeypatch.setenv("FEEDLINE_COMMAND", f"{launcher} --quick")
+    process = FeederProcess(command(**{"source.table": "s3://key:secret@bucket"}))
+    try:
+        with pytest.raises(ChannelClosedError):
+            process.channel.receive()
+        words = process.last_words()
+        arguments, heard, status = words.splitlines()
+        assert arguments.startswith("--quick feed p.yaml --parent ")
+        assert "secret" not in arguments
+        assert read_overrides(heard.encode()) == {"source.table": "s3://key:secret@bucket"}
+        assert status == "(exit status 3)"
+        assert process.log_path.read_text().strip() == words.removesuffix(f"\n{status}")
+    finally:
+        process.channel.close()
+        process.end()
+    assert not process.log_path.parent.exists()
+
+
+def test_overrides_that_were_typed_stay_so():
+    for kind in (dict, CommandLineOverrides):
+        given = kind({"batch.size": 3, "source.table": Path("/t")})
+        heard = read_overrides(overrides_text(given).encode())
+        assert type(heard) is kind
+        assert heard == {"batch.size": 3, "source.table": "/t"}
+    assert read_overrides(b"") == {}
+
+
+def test_a_command_that_cannot_be_started_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEEDLINE_COMMAND", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(FeederError, match=r"the feeder cannot be started: .*none.* See FEEDLINE_COMMAND"):
+        FeederProcess(command())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_is_cut_to_its_last_lines(tmp_path: Path):
+    with open(tmp_path / "log", "a+b", buffering=0) as log, open(tmp_path / "log", "ab", buffering=0) as other:
+        log.writelines(b"line %d\n" % number for number in range(1000))
+        size = os.fstat(log.fileno()).st_size
+        assert not shorten_log(log.fileno(), limit_bytes=size, kept_bytes=100)
+        assert shorten_log(log.fileno(), limit_bytes=size - 1, kept_bytes=100)
+        other.write(b"and on\n")
+    gone, *lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[-3:] == ["line 998", "line 999", "and on"]
+    assert all(line.startswith("line ") for line in lines[:-1])
+    assert 5 < len(lines) < 15
+    kept = sum(len(line) + 1 for line in lines[:-1])
+    assert gone == f"({size - kept:,} bytes of this log are gone)"
+    read, write = os.pipe()
+    assert not shorten_log(write, limit_bytes=0, kept_bytes=0), "the terminal of a command is no log"
+    os.close(read)
+    os.close(write)

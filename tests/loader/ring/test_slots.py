@@ -1,0 +1,341 @@
+"""Slots cross, leases hold, generations grow and retire: over a real socket pair, both ends in this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from feedline.errors import RingError
+from feedline.loader.ring import slots as ring_module
+from feedline.loader.ring.channel import FREE, READY, ChannelClosedError, adopt, pair
+from feedline.loader.ring.slots import Ready, RingReader, RingWriter, Segment
+
+MIB = 1 << 20
+
+
+class Pair:
+    """A writer and a reader that pump each other's messages."""
+
+    def __init__(self, *, limit_bytes=64 * MIB, pin=lambda _a, _n: False, unpin=lambda _a: None):
+        ours, theirs = pair()
+        self.feeder, self.trainer = ours, adopt(theirs.detach())
+        self.writer = RingWriter(self.feeder, limit_bytes=limit_bytes)
+        self.reader = RingReader(self.trainer, pin=pin, unpin=unpin)
+        self.ready = []
+        self.full = []
+
+    def send(self, value, nbytes, step=0):
+        place = self.writer.acquire(nbytes)
+        if place is None:
+            return False
+        segment, slot = place
+        segment.slot(slot)[:nbytes] = value
+        self.writer.announce(segment, slot, stream=1, epoch=0, step=step, nbytes=nbytes)
+        self.hear()
+        return True
+
+    def hear(self):
+        """Both sides read what lies in the socket."""
+        while (received := self.trainer.receive(wait=False)) is not None:
+            packet, message, fd = received
+            if packet[:1] == b"R":
+                _, stream, generation, slot, epoch, step, nbytes = READY.unpack(packet)
+                self.ready.append(
+                    Ready(stream=stream, generation=generation, slot=slot, epoch=epoch, step=step, nbytes=nbytes)
+                )
+            elif message["type"] == "map":
+                self.reader.on_map(message, fd)
+            elif message["type"] == "retire":
+                self.reader.on_retire(message)
+            elif message["type"] == "full":
+                self.full.append(message)
+        self.reader.settle()
+        while (received := self.feeder.receive(wait=False)) is not None:
+            _, generation, slot = FREE.unpack(received[0])
+            self.writer.release(generation, slot)
+
+    def take(self):
+        return self.reader.lease(self.ready.pop(0))
+
+    def close(self):
+        self.reader.close()
+        self.writer.close()
+        self.feeder.close()
+        self.trainer.close()
+
+
+@pytest.fixture
+def rings():
+    made = []
+
+    def make(**options):
+        made.append(Pair(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_bytes_cross_and_the_slot_comes_back_with_the_last_view(rings):
+    ring = rings()
+    assert ring.send(7, 1000)
+    lease = ring.take()
+    view = lease.root[10:20].view(np.uint8)
+    assert (lease.root == 7).all()
+    assert len(lease.root) == 1000
+    free = ring.writer.free_slots
+    del lease
+    ring.hear()
+    assert ring.writer.free_slots == free, "a view is left: the slot must stay leased"
+    assert (view == 7).all()
+    del view
+    ring.hear()
+    assert ring.writer.free_slots == free + 1
+
+
+def test_nothing_is_overwritten_while_it_is_held(rings):
+    ring = rings()
+    held = []
+    for step in range(ring_module._FIRST_SLOTS):
+        assert ring.send(step, 500, step)
+        held.append(ring.take())
+    assert not ring.send(99, 500), "every slot is leased"
+    assert [int(lease.root[0]) for lease in held] == list(range(ring_module._FIRST_SLOTS))
+    assert ring.reader.held == ring.reader.slots
+    held.pop(3)
+    ring.hear()
+    assert ring.send(42, 500)
+    assert int(ring.take().root[0]) == 42
+
+
+def test_growth_adds_slots_up_to_the_limit_and_then_says_so(rings):
+    slot_bytes = MIB
+    ring = rings(limit_bytes=16 * slot_bytes)
+    held = []
+    while True:
+        if not ring.send(len(held), int(slot_bytes / ring_module._SLACK)):
+            if not ring.writer.grow():
+                break
+            ring.hear()
+            continue
+        held.append(ring.take())
+    ring.hear()
+    assert ring.full
+    assert ring.writer.nbytes <= 16 * slot_bytes
+    assert len(held) == 16
+    assert [int(lease.root[0]) for lease in held] == list(range(16))
+
+
+def test_a_larger_batch_makes_a_new_generation_and_the_old_one_goes_with_its_last_lease(rings):
+    ring = rings()
+    ring.send(1, 1000)
+    old = ring.take()
+    assert ring.send(2, 100_000)
+    new = ring.take()
+    assert len(new.root) == 100_000
+    assert ring.reader.slots == ring_module._FIRST_SLOTS
+    assert (old.root == 1).all()
+    assert len(ring.reader._mapped) == 2
+    del old
+    ring.hear()
+    assert len(ring.reader._mapped) == 1
+    assert len(ring.writer._generations) == 1
+    first = ring.writer._generations[1].segment.slot_bytes
+    assert first >= 2 * ring_module.PAGE_BYTES
+
+
+def test_each_mapping_is_pinned_once_and_unpinned_when_it_goes(rings):
+    pinned, unpinned = [], []
+    ring = rings(pin=lambda address, nbytes: pinned.append((address, nbytes)) or True, unpin=unpinned.append)
+    ring.send(1, 1000)
+    lease = ring.take()
+    assert lease.pinned
+    assert len(pinned) == 1
+    ring.send(2, 100_000)
+    assert len(pinned) == 2
+    assert unpinned == []
+    del lease
+    ring.ready.clear()
+    ring.hear()
+    assert unpinned == [pinned[0][0]] or unpinned == []
+    ring.close()
+
+
+class FakeEvent:
+    def __init__(self):
+        self.done = False
+        self.waited = False
+
+    def query(self):
+        return self.done
+
+    def synchronize(self):
+        self.waited = True
+        self.done = True
+
+
+def test_a_fenced_slot_waits_for_its_event(rings):
+    ring = rings()
+    ring.send(1, 1000)
+    free = ring.writer.free_slots
+    event = FakeEvent()
+    lease = ring.take()
+    lease.fences.append(lambda: [event])
+    del lease
+    ring.hear()
+    assert ring.writer.free_slots == free
+    assert ring.reader.fenced == 1
+    event.done = True
+    ring.hear()
+    assert ring.writer.free_slots == free + 1
+
+    ring.send(2, 1000)
+    slow = FakeEvent()
+    lease = ring.take()
+    lease.fences.append(lambda: [slow])
+    del lease
+    ring.reader.wait()
+    assert slow.waited
+
+
+def test_a_slot_released_after_the_end_waits_for_its_event_there(rings):
+    """The mapping may go with this view, and a GPU still reads it."""
+    for gone in (False, True):
+        ring = rings()
+        ring.send(1, 1000)
+        event = FakeEvent()
+        lease = ring.take()
+        lease.fences.append(lambda event=event: [event])
+        ring.reader.close()
+        if gone:
+            ring.reader = RingReader(ring.trainer, pin=lambda _a, _n: False, unpin=lambda _a: None)
+        del lease
+        assert event.waited
+
+
+def test_after_an_error_of_cuda_next_says_it_and_close_does_not(rings):
+    ring = rings()
+    for value in (1, 2):
+        ring.send(value, 1000)
+    failing = [ring.take(), ring.take()]
+    event = FakeEvent()
+
+    def fail(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    event.query = event.synchronize = fail
+    failing[0].fences.append(lambda: [event])
+    failing[1].fences.append(fail)  # the event could not even be recorded
+    for _ in range(2):
+        del failing[0]
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            ring.reader.settle()
+    assert ring.reader.fenced == 2, "nobody fills a slot of which nothing is known"
+    ring.reader.close()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_mapping_is_unpinned_while_it_is_still_mapped(rings, held):
+    unpinned = []
+
+    def unpin(address):
+        with open("/proc/self/maps") as maps:
+            unpinned.append(any(int(line.split("-")[0], 16) == address for line in maps))
+
+    ring = rings(pin=lambda _a, _n: True, unpin=unpin)
+    ring.send(1, 3 * MIB)
+    lease = ring.take() if held else None
+    ring.ready.clear()
+    ring.reader.close()
+    assert unpinned == ([] if held else [True])
+    del lease
+    assert unpinned == [True]
+
+
+def test_reference_cycles_are_freed_by_the_collector(rings):
+    ring = rings()
+    ring.send(1, 1000)
+    free = ring.writer.free_slots
+    cycle = [ring.take()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    ring.hear()
+    assert ring.writer.free_slots == free + 1
+
+
+def test_a_forked_child_frees_nothing_and_does_not_hide_a_death(rings):
+    ring = rings()
+    ring.send(1, 1000)
+    lease = ring.take()
+    free = ring.writer.free_slots
+    started, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover -- the child; it must not run pytest's exit
+        del lease
+        gc.collect()
+        os.write(started[1], b"x")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    try:
+        os.read(started[0], 1)
+        ring.hear()
+        assert ring.writer.free_slots == free
+        assert (lease.root == 1).all()
+        ring.trainer.close()
+        with pytest.raises(ChannelClosedError):  # though the child lives and had the descriptor
+            ring.feeder.receive()
+    finally:
+        os.write(go_on[1], b"x")
+        os.waitpid(child, 0)
+        for fd in (*started, *go_on):
+            os.close(fd)
+
+
+def test_no_memory_is_an_error_with_both_numbers(monkeypatch):
+    monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 80 * MIB)
+    with pytest.raises(RingError, match=r"needed 104,857,600 bytes .* available 83,886,080"):
+        Segment.create(generation=0, slots=100, slot_bytes=MIB)
+
+
+def test_a_segment_cannot_shrink_under_its_mapping():
+    segment = Segment.create(generation=0, slots=2, slot_bytes=MIB)
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, MIB)
+    segment.close_fd()
+
+
+def test_long_messages_cross_too():
+    ours, theirs = pair()
+    other = adopt(theirs.detach())
+    text = "x" * 1_000_000
+    ours.send_json({"type": "facts", "schema": text})
+    _, message, fd = other.receive()
+    assert message["schema"] == text
+    assert fd is None
+    assert other.peer_uid() == os.getuid()
+    ours.close()
+    with pytest.raises(ChannelClosedError):
+        other.receive()
+    with pytest.raises(ChannelClosedError):
+        other.send_json({"type": "grow"})
+    other.close()
+
+
+def test_the_death_of_a_process_is_an_eof():
+    ours, theirs = pair()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    theirs.close()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(ChannelClosedError):
+        ours.receive()
+    ours.close()

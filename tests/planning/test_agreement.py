@@ -1,0 +1,203 @@
+"""Do all ranks of one start read one snapshot, and does a later start see what is new?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pipelines import PATIENCE_S, Place, furnished, image, oracle
+from processes import SUPPORT, running
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.planning.agreement import agree_on_snapshot, launch_name
+
+JOB = "f" * 64
+
+
+@pytest.fixture
+def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
+    shutil.copytree(clicks, tmp_path / "clicks")
+    with furnished(tmp_path, tmp_path / "clicks") as place:
+        yield place
+
+
+def grow(place: Place, name: str) -> int:
+    """Another file lands in the table; its rows."""
+    added = pq.read_table(next(iter(place.table.rglob("*.parquet"))), partitioning=None)
+    ids = pc.add(added["request_id"], 1_000_000)
+    draft = place.folder / name
+    pq.write_table(added.set_column(added.schema.get_field_index("request_id"), "request_id", ids), draft)
+    draft.rename(place.table / "ds=2026-01-02" / name)
+    return len(added)
+
+
+class Starts:
+    """Ranks that start one after the other; each would take a snapshot of its own."""
+
+    def __init__(self, work_dir: object) -> None:
+        self.work_dir = str(work_dir)
+        self.taken = 0
+        self.now_s = 1000.0
+
+    def start(self, rank: int, world_size: int, job: str = JOB, **environment: str) -> str:
+        return agree_on_snapshot(
+            self.work_dir,
+            job,
+            rank=rank,
+            world_size=world_size,
+            take=self.take,
+            environment=environment,
+            now_s=lambda: self.now_s,
+        )
+
+    def take(self) -> str:
+        self.taken += 1
+        return f"s{self.taken}"
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_the_first_rank_takes_and_the_others_follow(tmp_path: Path, form: str):
+    starts = Starts(form.format(tmp_path / "work"))
+    assert [starts.start(rank, 3) for rank in (1, 0, 2)] == ["s1"] * 3
+    assert [starts.start(rank, 3) for rank in (2, 0, 1)] == ["s2"] * 3, "a rank that is there already starts over"
+
+
+def test_a_rank_alone_asks_nobody(tmp_path: Path):
+    starts = Starts(tmp_path / "work")
+    assert [starts.start(0, 1) for _ in range(2)] == ["s1", "s2"]
+    assert not (tmp_path / "work").exists()
+
+
+def test_jobs_and_world_sizes_do_not_mix(tmp_path: Path):
+    starts = Starts(tmp_path)
+    assert starts.start(0, 2) == "s1"
+    assert starts.start(1, 4) == "s2"
+    assert starts.start(1, 2, job="e" * 64) == "s3"
+    assert starts.start(1, 2) == "s1"
+
+
+def test_yesterdays_half_start_is_not_joined(tmp_path: Path):
+    starts = Starts(tmp_path)
+    assert starts.start(0, 2) == "s1"
+    starts.now_s += 599
+    assert starts.start(1, 2) == "s1"
+    assert starts.start(0, 2) == "s2"
+    starts.now_s += 601
+    assert starts.start(1, 2) == "s3"
+
+
+def test_a_launchers_name_tells_starts_apart(tmp_path: Path):
+    starts = Starts(tmp_path)
+    torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert starts.start(0, 2, **torchrun) == "s1"
+    assert starts.start(1, 2, **{**torchrun, "TORCHELASTIC_RESTART_COUNT": "1"}) == "s2"
+    starts.now_s += 10_000
+    assert starts.start(1, 2, **torchrun) == "s1", "slow ranks of a named start join it"
+    assert launch_name({"TORCHELASTIC_RUN_ID": "none"}) is None
+    assert launch_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}) == "7_0"
+    assert launch_name({}) is None
+
+
+def test_a_damaged_entry_is_begun_anew(tmp_path: Path):
+    starts = Starts(tmp_path)
+    starts.start(0, 2)
+    (entry,) = (tmp_path / "runs").glob("*.json")
+    for text in ("", "{", "[]", '{"snapshot": "s1"}'):
+        entry.write_text(text)
+        before = starts.taken
+        assert starts.start(1, 2) == f"s{before + 1}"
+
+
+def test_ranks_at_once_take_one_snapshot(tmp_path: Path):
+    starts = Starts(tmp_path)
+    barrier = threading.Barrier(8)
+
+    def start(rank: int) -> str:
+        barrier.wait()
+        return starts.start(rank, 8)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(start, range(8)))) == 1
+    assert starts.taken == 1
+
+
+def test_three_ranks_at_once_agree_and_share_the_table(place: Place):
+    """Three feeders of one host, all at the same time, while the table grows."""
+    path = place.write(batch={"size": 100, "tail": "pad"})
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(FeedlineDataset(path, rank=rank, world_size=3)) for rank in range(3)]
+        with ThreadPoolExecutor(4) as pool:
+            epochs = [pool.submit(_ids, dataset) for dataset in ranks]
+            pool.submit(grow, place, "part-late.parquet")
+            ids = [epoch.result(PATIENCE_S) for epoch in epochs]
+        assert len({dataset.facts["snapshot"] for dataset in ranks}) == 1
+        assert len({len(dataset) for dataset in ranks}) == 1
+        assert sum(map(len, ids)) == len(set().union(*ids)) == ranks[0].facts["rows"]
+
+
+def _ids(dataset: FeedlineDataset) -> set[int]:
+    return {each for batch in dataset for each in batch.extra["request_id"][batch.valid].tolist()}
+
+
+def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
+    path = place.write()
+    before = Pipeline.from_yaml(path).snapshot()
+    with FeedlineDataset(path, rank=0, world_size=2) as zero:
+        assert zero.facts["rows"] == 20_000
+        added = grow(place, "part-late.parquet")
+        with FeedlineDataset(path, rank=1, world_size=2) as one:
+            for rank, dataset in enumerate((zero, one)):
+                assert dataset.facts["snapshot"] == before.id
+                assert [image(batch) for batch in dataset] == oracle(path, rank=rank, world_size=2, snapshot=before)
+    with FeedlineDataset(path) as alone:
+        assert alone.facts["rows"] == 20_000 + added, "a fresh start sees it"
+        assert [image(batch) for batch in alone] == oracle(path)
+
+
+def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
+    path = place.write()
+    meeting = tmp_path / "meeting"
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(running(sys.executable, SUPPORT / "ranked.py", rank, meeting, place.folder))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            assert rank.wait(240) == 0, rank.text  # sixteen feeders start one after the other
+    said = [_said(rank.text) for rank in ranks]
+    epochs = [scenes["an epoch"] for scenes in said]
+    assert {epoch["source"] for epoch in epochs} == {"torch.distributed"}
+    assert epochs[0]["state"] == epochs[1]["state"]
+    assert not set(epochs[0]["ids"]) & set(epochs[1]["ids"])
+    for rank, epoch in enumerate(epochs):
+        batches = list(Pipeline.from_yaml(path).batches(0, rank, 2))
+        ids = [each for batch in batches for each in batch.extra["request_id"].tolist()]
+        assert epoch["ids"] == ids
+        assert said[rank]["resumed"]["ids"] == ids[30 * 256 :]
+    for scene, error, texts in (
+        ("another state on rank 1", "StateError", ["rank 1: ", "0" * 32, epochs[0]["state"]["plan"]]),
+        ("another seed on rank 1", "PlanError", ["do not agree on the plan", "on rank 1", epochs[0]["state"]["plan"]]),
+        ("other features on rank 1", "PlanError", ["do not agree on the features", epochs[0]["state"]["features"]]),
+        ("an error on rank 0", "PlanError", ["fewer rows than one global step"]),
+        ("an error on rank 1", "PlanError", ["rank 1: ", "fewer rows than one global step"]),
+        ("an error on both", "SpecError", ["the filter keeps no row"]),
+    ):
+        for scenes in said:
+            assert scenes[scene]["error"] == error, scenes[scene]
+            for text in texts:
+                assert text in scenes[scene]["message"]
+
+
+def _said(text: str) -> dict[str, Any]:
+    told = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {each["scene"]: each["came"] for each in told}

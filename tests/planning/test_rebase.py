@@ -1,0 +1,434 @@
+"""After a rebase: is every surviving row of the epoch delivered exactly once, and no deleted one ever again?
+
+The oracle is the table itself: every row has an id of its own, and the test knows which file holds which.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rewritten import Rewritten, rows_dropped, state_at, steps
+
+from feedline import Pipeline
+from feedline.errors import DataError, SpecError, StateError
+from feedline.loader.state import told
+from feedline.planning.plan import Plan
+
+SHUFFLES: dict[str, Any] = {
+    "on": {"seed": 5, "window_rows": 150},
+    "off": "off",
+    "splits": {"seed": 5, "window_rows": 150, "rows": False},
+    "by": {"seed": 5, "window_rows": 150, "by": "user"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Rewritten:
+    place = Rewritten(tmp_path)
+    place.fill()
+    return place
+
+
+def run_to(pipeline: Pipeline, share: float, world: int = 1) -> tuple[Plan, int, list[int]]:
+    """A new run up to a share of epoch 0's steps: its plan, the step, and the ids delivered."""
+    plan = pipeline.plan()
+    step = max(1, int(plan.schedule(0).steps * share))
+    return plan, step, steps(pipeline, plan, 0, 0, step, world)
+
+
+def check_rest(place: Rewritten, pipeline: Pipeline, plan: Plan, state: dict[str, Any], before: list[int]) -> list[int]:
+    """Deliver the rest of the state's epoch; every row that survived comes once in all, up to what the tail drops."""
+    epoch = state["epoch"]
+    after = steps(pipeline, plan, epoch, state["step"])
+    assert not [row for row, count in Counter(after).items() if count > 1], "twice after the rebase"
+    assert not set(before) & set(after), "before and after"
+    alive = {row for row in place.ids if pipeline.spec.source.where is None or row % 5 != 0}
+    assert set(after) <= alive, "deleted rows"
+    missing = alive - set(before) - set(after)
+    assert len(missing) == (rows_dropped(plan.facts()) if pipeline.spec.batch.tail == "drop" else 0)
+    return after
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
+    """Random tables, plans and rewrites; rebased twice, with other world sizes, and then the next epoch."""
+    place = Rewritten(tmp_path, seed)
+    place.fill(partitions=place.random.randint(2, 5))
+    choose = place.random.choice
+    shuffle, tail, lanes = choose(list(SHUFFLES)), choose(["drop", "pad", "partial"]), choose([1, 2, 4])
+    source = {"where": "keep != 0"} if seed % 3 == 0 else {"row_key": "id"} if seed % 3 == 1 else {}
+    pipeline = place.pipeline(
+        shuffle=SHUFFLES[shuffle], batch={"size": choose([3, 8]), "tail": tail}, lanes=lanes, source=source
+    )
+    world = choose([size for size in (1, 2, 4) if lanes % size == 0])
+    plan, step, before = run_to(pipeline, place.random.random(), world)
+    state = state_at(plan, 0, step)
+    for again in range(2):
+        place.rewrite()
+        new = pipeline.rebase(state)
+        if new.snapshot.id == plan.snapshot.id:
+            assert new.state_after(state) == state
+        plan, state = new, new.state_after(state)
+        if state["epoch"] == 1:
+            break
+        facts = plan.facts()
+        rest = check_rest(place, pipeline, plan, state, before)
+        end = facts["rest"]["steps"] if facts["rest"] else facts["steps"]
+        for size in (1, 2, 4):
+            if lanes % size == 0:
+                assert Counter(steps(pipeline, plan, 0, state["step"], None, size)) == Counter(rest)
+        if again == 0:  # go on for a while, and rebase what was rebased
+            first, last = state["step"], min(state["step"] + 1 + place.random.randrange(4), end)
+            since = steps(pipeline, plan, 0, first, last, world)
+            assert Counter([*since, *steps(pipeline, plan, 0, last)]) == Counter(rest), "resumed within the rest"
+            before = [*before, *since]
+            state = state_at(plan, 0, last)
+            if state["epoch"] == 1:
+                break
+    whole = steps(pipeline, plan, 1, 0)
+    alive = {row for row in place.ids if "where" not in source or row % 5 != 0}
+    assert len(whole) == len(set(whole)) == len(alive) - (plan.facts()["rows_dropped"] if tail == "drop" else 0)
+    assert set(whole) <= alive
+
+
+def test_unchanged_files_need_no_identities(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, before = run_to(pipeline, 0.6)
+    place.forget()
+    for name in place.of(2):
+        place.remove(name)
+    place.write("ds=9/0.parquet", place.new_ids(50))
+    new = pipeline.rebase(state_at(plan, 0, step))
+    after = check_rest(place, pipeline, new, new.state_after(state_at(plan, 0, step)), before)
+    assert set(place.files["ds=9/0.parquet"]) <= set(after), "new partitions join the epoch"
+
+
+def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
+    """With `shuffle.by` the order of such a block follows from its values: of unchanged files they are read again."""
+    pipeline = place.pipeline(shuffle=SHUFFLES["by"])
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.forget()
+    place.write("ds=9/0.parquet", place.new_ids(50))
+    new = pipeline.rebase(state)
+    check_rest(place, pipeline, new, state, before)
+    for path in place.table.rglob("*.parquet"):
+        if not path.match("ds=9/*"):
+            rows = pq.read_table(path)
+            path.unlink()
+            pq.write_table(rows, path.with_suffix(".again.parquet"))
+    with pytest.raises(StateError, match="got no record of their identities"):
+        pipeline.rebase(state)
+    skipped = steps(pipeline, pipeline.rebase(state, rewritten="skip"), 0, step)
+    assert set(skipped) == set(place.files["ds=9/0.parquet"]), "no row twice"
+    repeated = steps(pipeline, pipeline.rebase(state, rewritten="repeat"), 0, step)
+    assert sorted(repeated) == place.ids, "every row"
+
+
+@pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
+def test_samples(place: Rewritten, key: dict[str, str]):
+    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    sample = {"fraction": 0.5, **key, "seed": 3}
+    features = {"extra": {"id": [], "sample_weight": []}}
+    pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    for name in ("ds=0/0.parquet", "ds=1/0.parquet", "ds=2/0.parquet"):
+        place.delete(name)
+    assert all(set(before) & set(rows) for rows in place.files.values())
+    new = pipeline.rebase(state)
+    after = steps(pipeline, new, 0, step)
+    sampled = set(steps(pipeline, pipeline.plan(), 0, 0))
+    assert 0 < len(sampled) < len(place.ids) * 0.7
+    assert Counter(after) == Counter(sampled - set(before))
+
+
+def test_a_pipeline_that_reads_parts_of_columns(tmp_path: Path):
+    """Parts of structs and maps tell rows apart like columns do."""
+    place = Rewritten(tmp_path)
+
+    def write(ids: list[int]) -> None:
+        path = place.table / "a.parquet"
+        path.parent.mkdir(exist_ok=True)
+        user = pa.array([{"id": row, "name": "x"} for row in ids])
+        facts = pa.array([[("a", row)] for row in ids], pa.map_(pa.string(), pa.int64()))
+        pq.write_table(pa.table({"user": user, "facts": facts}), path, row_group_size=40)
+
+    write(list(range(200)))
+    features = {"extra": {"id": {"expr": 'user["id"]'}}, "categorical": {"a": {"expr": 'facts["a"]'}}}
+    pipeline = place.pipeline(features=features)
+    plan, step, before = run_to(pipeline, 0.5)
+    assert plan.job.record is not None
+    assert set(plan.job.record.identity.names) == {'user["id"]', 'facts["a"]'}
+    state = state_at(plan, 0, step)
+    write([row for row in reversed(range(200)) if row % 3])
+    new = pipeline.rebase(state)
+    after = steps(pipeline, new, 0, step)
+    assert Counter(after) == Counter({row for row in range(200) if row % 3} - set(before))
+
+
+def test_columns_that_changed_their_kind(place: Rewritten):
+    pipeline = place.pipeline(features={"extra": ["id"]})
+    plan, step, _ = run_to(pipeline, 0.5)
+    path = place.table / "ds=0/0.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), path)
+    for name in place.files:
+        rows = pq.read_table(place.table / name)
+        if rows.schema.field("id").type != pa.string():
+            pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), place.table / name)
+    with pytest.raises(StateError, match="'id', by which rows are told apart, is not what it was: got text, expected"):
+        pipeline.rebase(state_at(plan, 0, step))
+
+
+def test_more_rows_than_are_recorded(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.RECORDED_ROWS", 10)
+    assert place.pipeline().plan().job.record is None
+    plan = place.pipeline(source={"row_key": "id"}).plan()
+    assert plan.job.record is not None
+    assert plan.job.record.identity.key == ("id",)
+
+
+@pytest.mark.parametrize("shuffle", ["on", "by"])
+def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle: str):
+    pipeline = place.pipeline(shuffle=SHUFFLES[shuffle])
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.forget()
+    for path in place.table.rglob("*.parquet"):
+        os.utime(path, (1, 1))
+    new = pipeline.rebase(state)
+    assert new.snapshot.id != plan.snapshot.id
+    assert new.facts()["rest"]["changes"]["files"]["unchanged"] == len(place.files)
+    check_rest(place, pipeline, new, state, before)
+
+
+def test_rewritten_files_of_which_nothing_was_delivered_need_no_identities(place: Rewritten):
+    pipeline = place.pipeline(shuffle="off", lanes=1)
+    plan, step, before = run_to(pipeline, 0.3)
+    place.forget()
+    assert not set(before) & set(place.files["ds=3/0.parquet"])
+    place.delete("ds=3/0.parquet")
+    state = state_at(plan, 0, step)
+    new = pipeline.rebase(state)
+    check_rest(place, pipeline, new, new.state_after(state), before)
+
+
+def test_without_records_rows_are_in_doubt(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, before = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.forget()
+    place.delete("ds=1/0.parquet")
+    rewritten = set(place.files["ds=1/0.parquet"])
+    with pytest.raises(
+        StateError, match=rf"for {len(rewritten)} rows of ds=1/0\.parquet\. .*--rewritten skip.*row_key"
+    ):
+        pipeline.rebase(state)
+    with pytest.raises(StateError, match="rewritten is unknown: got 'all', expected error, skip, repeat"):
+        pipeline.rebase(state, rewritten="all")
+
+    skipped = pipeline.rebase(state, rewritten="skip")
+    after = steps(pipeline, skipped, 0, step)
+    assert set(after) == set(place.ids) - set(before) - rewritten
+    assert skipped.facts()["rest"]["changes"]["rows"]["doubtful"] == len(rewritten)
+    assert f"in doubt: {len(rewritten)} rows of rewritten files, left out" in told(skipped.facts()["rest"])
+
+    repeated = pipeline.rebase(state, rewritten="repeat")
+    after = steps(pipeline, repeated, 0, step)
+    assert set(after) == (set(place.ids) - set(before)) | rewritten
+    assert len(after) == len(set(after))
+    assert "delivered, again or not" in told(repeated.facts()["rest"])
+
+
+def test_a_damaged_record_is_no_record(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, _ = run_to(pipeline, 1.0)
+    for path in (place.folder / "work" / "rows").rglob("*.arrow"):
+        path.write_bytes(path.read_bytes()[:-7])
+    place.delete("ds=1/0.parquet")
+    with pytest.raises(StateError, match="got no record of their identities"):
+        pipeline.rebase(state_at(plan, 0, step - 1))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_that_are_equal_are_counted(tmp_path: Path, named: bool):
+    """Twins are interchangeable by default, and refused where a row key says that there are none."""
+    place = Rewritten(tmp_path)
+    place.write("ds=0/0.parquet", [*range(40), *range(40)], row_group_rows=80)
+    place.write("ds=1/0.parquet", range(40, 60))
+    pipeline = place.pipeline(shuffle="off", lanes=1, source={"row_key": ["id"]} if named else {})
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 7)
+    assert Counter(before) == Counter([*range(40), *range(16)])
+    place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])  # ten rows are gone, once
+    if named:
+        with pytest.raises(DataError, match="row_key does not name one row: got 16 rows with the key of another"):
+            pipeline.rebase(state_at(plan, 0, 7))
+        return
+    new = pipeline.rebase(state_at(plan, 0, 7))
+    after = steps(pipeline, new, 0, 7)
+    assert Counter(after) == Counter([*range(40), *range(30), *range(40, 60)]) - Counter(before)
+    assert new.facts()["rest"]["changes"]["rows"]["alike"] == 60
+
+
+def test_what_changed_is_counted(tmp_path: Path):
+    place = Rewritten(tmp_path)
+    for day in range(4):
+        place.write(f"ds={day}/0.parquet", place.new_ids(64), row_group_rows=64)
+    pipeline = place.pipeline(shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
+    place.remove("ds=1/0.parquet")
+    place.write("ds=7/0.parquet", place.new_ids(10))
+    with pytest.raises(Exception, match="changed after the snapshot was taken"):
+        steps(pipeline, plan, 0, 0, 1)
+    for day in range(2):
+        place.write(f"ds={day}/0.parquet", range(day * 64, day * 64 + 64), row_group_rows=64)
+    plan = pipeline.plan()
+    assert len(steps(pipeline, plan, 0, 0, 20)) == 160
+    place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
+    place.remove("ds=1/0.parquet")
+    rest = pipeline.rebase(state_at(plan, 0, 20)).facts()["rest"]
+    assert rest["changes"]["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
+    assert rest["changes"]["rows"] == {
+        "delivered": 160,
+        "delivered_gone": 16 + 64,
+        "deleted": 16 + 64,
+        "added": 0,
+        "doubtful": 0,
+        "alike": 0,
+    }
+    assert (rest["rows"], rest["steps"] - rest["first_step"], rest["rows_dropped"]) == (32 + 64 + 10, 14, 0)
+    assert told(rest).splitlines()[1:] == [
+        "delivered: 160 rows of epoch 0 before step 20; 80 of them are gone since",
+        "changed: 80 rows deleted, 0 added (net, per partition)",
+        "left: 106 rows in 14 steps, 0 rows dropped",
+    ]
+
+
+def test_everything_was_delivered(place: Rewritten):
+    """Nothing is left of the epoch: the next one follows."""
+    pipeline = place.pipeline()
+    plan = pipeline.plan()
+    step = plan.schedule(0).steps - 1
+    left = set(place.ids) - set(steps(pipeline, plan, 0, 0, step))
+    for name, rows in list(place.files.items()):
+        if left & set(rows):
+            place.write(name, [row for row in rows if row not in left])
+    new = pipeline.rebase(state_at(plan, 0, step))
+    after = new.state_after(state_at(plan, 0, step))
+    assert (after["epoch"], after["step"]) == (1, 0)
+    assert not steps(pipeline, new, 0, step)
+    assert sorted(steps(pipeline, new, 1, 0)) == place.ids
+
+
+def test_a_state_between_epochs(place: Rewritten):
+    pipeline = place.pipeline()
+    plan = pipeline.plan()
+    steps(pipeline, plan, 0, 0)
+    place.delete("ds=1/0.parquet")
+    state = {**state_at(plan, 0, 0), "step": plan.schedule(0).steps}
+    new = pipeline.rebase(state)
+    after = new.state_after(state)
+    assert (after["epoch"], after["step"]) == (1, 0)
+    assert sorted(steps(pipeline, new, 1, 0)) == place.ids
+
+
+def test_a_table_as_it_was(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, _ = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    new = pipeline.rebase(state)
+    assert new.state_after(state) == state
+    assert new.fingerprint == plan.fingerprint
+
+
+def test_a_state_of_another_plan_is_refused(place: Rewritten):
+    plan, step, _ = run_to(place.pipeline(), 0.5)
+    state = state_at(plan, 0, step)
+    for changes, message in (
+        ({"shuffle": {"seed": 6}}, "its seed is 5, pipeline.yaml's is 6"),
+        ({"source": {"where": "keep != 0"}}, "the state belongs to another plan"),
+    ):
+        with pytest.raises(StateError, match=message):
+            place.pipeline(**changes).rebase(state)
+    with pytest.raises(StateError, match=r"rebase 0{32} is not in"):
+        place.pipeline().plan_for({**state, "snapshot": f"{state['snapshot']}+{'0' * 32}"})
+
+
+def test_a_rebased_state_is_of_its_own_plan(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, _ = run_to(pipeline, 0.5)
+    state = state_at(plan, 0, step)
+    place.delete("ds=1/0.parquet")
+    new = pipeline.rebase(state)
+    after = new.state_after(state)
+    assert list(after) == list(state)
+    assert {type(value) for value in after.values()} == {int, str}
+    assert after["plan"] != state["plan"]
+    assert pipeline.plan_for(after).fingerprint == new.fingerprint
+    assert steps(pipeline, pipeline.plan_for(after), 0, step) == steps(pipeline, new, 0, step)
+    assert pipeline.rebase(state).fingerprint == new.fingerprint, "every rank makes the same"
+    with pytest.raises(StateError, match="belongs to another plan"):
+        pipeline.plan_for({**after, "snapshot": new.snapshot.id})
+
+
+def test_partition_keys_that_changed_are_refused(place: Rewritten):
+    pipeline = place.pipeline()
+    plan, step, _ = run_to(pipeline, 0.5)
+    for name in list(place.files):
+        rows = place.files[name]
+        place.remove(name)
+        place.write(f"year=2026/{name}", rows)
+    with pytest.raises(StateError, match="partition keys changed"):
+        pipeline.rebase(state_at(plan, 0, step))
+
+
+def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
+    with pytest.raises(SpecError, match=r"row_key.*names partition keys alone: got ds"):
+        place.pipeline(source={"row_key": ["ds"]}).plan()
+    plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
+    assert plan.job.record is not None
+    assert plan.job.record.identity.key == ("id",)
+
+
+@pytest.mark.parametrize(("key", "got"), [("nothing", "no column of that name"), ("user_facts", "struct")])
+def test_a_row_key_has_to_be_a_column(tmp_path: Path, key: str, got: str):
+    place = Rewritten(tmp_path)
+    place.write("a.parquet", range(100))
+    table = pq.read_table(place.table / "a.parquet")
+    facts = pa.array([{"a": row} for row in range(100)])
+    pq.write_table(table.append_column("user_facts", facts), place.table / "a.parquet")
+    with pytest.raises(SpecError, match=rf"row_key.*'{key}' cannot name a row: got {got}"):
+        place.pipeline(source={"row_key": [key]}).plan()
+
+
+def test_a_record_is_written_once(place: Rewritten):
+    """And a row key need not be among the features."""
+    pipeline = place.pipeline(
+        source={"row_key": ["id"]}, features={"dense": {"x": [{"fill_null": 0}]}, "extra": ["keep"]}, lanes=1
+    )
+    plan = pipeline.plan()
+    first = list(pipeline.batches(plan=plan))
+    assert [column.name for column in first[0].schema] == ["x", "keep"]
+    written = {path: path.stat().st_mtime_ns for path in (place.folder / "work" / "rows").rglob("*.arrow")}
+    assert len(written) == len(plan.splits)
+    list(pipeline.batches(plan=plan))
+    list(pipeline.batches(1, plan=plan))
+    assert {path: path.stat().st_mtime_ns for path in (place.folder / "work" / "rows").rglob("*.arrow")} == written
+
+
+def test_a_work_dir_that_cannot_be_written_stops_nothing(place: Rewritten, caplog: pytest.LogCaptureFixture):
+    pipeline = place.pipeline()
+    plan = pipeline.plan()
+    (place.folder / "work" / "rows").write_text("not a folder")
+    assert sorted(steps(pipeline, plan, 0, 0)) == place.ids
+    [said] = [record.message for record in caplog.records]
+    assert "identities of rows are not recorded" in said

@@ -1,0 +1,344 @@
+"""Rebasing where more than rows changed: types of keys and columns, columns that files lack, the saved snapshot."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from rewritten import Rewritten, state_at, steps
+
+from feedline import Pipeline
+from feedline.errors import DataError, SpecError, StateError, StoreError
+from feedline.planning import rebase
+from feedline.planning.table_snapshot import freeze
+from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_text, same_words
+from feedline.warehouse.rebase.recorded_rows import Records
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.storage import retry
+
+
+def rebased(pipeline: Pipeline, state: dict[str, Any], **options: str) -> list[int]:
+    """What is left of the epoch, delivered by the plan that the rebased state names."""
+    after = pipeline.rebase(state, **options).state_after(state)
+    return steps(pipeline, pipeline.plan_for(after), after["epoch"], after["step"])
+
+
+# -- partitions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "added"),
+    [
+        ({}, {}, "month=all"),
+        ({"partitions": {"month": "int"}}, {"partitions": {"month": "string"}}, None),
+        ({"partitions": {"month": "string"}}, {}, None),
+    ],
+    ids=["a folder that is no number", "declared otherwise", "declared no more"],
+)
+def test_a_partition_key_that_has_another_type(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], added: str | None
+):
+    """The rewritten files are still those of the same partition: no row comes twice."""
+    place = Rewritten(tmp_path)
+    for month in range(1, 4):
+        place.write(f"month=0{month}/a.parquet", place.new_ids(60))
+    plan = place.pipeline(source=first).plan()
+    before = steps(place.pipeline(source=first), plan, 0, 0, 3)
+    for month in range(1, 4):
+        rows = place.files[f"month=0{month}/a.parquet"]
+        place.remove(f"month=0{month}/a.parquet")
+        place.write(f"month=0{month}/b.parquet", rows[::-1][:50])
+    if added is not None:
+        place.write(f"{added}/a.parquet", place.new_ids(20))
+    pipeline = place.pipeline(source=then)
+    assert before
+    after = rebased(pipeline, state_at(plan, 0, 3))
+    assert after
+    assert Counter(after) == Counter(set(place.ids) - set(before))
+
+
+def test_a_partition_key_that_the_files_refine_no_more(tmp_path: Path):
+    """The files' own text column made the key a text; the new files lack it, and the key is a number."""
+    place = Rewritten(tmp_path)
+
+    def write(name: str, rows: list[int], *, key: bool) -> None:
+        place.write(name, rows)
+        table = pq.read_table(place.table / name, partitioning=None)
+        if key:
+            pq.write_table(table.append_column("month", pa.array(["01"] * len(rows))), place.table / name)
+
+    write("month=01/a.parquet", place.new_ids(100), key=True)
+    pipeline = place.pipeline()
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 2)
+    place.remove("month=01/a.parquet")
+    write("month=01/b.parquet", list(range(90)), key=False)
+    assert Counter(rebased(pipeline, state_at(plan, 0, 2))) == Counter(set(range(90)) - set(before))
+
+
+def snapshot_with(root: Path, name: str, rows: int, **declared: str) -> Snapshot:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"a": range(rows)}), path)
+    return take_snapshot(str(root), partitions=declared)
+
+
+def moved(snapshot: Snapshot) -> Snapshot:
+    """As of a table whose log, and not whose paths, names the keys' values."""
+    names = pa.array([f"{place}.parquet" for place in range(len(snapshot.files))])
+    files = snapshot.files.set_column(0, "path", names)
+    return Snapshot(
+        **{name: getattr(snapshot, name) for name in Snapshot.__slots__ if name not in ("files", "__weakref__")},
+        files=files,
+    )
+
+
+def test_keys_of_another_type_that_no_path_spells(tmp_path: Path):
+    was = snapshot_with(tmp_path / "t", "k=1/a.parquet", 3, k="int")
+    now = snapshot_with(tmp_path / "t", "k=1/a.parquet", 4, k="string")
+    assert file_changes(was, now).old.keys() == file_changes(was, now).new.keys() == {(("k", "1"),)}
+    with pytest.raises(StateError, match="'k' has another type than it had, and paths do not spell its values"):
+        file_changes(moved(was), moved(now))
+    again = snapshot_with(tmp_path / "t", "k=1/a.parquet", 5, k="int")
+    assert file_changes(moved(was), moved(again)).old == {(("k", "1"),): [0]}
+
+
+def test_nulls_and_texts_of_keys(tmp_path: Path):
+    was = snapshot_with(tmp_path / "t", "k=__HIVE_DEFAULT_PARTITION__/a.parquet", 3)
+    now = snapshot_with(tmp_path / "t", "k=None/a.parquet", 3)
+    assert file_changes(was, now).new == {(("k", "None"),): [0]}
+    later = snapshot_with(tmp_path / "t", "k=__HIVE_DEFAULT_PARTITION__/a.parquet", 4)
+    assert list(file_changes(was, later).old) == [(("k", None),)]
+    assert (("k", None),) in file_changes(was, later).new
+
+
+def test_types_that_are_as_good_as_the_same():
+    assert same_text(pa.int8(), pa.int64())
+    assert same_text(pa.decimal128(4, 2), pa.decimal128(9, 2))
+    assert not same_text(pa.decimal128(4, 2), pa.decimal128(9, 3))
+    assert not same_text(pa.int64(), pa.string())
+    assert same_filter(pa.int8(), pa.uint32())
+    assert same_filter(pa.list_(pa.string()), pa.large_list(pa.large_string()))
+    assert not same_filter(pa.float32(), pa.float64())
+    assert not same_filter(pa.timestamp("ms"), pa.timestamp("us"))
+    assert same_words(pa.float32(), pa.float64())
+    assert same_words(pa.timestamp("ms"), pa.timestamp("us"))
+    assert same_words(pa.null(), pa.string())
+    assert not same_words(pa.int64(), pa.string())
+
+
+# -- columns --------------------------------------------------------------------------------------------------------
+
+
+def cast(place: Rewritten, name: str, column: str, kind: pa.DataType) -> None:
+    table = pq.read_table(place.table / name, partitioning=None)
+    index = table.schema.get_field_index(column)
+    table = table.set_column(index, column, table[column].cast(kind))
+    pq.write_table(table, place.table / name, row_group_size=64)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"where": "x < 12.3 or keep != 0"}, "'x', which source.where uses, .* got double, expected float"),
+        (
+            {"sample": {"fraction": 0.5, "where": "x < 12.3"}},
+            "'x', which source.sample.where uses, .* got double, expected float",
+        ),
+    ],
+)
+def test_a_filter_whose_literals_mean_something_else(tmp_path: Path, source: dict[str, Any], message: str):
+    place = Rewritten(tmp_path)
+    place.fill()
+    pipeline = place.pipeline(source=source)
+    plan = pipeline.plan()
+    steps(pipeline, plan, 0, 0, 5)
+    place.write("ds=9/0.parquet", place.new_ids(30))
+    cast(place, "ds=9/0.parquet", "x", pa.float64())
+    with pytest.raises(StateError, match=message):
+        pipeline.rebase(state_at(plan, 0, 5))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{"where": "keep * 100 != 0"}, {"sample": {"fraction": 0.5, "key": ["x", "keep"]}}],
+    ids=["where", "sample"],
+)
+def test_widths_that_make_no_difference(tmp_path: Path, source: dict[str, Any]):
+    place = Rewritten(tmp_path)
+    place.fill()
+    features = {"extra": {"id": [], "name": []}}
+    pipeline = place.pipeline(source=source, features=features)
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 5)
+    place.delete("ds=1/0.parquet")
+    cast(place, "ds=1/0.parquet", "keep", pa.int64())
+    if "sample" in source:
+        cast(place, "ds=1/0.parquet", "x", pa.float64())
+    after = rebased(pipeline, state_at(plan, 0, 5))
+    assert Counter(after) == Counter(set(steps(pipeline, pipeline.plan(), 0, 0)) - set(before))
+
+
+def keyless(place: Rewritten, name: str) -> None:
+    """A file of the time before there was a key."""
+    table = pq.read_table(place.table / name, partitioning=None)
+    pq.write_table(table.drop_columns(["key"]), place.table / name, row_group_size=64)
+
+
+def keyed(place: Rewritten, name: str, rows: list[int]) -> None:
+    place.write(name, rows)
+    table = pq.read_table(place.table / name, partitioning=None)
+    pq.write_table(table.append_column("key", table["id"]), place.table / name, row_group_size=64)
+
+
+@pytest.fixture
+def drifted(tmp_path: Path) -> Rewritten:
+    place = Rewritten(tmp_path)
+    for day in range(3):
+        keyed(place, f"ds={day}/0.parquet", place.new_ids(64))
+    keyless(place, "ds=0/0.parquet")
+    return place
+
+
+def test_rows_without_a_key_are_in_doubt(drifted: Rewritten):
+    place = drifted
+    pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 12)
+    assert before == list(range(96))
+    state = state_at(plan, 0, 12)
+    keyed(place, "ds=0/0.parquet", list(range(60)))
+    keyless(place, "ds=0/0.parquet")
+    keyed(place, "ds=1/0.parquet", list(range(70, 128))[::-1])
+    with pytest.raises(StateError, match=r"nulls in source.row_key, for 60 rows of ds=0/0.parquet"):
+        pipeline.rebase(state)
+    assert sorted(rebased(pipeline, state, rewritten="skip")) == list(range(96, 192))
+    assert sorted(rebased(pipeline, state, rewritten="repeat")) == [*range(60), *range(96, 192)]
+
+
+def test_rewritten_files_that_lost_the_key(drifted: Rewritten):
+    place = drifted
+    pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    assert steps(pipeline, plan, 0, 0, 12) == list(range(96))
+    state = state_at(plan, 0, 12)
+    keyless(place, "ds=1/0.parquet")
+    with pytest.raises(StateError, match=r"nulls in source.row_key, for 64 rows of ds=1/0.parquet"):
+        pipeline.rebase(state)
+    assert sorted(rebased(pipeline, state, rewritten="skip")) == list(range(128, 192))
+    assert sorted(rebased(pipeline, state, rewritten="repeat")) == list(range(64, 192))
+
+
+def test_rows_without_a_key_of_which_none_was_delivered(drifted: Rewritten):
+    """All that was delivered is found by its key: the others are no matter of doubt."""
+    place = drifted
+    keyed(place, "ds=1/1.parquet", place.new_ids(64))
+    keyless(place, "ds=1/1.parquet")
+    pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    assert steps(pipeline, plan, 0, 0, 12) == list(range(96))
+    keyed(place, "ds=1/0.parquet", list(range(64, 128))[::-1])
+    keyed(place, "ds=1/1.parquet", list(range(192, 250)))
+    keyless(place, "ds=1/1.parquet")
+    assert sorted(rebased(pipeline, state_at(plan, 0, 12))) == list(range(96, 250))
+
+
+def test_two_rows_of_one_key_are_still_an_error(drifted: Rewritten):
+    place = drifted
+    pipeline = place.pipeline(source={"row_key": "key"}, shuffle="off", lanes=1)
+    plan = pipeline.plan()
+    steps(pipeline, plan, 0, 0, 12)
+    keyed(place, "ds=1/0.parquet", [64, 64, 65])
+    with pytest.raises(DataError, match="row_key does not name one row: got 1 rows"):
+        pipeline.rebase(state_at(plan, 0, 12))
+
+
+def test_a_row_key_has_to_be_in_every_file(drifted: Rewritten):
+    source = {"row_key": "key", "schema": {"missing": "error"}}
+    with pytest.raises(SpecError, match=r"column 'key' is not in .*ds=0/0.parquet: got 1 files without it"):
+        drifted.pipeline(source=source).plan()
+    keyed(drifted, "ds=0/0.parquet", list(range(64)))
+    assert drifted.pipeline(source=source).plan().split_rows.sum() == 192
+
+
+# -- the saved snapshot ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_bad_file", ["error", "skip"])
+def test_a_saved_snapshot_is_not_what_a_rebase_looks_at(tmp_path: Path, on_bad_file: str):
+    place = Rewritten(tmp_path)
+    place.fill()
+    freeze(place.pipeline().spec, str(tmp_path / "frozen"))
+    pipeline = place.pipeline(source={"snapshot": str(tmp_path / "frozen"), "on_bad_file": on_bad_file})
+    plan = pipeline.plan()
+    before = steps(pipeline, plan, 0, 0, 7)
+    state = state_at(plan, 0, 7)
+    place.delete("ds=1/0.parquet")
+    alive = set(place.ids)
+    if on_bad_file == "skip":
+        alive -= set(place.files["ds=2/0.parquet"])
+        (place.table / "ds=2" / "0.parquet").write_bytes(b"PAR1 and no more PAR1")
+    new = pipeline.rebase(state)
+    assert new.snapshot.id != plan.snapshot.id
+    assert len(new.skipped) == (on_bad_file == "skip")
+    after = new.state_after(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the bad file
+        assert Counter(rebased(pipeline, state)) == Counter(alive - set(before))
+    hello = {key: after[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
+    resumed = pipeline.resolve({**hello, "rank": 0, "world_size": 1}, job="0" * 64)
+    assert resumed.snapshot_name == new.snapshot_name
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert Counter(steps(pipeline, resumed, 1, 0)) == Counter(alive)
+    assert pipeline.plan().snapshot.id == plan.snapshot.id, "runs that begin read the saved one"
+
+
+# -- records --------------------------------------------------------------------------------------------------------
+
+
+def test_records_that_cannot_be_listed_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    place = Rewritten(tmp_path)
+    place.fill()
+    pipeline = place.pipeline()
+    plan = pipeline.plan()
+    assert plan.job.record is not None
+    steps(pipeline, plan, 0, 0)
+
+    def refuse(operation: object, filesystem: pafs.FileSystem, name: str, **options: object) -> None:
+        raise StoreError(f"{name} could not be listed: gave up")
+
+    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.retried", refuse)
+    place.delete("ds=1/0.parquet")
+    with caplog.at_level(logging.WARNING):
+        known = Records(str(tmp_path / "work"), plan.job.record.identity).of("ds=1/0.parquet", b"", {0: 3})
+    assert not known[0].known.any()
+    assert "nothing is known of rows that were delivered" in caplog.text
+    with pytest.raises(StateError, match="got no record of their identities"):
+        pipeline.rebase(state_at(plan, 0, 7))
+
+
+def test_a_failure_ends_the_waiting_of_other_threads(monkeypatch: pytest.MonkeyPatch):
+    """What one thread cannot read is said at once, not after the others' patience with a store."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    both, told = Barrier(2), []
+
+    def work(fails: bool) -> None:
+        both.wait(10)
+        if fails:
+            raise DataError("a file is not what it was")
+        told.append(retry._stopping().wait(10))
+
+    with pytest.raises(DataError):
+        list(rebase._in_threads(work, [True, False]))
+    assert told == [True]

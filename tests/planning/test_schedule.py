@@ -1,0 +1,183 @@
+"""Every planned row once, equal steps on all ranks, the same rows per global step for any world size."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.blocks.permutation import permutation, permuted_rows
+from feedline.errors import PlanError
+from feedline.planning.schedule import Schedule, rank_lanes
+
+TAILS = ("drop", "pad", "partial")
+GOLDEN = [1, 7, 6, 9, 5, 2, 4, 3, 0, 8]
+
+
+@st.composite
+def schedules(draw):
+    lanes = draw(st.integers(1, 8))
+    batch_size = draw(st.integers(1, 9))
+    tail = draw(st.sampled_from(TAILS))
+    split_rows = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12))
+    total = sum(split_rows)
+    if total == 0 or (tail == "drop" and total // lanes // batch_size == 0):
+        split_rows.append(lanes * batch_size + draw(st.integers(0, 7)))
+    return Schedule(
+        split_rows=np.array(split_rows, dtype=np.int64),
+        lanes=lanes,
+        batch_size=batch_size,
+        tail=tail,
+        block_rows=draw(st.integers(1, 60)),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        epoch=draw(st.integers(0, 5)),
+    )
+
+
+def block_rows(schedule, block):
+    """(split, row) of each row of a block, permuted as a task would."""
+    rows = [(piece.split, row) for piece in block.pieces for row in range(piece.start, piece.stop)]
+    if schedule.shuffle:
+        key = ("rows", schedule.seed, schedule.epoch, block.lane, block.index)
+        rows = [rows[i] for i in permuted_rows(len(rows), None, *key)]
+    return rows
+
+
+def deliver(schedule, lanes, first_step=0):
+    """Steps of a set of lanes: [(split, row, valid), ...] per step, from the blocks that the schedule announces."""
+    blocks = {(b.lane, b.index): b for b in schedule.blocks_of(lanes, first_step=first_step)}
+    steps = []
+    for step in range(first_step, schedule.steps):
+        rows = []
+        for lane in lanes:
+            for cut in schedule.cuts(lane, step):
+                block = blocks[lane, cut.block]
+                assert block.first_step <= step <= block.last_step
+                content = block_rows(schedule, block)
+                if cut.padding:
+                    rows += [(*content[cut.start], False)] * cut.padding
+                else:
+                    rows += [(*row, True) for row in content[cut.start : cut.stop]]
+        steps.append(rows)
+    return steps
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_each_planned_row_exactly_once_and_padding_marked(schedule):
+    steps = deliver(schedule, range(schedule.lanes))
+    valid = [(split, row) for step in steps for split, row, ok in step if ok]
+    everything = {(s, r) for s, rows in enumerate(schedule.split_rows) for r in range(rows)}
+    assert len(valid) == len(set(valid))
+    assert set(valid) <= everything
+    assert len(valid) == schedule.rows - schedule.rows_dropped
+    padded = [(split, row) for step in steps for split, row, ok in step if not ok]
+    assert set(padded) <= everything
+    if schedule.tail == "drop":
+        assert not padded
+    else:
+        assert set(valid) == everything
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_equal_steps_and_only_the_last_may_be_short(schedule):
+    full = schedule.batch_size
+    for lane in range(schedule.lanes):
+        sizes = [len(step) for step in deliver(schedule, range(lane, lane + 1))]
+        assert len(sizes) == schedule.steps
+        assert all(size == full for size in sizes[:-1])
+        assert 1 <= sizes[-1] <= full
+        if schedule.tail != "partial":
+            assert sizes[-1] == full
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules())
+def test_any_world_size_sees_the_same_rows_in_the_same_global_step(schedule):
+    whole = deliver(schedule, range(schedule.lanes))
+    for world_size in (w for w in range(1, schedule.lanes + 1) if schedule.lanes % w == 0):
+        ranks = [deliver(schedule, rank_lanes(schedule.lanes, r, world_size)) for r in range(world_size)]
+        joined = [list(itertools.chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
+        assert joined == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules(), st.data())
+def test_resuming_at_any_step_equals_iterating_there(schedule, data):
+    step = data.draw(st.integers(0, schedule.steps))
+    lanes = rank_lanes(schedule.lanes, 0, 1)
+    assert deliver(schedule, lanes, first_step=step) == deliver(schedule, lanes)[step:]
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules())
+def test_blocks_tile_their_lane(schedule):
+    for lane in range(schedule.lanes):
+        start, stop = schedule.lane_bounds(lane)
+        blocks = list(schedule.blocks(lane, everything=True))
+        if start == stop:
+            assert [b.rows for b in blocks] == [1]
+            continue
+        assert blocks[0].start == start
+        assert blocks[-1].start + blocks[-1].rows == stop
+        for block, following in itertools.pairwise(blocks):
+            assert block.start + block.rows == following.start
+            assert block.rows >= schedule.block_rows
+        for block in blocks:
+            assert sum(p.stop - p.start for p in block.pieces) == block.rows
+            last = block.pieces[-1]
+            assert block.rows - (last.stop - last.start) < schedule.block_rows
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**63 - 1))
+def test_permutation_is_one(size, seed):
+    assert np.array_equal(np.sort(permutation(size, "rows", seed)), np.arange(size))
+
+
+def test_permutation_is_frozen():
+    """Golden values: another order would silently break every stored state."""
+    assert permutation(10, "splits", 0, 0).tolist() == GOLDEN
+    assert permutation(10, "splits", 0, 1).tolist() != GOLDEN
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(0, 99))
+def test_runs_stay_together(lengths, seed):
+    starts = np.cumsum([0, *lengths[:-1]])
+    rows = sum(lengths)
+    order = permuted_rows(rows, starts, "rows", seed)
+    assert np.array_equal(np.sort(order), np.arange(rows))
+    run = np.repeat(np.arange(len(lengths)), lengths)[order]
+    assert np.count_nonzero(np.diff(run)) == len(lengths) - 1
+    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    assert set(order[breaks]) <= set(starts.tolist())
+
+
+def test_epochs_and_seeds_differ_and_shuffle_off_keeps_the_order():
+    common = {"split_rows": np.full(50, 10), "lanes": 1, "batch_size": 10, "tail": "drop", "block_rows": 20}
+    orders = {
+        (seed, epoch): tuple(Schedule(**common, shuffle=True, seed=seed, epoch=epoch).order)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(set(orders.values())) == 4
+    assert Schedule(**common, shuffle=False, seed=0, epoch=3).order.tolist() == list(range(50))
+
+
+def test_clear_errors():
+    with pytest.raises(PlanError, match="no rows"):
+        Schedule(
+            split_rows=np.array([0, 0]), lanes=1, batch_size=1, tail="pad", block_rows=1, shuffle=False, seed=0, epoch=0
+        )
+    with pytest.raises(PlanError, match="fewer rows than one global step: got 7 rows, expected at least 8"):
+        Schedule(
+            split_rows=np.array([7]), lanes=2, batch_size=4, tail="drop", block_rows=1, shuffle=False, seed=0, epoch=0
+        )
+    with pytest.raises(PlanError, match="3 ranks for 4 lanes, expected one of 1, 2, 4"):
+        rank_lanes(4, 0, 3)
+    with pytest.raises(PlanError, match="rank is out of range"):
+        rank_lanes(4, 4, 4)

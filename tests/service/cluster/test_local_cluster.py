@@ -1,0 +1,82 @@
+"""What listens on this machine for a pipeline's own cluster, and who may connect."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from distributed import Client, Security
+from pipelines import descendants
+
+from feedline.errors import ClusterError
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec.sections import ClusterSpec
+
+
+@contextmanager
+def cluster_of(**keys: object) -> Iterator[Cluster]:
+    with closing(Cluster(ClusterSpec.model_validate(keys), threads=1)) as cluster:
+        cluster.check_workers()
+        yield cluster
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses on which this process and its children listen."""
+    processes = [psutil.Process(pid) for pid in (os.getpid(), *descendants())]
+    found = [each for process in processes for each in process.net_connections("inet")]
+    return {(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def speaks_http(address: tuple[str, int]) -> bool:
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        try:
+            return connection.recv(4) == b"HTTP"
+        except ConnectionResetError:
+            return False
+
+
+def test_threads_without_pages_listen_nowhere():
+    before = listening()
+    with cluster_of(dashboard=False) as cluster:
+        assert cluster.dashboard is None
+        cluster.load_dashboard()
+        assert cluster.client.submit(sum, [1, 2]).result() == 3
+        assert listening() == before
+    with cluster_of() as cluster:
+        opened = listening() - before
+        assert {host for host, _ in opened} == {"127.0.0.1"}
+        assert f"http://127.0.0.1:{urlsplit(cluster.dashboard).port}/status" == cluster.dashboard
+        assert all(speaks_http(address) for address in opened)
+
+
+def test_worker_processes_with_a_temporary_key():
+    """Scheduler, nanny and worker listen, on loopback; none of them to who has no key, and none speaks HTTP."""
+    before = listening()
+    with cluster_of(workers=1, tls="temporary", dashboard=False) as cluster:
+        client = cluster.client
+        assert client.submit(sum, [1, 2]).result() == 3
+        address = client.scheduler.address
+        workers = [worker["nanny"] for worker in client.scheduler_info()["workers"].values()]
+        workers += list(client.scheduler_info()["workers"])
+        assert [each.split("://")[0] for each in (address, *workers)] == ["tls"] * 3
+        opened = listening() - before
+        assert {f"tls://{host}:{port}" for host, port in opened} == {address, *workers}
+        assert {host for host, _ in opened} == {"127.0.0.1"}
+        assert not any(speaks_http(each) for each in opened)
+        for stranger in (Security(), Security.temporary()):
+            where = address if stranger.require_encryption else address.replace("tls://", "tcp://")
+            with pytest.raises((OSError, TypeError)):
+                Client(where, security=stranger, timeout=1, set_as_default=False)
+
+
+def test_a_temporary_key_without_the_package_that_makes_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    with pytest.raises(ClusterError, match=r"temporary cannot make a key: .* pip install 'feedline\[tls\]'"):
+        Cluster(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1)

@@ -1,0 +1,462 @@
+"""Do a stream's blocks arrive, whatever happens to scheduler, workers and tasks? On workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import LocalCluster, get_worker
+from distributed.comm import CommClosedError
+from pipelines import eventually
+
+from feedline.blocks.compute import BlockResult
+from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
+from feedline.planning.schedule import Block
+from feedline.service.cluster.cluster import Cluster
+from feedline.service.dispatch import attempts
+from feedline.service.dispatch.delivery import Delivery, DeliveryStats
+from feedline.service.dispatch.window import Window
+from feedline.spec.sections import ClusterSpec
+
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalCluster]:
+    """A scheduler and three workers with a thread each, reached over TCP as if they were elsewhere."""
+    with LocalCluster(
+        n_workers=3,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp://",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        memory_limit=0,
+        silence_logs=logging.CRITICAL,
+    ) as cluster:
+
+        async def beat() -> None:
+            await asyncio.gather(*(worker.heartbeat() for worker in cluster.workers.values()))
+            await cluster.scheduler.broadcast(msg={"op": "identity"})
+
+        cluster.sync(beat)  # opens the connections that a worker keeps: a test must not seem to leave them behind
+        yield cluster
+
+
+@pytest.fixture
+def cluster(workers: LocalCluster) -> Iterator[Cluster]:
+    with contextlib.closing(Cluster(ClusterSpec(scheduler=workers.scheduler_address, wait_s=30), threads=1)) as cluster:
+        cluster.client.wait_for_workers(3, timeout=30)
+        yield cluster
+
+
+class Stream:
+    """A lane of blocks, a step each, computed by a function of (block index, key)."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, work: Callable[[int, str], Any]) -> None:
+        Stream.work = staticmethod(work)
+        monkeypatch.setattr(attempts, "run_block", run)
+        self.cluster = cluster
+        self.woken = threading.Event()
+
+    def open(self, name: str, blocks: int, **options: Any) -> Delivery:
+        made = (Block(lane=0, index=n, first_step=n, last_step=n, **BLOCK) for n in range(blocks))
+        defaults = {"window": Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=4)}
+        return Delivery(
+            self.cluster,
+            SimpleNamespace(digest=name),  # what every task is given
+            None,
+            name=name,
+            blocks=made,
+            request=lambda block: SimpleNamespace(index=block.index, rows=ROWS),
+            wake=self.woken.set,
+            stats=DeliveryStats(),
+            **{**defaults, **options},
+        )
+
+    def read(self, delivery: Delivery, steps: range) -> list[Any]:
+        """What the steps get, in order."""
+        read = []
+        for step in steps:
+            delivery.pump(step)
+
+            def arrived(step: int = step) -> Any:
+                self.cluster.look(waiting=True)
+                delivery.look(starved=True)
+                return delivery.get(0, step)
+
+            rows = eventually(arrived)
+            assert rows is not None, f"block {step} never came"
+            read.append(rows[0].value)
+            delivery.drop(step)
+        return read
+
+
+BLOCK: dict[str, Any] = {"start": 0, "rows": ROWS, "pieces": ()}
+
+
+def run(job: Any, request: Any, key: str, packed: bool) -> BlockResult:
+    """Instead of a block's own task."""
+    value = Stream.work(request.index, key)
+    return BlockResult(
+        key=key,
+        rows=ROWS,
+        parts=(SimpleNamespace(value=value, nbytes=8),),
+        image=None,
+        read_s=0,
+        transform_s=0,
+        encode_s=0,
+        nbytes_read=0,
+        quality=None,
+    )
+
+
+def test_a_client_that_has_given_up_is_replaced(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Dask's client closes when its scheduler is away for ten seconds: blocks wait until there is another."""
+    stream = Stream(cluster, monkeypatch, lambda index, key: index * index)
+    delivery = stream.open("given-up", 20)
+    assert stream.read(delivery, range(5)) == [0, 1, 4, 9, 16]
+    cluster.client.close()
+    assert not cluster.alive()
+    assert cluster.threads() >= 1
+    delivery.drop(5)
+    delivery.pump(6)
+    assert delivery.get(0, 9) is None
+    assert stream.read(delivery, range(6, 20)) == [n * n for n in range(6, 20)]
+    assert cluster.connection.number == 1
+    delivery.close()
+
+
+def test_a_scheduler_that_stays_away_is_an_error_where_somebody_waits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    seconds = iter(range(1000))
+    cluster.connection._clock = lambda: float(next(seconds))
+    monkeypatch.setattr(cluster.connection, "_search_scheduler", lambda: None)
+    cluster.client.close()
+    for _ in range(50):
+        cluster.look(waiting=False)
+    for _ in range(30):
+        cluster.look(waiting=True)
+    with pytest.raises(ClusterError, match=f"no Dask scheduler answers at {cluster._spec.scheduler}: got none for 30"):
+        cluster.look(waiting=True)
+
+
+# -- workers that are slow, dark or broken ------------------------------------------------------------------------
+
+
+def here() -> str:
+    """Which worker runs this."""
+    return str(get_worker().address)
+
+
+def settled(stream: Stream, delivery: Delivery, count: int) -> bool:
+    """Whether so many blocks arrive."""
+
+    def arrived() -> bool:
+        delivery.look()
+        return delivery.stats.blocks >= count
+
+    return bool(eventually(arrived))
+
+
+def test_a_worker_that_goes_dark_holds_back_its_own_blocks_only(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Its blocks are finished, and cannot be fetched: six of eighteen, more than a client fetches at once."""
+    dark = workers.workers[0]
+    light = asyncio.Event()
+    answer = dark.handlers["get_data"]
+
+    async def get_data(*arguments: Any, **options: Any) -> Any:
+        await light.wait()
+        return await answer(*arguments, **options)
+
+    monkeypatch.setitem(dark.handlers, "get_data", get_data)
+    stream = Stream(cluster, monkeypatch, lambda index, key: here())
+    delivery = stream.open("dark", 18, window=Window(lanes=18, memory_bytes=1 << 30))
+    delivery.pump(0)
+    assert eventually(lambda: sum(len(worker.data) for worker in workers.workers.values()) == 18), "all are finished"
+    of_others = 18 - len(dark.data)
+    assert 0 < len(dark.data) < 18
+    assert settled(stream, delivery, of_others)
+    dark.loop.add_callback(light.set)
+    assert settled(stream, delivery, 18)
+    delivery.close()
+
+
+def test_a_block_that_hangs_is_computed_elsewhere_once_it_is_needed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Another attempt's result wins; what the first one makes later goes nowhere."""
+    hang, places = threading.Event(), {}
+
+    def work(index: int, key: str) -> str:
+        if index in (2, 3):
+            places.setdefault(index, []).append(here())
+            if len(places[index]) == 1:
+                hang.wait(9)
+                return "late"
+        return "first"
+
+    stream = Stream(cluster, monkeypatch, work)
+    now_s = [100.0]
+    delivery = stream.open("hang", 10, clock=lambda: now_s[0])
+    assert stream.read(delivery, range(2)) == ["first"] * 2
+    delivery.pump(2)
+    assert eventually(lambda: len(places) == 2)
+    assert settled(stream, delivery, 4)
+    now_s[0] += 29
+    delivery.look(starved=True)
+    now_s[0] += 2
+    delivery.look(starved=False)
+    assert delivery.stats.resubmitted == 0, "not yet; not while the trainer has something to do"
+    delivery.look(starved=True)
+    delivery.look(starved=True)
+    assert delivery.stats.resubmitted == 1, "once; the other one is not needed"
+    assert stream.read(delivery, range(2, 4)) == ["first"] * 2
+    hang.set()
+    assert stream.read(delivery, range(4, 10)) == ["first"] * 6
+    assert delivery.stats.blocks == 10
+    assert all(first != second for first, second in places.values())
+    assert "it is computed elsewhere, too" in caplog.text
+    delivery.close()
+
+
+def test_nothing_is_computed_twice_where_there_is_one_worker(monkeypatch: pytest.MonkeyPatch):
+    hang, calls = threading.Event(), []
+
+    def work(index: int, key: str) -> int:
+        calls.append(key)
+        hang.wait(9)
+        return index
+
+    with contextlib.closing(Cluster(ClusterSpec(threads=2), threads=2)) as cluster:
+        cluster.check_workers()
+        stream = Stream(cluster, monkeypatch, work)
+        now_s = [0.0]
+        delivery = stream.open("alone", 2, clock=lambda: now_s[0])
+        delivery.pump(0)
+        assert eventually(lambda: len(calls) == 2)
+        now_s[0] = 1000.0
+        delivery.look(starved=True)
+        hang.set()
+        assert stream.read(delivery, range(2)) == [0, 1]
+        assert (len(calls), delivery.stats.resubmitted) == (2, 0)
+        delivery.close()
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), RuntimeError("no such library"), DataError("bits rot")])
+def test_a_bad_worker_gets_no_blocks_for_a_while(
+    workers: LocalCluster,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+):
+    bad, failed = workers.workers[1].address, []
+
+    def work(index: int, key: str) -> int:
+        if here() == bad:
+            failed.append(index)
+            raise error
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    delivery = stream.open(f"bad-{type(error).__name__}", 60)
+    assert stream.read(delivery, range(12)) == list(range(12))
+    before = len(failed)
+    assert 0 < before <= 4, "those that were in flight when the first one failed"
+    assert stream.read(delivery, range(12, 60)) == list(range(12, 60))
+    assert len(failed) == before
+    assert caplog.text.count("gets no blocks for 300 s") == 1
+    assert bad in caplog.text
+    delivery.close()
+
+
+def refuse(errors: dict[str, Exception], dask_worker: Any) -> None:
+    """Instead of a check of versions or artifacts."""
+    if dask_worker.address in errors:
+        raise errors[dask_worker.address]
+
+
+def test_checks_leave_out_those_that_fail_them(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    unfit, leaving, fit = (worker.address for worker in workers.workers.values())
+    cluster._examine(refuse, {leaving: CommClosedError("closed")})
+    assert cluster.allowed() is None, "a worker that leaves meanwhile is no error, and has done nothing wrong"
+    cluster._examine(refuse, {unfit: ClusterError("another numpy"), leaving: CommClosedError("closed")})
+    cluster._examine(refuse, {unfit: ClusterError("another numpy")})
+    assert cluster.allowed() == {leaving, fit}
+    assert caplog.text.count("another numpy") == 1
+    stream = Stream(cluster, monkeypatch, lambda index, key: here())
+    delivery = stream.open("checked", 12)
+    assert unfit not in stream.read(delivery, range(12))
+    assert unfit not in set(cluster.map(lambda _: here(), list(range(6))))
+    delivery.close()
+    with pytest.raises(ClusterError, match="another numpy"):
+        cluster._examine(refuse, dict.fromkeys((unfit, leaving, fit), ClusterError("another numpy")))
+
+
+def test_an_unfit_worker_is_left_out_at_once_and_is_an_error_where_there_is_no_other(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    bad, failed = {workers.workers[2].address}, []
+
+    def work(index: int, key: str) -> int:
+        if here() in bad:
+            failed.append(index)
+            raise ClusterError("another polars")
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    delivery = stream.open("unfit", 40)
+    assert stream.read(delivery, range(20)) == list(range(20))
+    assert 0 < len(failed) <= 4
+    bad |= {worker.address for worker in workers.workers.values()}
+    with pytest.raises(ClusterError, match=r"^another polars$"):
+        stream.read(delivery, range(20, 40))
+    delivery.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DataError("a null in row 7"), r"^a null in row 7$"),
+        (StoreError("503 again and again"), r"^503 again and again$"),
+        (OSError("no route"), r"block twice-OSError-l0-b3 failed on .*: OSError: no route$"),
+        (KeyError("a bug"), r"block twice-KeyError-l0-b3 failed on .*: KeyError: 'a bug'$"),
+    ],
+)
+def test_two_workers_that_agree_are_right(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+):
+    failed = []
+
+    def work(index: int, key: str) -> int:
+        if index == 3:
+            failed.append(here())
+            raise error
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    delivery = stream.open(f"twice-{type(error).__name__}", 10)
+    raised = type(error) if isinstance(error, FeedlineError) else ClusterError
+    with pytest.raises(raised, match=expected):
+        stream.read(delivery, range(10))
+    assert len(failed) == len(set(failed)) == 2
+    delivery.close()
+
+
+def test_an_error_of_a_later_block_comes_when_that_is_needed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Whichever block is done first: the steps before it are delivered, and asked again it is an error again."""
+    failed = threading.Event()
+
+    def work(index: int, key: str) -> int:
+        if index == 2:
+            raise DataError("no rows there")
+        assert failed.wait(timeout=30)
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    delivery = stream.open("later", 6)
+    delivery.pump(0)
+    eventually(lambda: delivery.get(0, 0) is None and delivery._work[0, 2].error)
+    failed.set()
+    assert stream.read(delivery, range(2)) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(DataError, match="no rows there"):
+            stream.read(delivery, range(2, 3))
+    delivery.close()
+
+
+def test_a_block_that_may_run_nowhere_any_more_is_submitted_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """It was bound to workers that have left since."""
+    stream = Stream(cluster, monkeypatch, lambda index, key: index)
+    delivery = stream.open("bound", 3)
+    gone = frozenset({"tcp://127.0.0.1:1"})
+    monkeypatch.setattr(cluster, "allowed", lambda: gone)
+    delivery.pump(0)
+    monkeypatch.undo()
+    monkeypatch.setattr(attempts, "run_block", run)
+    assert delivery.get(0, 0) is None
+    assert stream.read(delivery, range(3)) == [0, 1, 2]
+    assert delivery.stats.resubmitted >= 1
+    delivery.close()
+
+
+# -- windows and priorities ---------------------------------------------------------------------------------------
+
+
+def test_the_window_follows_the_workers_and_asks_the_scheduler_nothing(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """As many blocks as one call of `pump` submits, epochs long; the client hears of the totals by itself."""
+    asked = []
+    for name in ("identity", "ncores"):
+        answer = workers.scheduler.handlers[name]
+
+        def counted(*arguments: Any, name: str = name, answer: Any = answer, **options: Any) -> Any:
+            asked.append((name, options.get("n_workers", 0)))
+            return answer(*arguments, **options)
+
+        monkeypatch.setitem(workers.scheduler.handlers, name, counted)
+    stream = Stream(cluster, monkeypatch, lambda index, key: index)
+    delivery = stream.open("window", 400, window=Window(lanes=1, memory_bytes=1 << 30))
+    delivery.pump(0)
+    assert delivery.in_flight == 3, "one per thread, before anybody knows how large they are"
+    assert stream.read(delivery, range(40)) == list(range(40))
+    assert delivery.in_flight == 2 * 3 + 1 - 1
+    monkeypatch.setattr(cluster.connection, "_totals", lambda: {"n_workers": 64, "total_threads": 64})
+    delivery.pump(40)
+    assert delivery.in_flight == 2 * 64 + 1
+    assert all(question == ("identity", 0) for question in asked), "totals, every two seconds"
+    delivery.close()
+
+
+def test_jobs_of_different_ages_share_a_cluster(
+    workers: LocalCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """What is needed first is computed first: an old job's next block before a new one's later ones."""
+    begin, order = threading.Event(), []
+    lock = threading.Lock()
+
+    def work(index: int, key: str) -> int:
+        begin.wait(60)
+        with lock:
+            order.append((key.split("-")[2], index))
+        return index
+
+    stream = Stream(cluster, monkeypatch, work)
+    everything = Window(lanes=100, memory_bytes=1 << 30)
+    blocker = stream.open("blocker", 3, window=everything)
+    blocker.pump(0)
+    assert eventually(lambda: sum(len(worker.state.executing) for worker in workers.workers.values()) == 3)
+    old = stream.open("old", 130, window=Window(lanes=1, memory_bytes=1 << 30, fixed_blocks=30))
+    for _ in range(100):
+        old._next = next(old._blocks)
+    new = stream.open("new", 30, window=everything)
+    step = old._next.first_step
+    clock = iter(range(10_000))
+    old._wall_clock = new._wall_clock = lambda: 1e9 + next(clock) * 1e-3
+    old._largest = new._largest = 1
+    old.pump(step, step_s=0.1)  # a step in 0.1 s, a block each
+    new.pump(0)  # nobody knows yet
+    names = ("-old-", "-new-")
+    assert eventually(lambda: sum(any(n in key for n in names) for key in list(workers.scheduler.tasks)) == 60)
+    begin.set()
+    assert settled(stream, old, 30)
+    assert settled(stream, new, 30)
+    ran = [name for name, _ in order if name != "blocker"]
+    assert "old" in ran[:6], "what it needs now"
+    assert ran[:31].count("new") >= 20, "and then what the new one needs, which may be everything"
+    assert [index for name, index in order if name == "old"][-1] >= 127, "in the plan's order, but for threads"
+    for delivery in (blocker, old, new):
+        delivery.close()

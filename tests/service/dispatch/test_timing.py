@@ -1,0 +1,77 @@
+"""When is a block due, when overdue, and how many are in flight? Decided on values."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from feedline.service.dispatch.timing import HORIZON_S, Pace, Priorities, overdue_after_s
+from feedline.service.dispatch.window import Window
+
+
+def test_a_pace_is_the_trainers_own():
+    pace = Pace()
+    assert pace.step_s == 0
+    now_s = waited_s = 0.0
+    for step in range(20):
+        pace.step(now_s, waited_s)
+        now_s += 0.25 + (3 if step % 2 else 0)  # it computes, and waits for a block every other time
+        waited_s += 3 if step % 2 else 0
+    assert pace.step_s == pytest.approx(0.25)
+    pace.step(now_s + 600, waited_s)  # an evaluation
+    assert pace.step_s == pytest.approx(0.25)
+
+
+def test_earlier_is_first_whichever_job_it_is():
+    old, new = Priorities(), Priorities()
+    old.begin(1_000_000, 0.1, 0)
+    new.begin(0, 0, 0)
+    now_s = 1.7e9
+    assert old.next(1_000_000, now_s) == new.next(0, now_s), "both are needed now"
+    assert old.next(1_000_020, now_s) < new.of(0, now_s + 1.9), "in two seconds: behind what is needed before"
+    assert old.of(1_000_020, now_s) > new.of(0, now_s + 2.1), "and before what is needed after"
+    assert old.of(1_009_000, now_s) == -round((now_s + HORIZON_S) * 1000), "never later than the horizon"
+
+
+def test_a_streams_blocks_never_tie():
+    priorities = Priorities()
+    priorities.begin(0, 0, 0)
+    made = [priorities.next(step, 5.0) for step in range(100)]
+    assert all(before > after for before, after in pairwise(made))
+    assert made[-1] == -5000 - 99, "a block is a millisecond behind the one before"
+    assert priorities.of(50, 5.0) == -5000, "a second attempt is needed now"
+
+
+def test_the_next_epochs_blocks_come_after_what_others_need():
+    ahead, other = Priorities(), Priorities()
+    ahead.begin(0, 0.1, HORIZON_S)
+    other.begin(7, 0, 0)
+    assert ahead.next(0, 100.0) < other.next(7, 100.0 + HORIZON_S - 0.1)
+
+
+def test_overdue():
+    assert overdue_after_s(0) == overdue_after_s(1) == 30
+    assert overdue_after_s(7) == 70
+
+
+@pytest.mark.parametrize(
+    ("lanes", "threads", "first", "then"),
+    [(1, 1, 1, 3), (1, 2, 2, 5), (1, 64, 5, 129), (8, 2, 8, 12), (64, 256, 68, 576)],
+)
+def test_windows(lanes: int, threads: int, first: int, then: int):
+    window = Window(lanes=lanes, memory_bytes=1000)
+
+    def fills(**known: int) -> int:
+        return next(blocks for blocks in range(10_000) if not window.has_room(blocks, threads=threads, **known))
+
+    assert fills(largest_bytes=0) == first
+    assert fills(largest_bytes=1) == min(then, 1000)
+    assert fills(largest_bytes=300) == min(then, 3)
+    assert fills(largest_bytes=2000) == 0, "then what is needed, and no more"
+
+
+def test_a_window_of_the_users():
+    window = Window(lanes=4, memory_bytes=1000, fixed_blocks=3)
+    assert [window.has_room(blocks, threads=100, largest_bytes=0) for blocks in (2, 3)] == [True, False]
+    assert [window.has_room(blocks, threads=100, largest_bytes=9) for blocks in (2, 3)] == [True, False]

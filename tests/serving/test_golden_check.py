@@ -1,0 +1,458 @@
+"""Do golden vectors prove an installation, and only one that computes the same?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import ended, ended_here
+from test_encoder import FEATURES, SCHEMA, TABLE
+from test_files import REFUSE
+
+from feedline import Pipeline
+from feedline.artifacts.fit_sets import FitRequest, FitSource
+from feedline.artifacts.type_records import load_types
+from feedline.blocks import environment
+from feedline.errors import CorruptFileError, SpecError
+from feedline.loader.encoding.arrow_table import arrow_table
+from feedline.planning.binding import fit_request
+from feedline.serving import golden_check
+from feedline.serving.encoder import Serving
+from feedline.serving.golden_check import check, compare, record, ulps_between
+from feedline.serving.golden_rows import ROWS_OF_SPLIT, made_up_rows
+from feedline.serving.golden_store import features_id, load_golden
+from feedline.spec import PipelineSpec, load_spec
+from feedline.warehouse.snapshot.snapshot import Snapshot
+
+NUMBERS = pa.array(np.arange(240))
+ROWS = pa.concat_tables([TABLE] * 60).append_column("number", NUMBERS).append_column("clicked", NUMBERS)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("t")
+    for part in range(3):
+        pq.write_table(ROWS.slice(80 * part, 80), folder / f"{part}.parquet", row_group_size=30)
+    return folder
+
+
+def written(folder: Path, table: Path, **features: Any) -> Path:
+    path = folder / "p.yaml"
+    document = {
+        "version": 1,
+        "name": "p",
+        "work_dir": "work",
+        "source": {"table": str(table)},
+        "features": features or FEATURES,
+        "batch": {"size": 8},
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, table: Path) -> Path:
+    return written(tmp_path, table)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "work" / "artifacts")
+
+
+def load_columns(folder: str) -> pa.Schema | None:
+    return load_types(folder, FitRequest(pipeline="p", source=FitSource(table=("elsewhere",))), ())
+
+
+def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[PipelineSpec, Snapshot, Any]:
+    pipeline = Pipeline.from_yaml(path, {"fit.golden": choice, **changes})
+    snapshot = pipeline.snapshot()
+    return pipeline.spec, snapshot, record(pipeline.spec, snapshot)
+
+
+def test_vectors_are_what_they_were_on_the_machine_that_made_them(path: Path, folder: str):
+    spec, snapshot, made = recorded(path)
+    assert made.real == 3 * ROWS_OF_SPLIT
+    assert made.rows.num_rows > made.real + 10
+    found = load_golden(folder, fit_request(spec), Serving(spec).features)
+    assert found is not None
+    assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
+    assert (found.real, found.made, found.made.snapshot) == (made.real, made.made, snapshot.id)
+    assert found.rows.schema.types == [SCHEMA.field(name).type for name in found.rows.schema.names]
+    checked = check(spec)
+    assert (checked.passed, checked.differences, checked.other, checked.ulps) == (True, (), (), 0)
+    assert checked.text() == f"passed: {made.rows.num_rows} rows of 8 features: every bit is the same"
+    columns = load_columns(folder)
+    assert columns is not None
+    assert columns.equals(snapshot.schema)
+
+
+def test_real_rows_are_the_first_of_each_split(path: Path, folder: str):
+    _, _, made = recorded(path)
+    expected = [row for part in range(3) for row in range(80 * part, 80 * part + ROWS_OF_SPLIT)]
+    names = made.rows.schema.names
+    assert made.rows.slice(0, made.real).equals(ROWS.take(pa.array(expected)).select(names))
+
+
+def test_real_rows_are_rows_that_training_sees(path: Path, folder: str):
+    _, _, made = recorded(path, **{"source.where": "number >= 100 and item > 0"})
+    assert 0 < made.real < 3 * ROWS_OF_SPLIT
+    assert min(made.rows["item"].slice(0, made.real).to_pylist()) > 0
+
+
+def test_made_up_rows_hold_what_goes_wrong_first(path: Path, folder: str):
+    _, _, made = recorded(path)
+    edges = made.rows.slice(made.real)
+    prices = edges["price"].to_pylist()
+    assert None in prices
+    assert any(price is not None and math.isnan(price) for price in prices)
+    assert {math.inf, -math.inf} <= {*prices}
+    assert {2**31 - 1, -(2**31)} <= {*edges["item"].to_pylist()}
+    assert None in edges["ids"].to_pylist()
+    assert [] in edges["ids"].to_pylist()
+    assert any(row is not None and len(row) > len({*row}) for row in edges["ids"].to_pylist())
+    assert None not in edges["item"].to_pylist(), "nothing fills it"
+    assert not any(row is not None and None in row for row in edges["scores"].to_pylist())
+
+
+def test_synthetic_vectors_hold_no_value_of_the_table(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("rows of the table were read")
+
+    monkeypatch.setattr(golden_check, "real_rows", refuse)
+    spec, _, made = recorded(path, "synthetic")
+    assert (made.real, made.rows.num_rows > 40) == (0, True)
+    assert not {*ROWS["word"].to_pylist()} - {"", "a"} & {*made.rows["word"].to_pylist()}
+    assert check(spec).passed
+
+
+def test_no_vectors_but_types(path: Path, folder: str):
+    spec, snapshot, made = recorded(path, "none")
+    assert made is None
+    assert load_columns(folder) == snapshot.schema
+    with pytest.raises(SpecError, match=r"no golden vectors of these features are in .*artifacts: .* `feedline fit`"):
+        check(spec)
+
+
+def test_features_that_no_made_up_row_fits(tmp_path: Path, table: Path, folder: str):
+    path = written(tmp_path, table, sparse={"scores": [{"vector": 5}, {"clip": {"max": 1}}]})
+    spec, _, made = recorded(path, "synthetic")
+    assert made is None
+    assert load_golden(folder, fit_request(spec), Serving(spec).features) is None
+
+
+def test_other_features_have_vectors_of_their_own(tmp_path: Path, path: Path, table: Path):
+    spec, _, _ = recorded(path)
+    other, _, _ = recorded(written(tmp_path, table, dense={"price": [{"fill_null": 1}]}))
+    assert features_id(spec.features) != features_id(other.features)
+    assert check(spec).passed
+    assert check(other).passed
+    changed = load_spec(written(tmp_path, table), {"features.dense.price": [{"fill_null": 2}]})
+    with pytest.raises(SpecError, match="no golden vectors of these features"):
+        check(changed)
+
+
+def test_vectors_of_more_features_prove_fewer(tmp_path: Path, path: Path, table: Path):
+    recorded(path)
+    fewer = {group: FEATURES[group] for group in ("sparse", "categorical")}
+    checked = check(load_spec(written(tmp_path, table, **fewer), {}))
+    assert (checked.passed, checked.features) == (True, 5)
+
+
+def test_a_function_of_the_users_is_part_of_what_names_features(tmp_path: Path, table: Path):
+    module = tmp_path / "priced.py"
+    module.write_text("def doubled(x):\n    return x * 2\n")
+    doubled = {"python": {"function": "priced:doubled", "gives": "float32"}}
+    path = written(tmp_path, table, dense={"price": [{"fill_null": 0}, doubled]})
+    spec, _, made = recorded(path, allow_code=True)
+    assert made.real
+    assert check(spec).passed
+
+
+def test_rows_that_are_not_wanted_any_more_are_deleted(path: Path, folder: str):
+    recorded(path)
+    assert len([*Path(folder, "serving").glob("*/*")]) == 4
+    recorded(path, "none")
+    assert [each.name.partition(".")[2] for each in Path(folder, "serving").glob("*/*")] == ["columns.parquet"]
+
+
+def test_vectors_are_made_anew_when_something_has_changed(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+    real = golden_check.save_golden
+    monkeypatch.setattr(golden_check, "save_golden", lambda *given: (made.append(1), real(*given)))
+    for _ in range(2):
+        recorded(path)
+    assert len(made) == 1
+    recorded(path, "synthetic")
+    recorded(path, "synthetic")
+    assert len(made) == 2
+    monkeypatch.setattr(golden_check, "local_environment", lambda: (("machine", "elsewhere"),))
+    recorded(path, "synthetic")
+    assert len(made) == 3
+
+
+def test_instructions_that_are_off_are_another_environment(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Equal processors compute with what is enabled; vectors of older releases did not record it."""
+    spec, _, made = recorded(path)
+    assert check(spec).ulps == 0
+    monkeypatch.setattr(environment, "instructions", lambda cpu: ("LESS",))
+    checked = check(spec)
+    assert checked.other == (("cpu", "LESS", made.made.environment["cpu"]),)
+    assert (checked.passed, checked.ulps) == (True, golden_check.ULPS)
+    older = {name: value for name, value in made.made.environment.items() if name not in ("cpu", "libc", "libm")}
+    other = replace(made, made=replace(made.made, environment=older))
+    monkeypatch.setattr(golden_check, "load_golden", lambda *_: other)
+    assert [(name, there) for name, _, there in check(spec).other] == [
+        (name, "not recorded") for name in ("libc", "libm", "cpu")
+    ]
+    assert check(spec).passed
+
+
+def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
+    """Each table's own; those of another place are asked only where no column in use differs."""
+    spec, snapshot, _ = recorded(path)
+    pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
+    other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
+    assert load_types(folder, fit_request(spec), {"price"}) == snapshot.schema
+    assert load_types(folder, fit_request(other), {"price"}) == pa.schema({"price": pa.float64(), "more": pa.int64()})
+    elsewhere = FitRequest(pipeline="p", source=FitSource(table=("elsewhere",)))
+    columns = load_types(folder, elsewhere, {"word", "more"})
+    assert columns is not None
+    assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())
+    with pytest.raises(
+        SpecError, match=r"column 'price' has another type in each table .* got (float|double) in .*, e"
+    ):
+        load_types(folder, elsewhere, {"price"})
+    assert load_types(folder, replace(elsewhere, pipeline="q"), {"price"}) is None
+
+
+def altered(folder: str, suffix: str, change: Any) -> None:
+    [file] = Path(folder, "serving").glob(f"*/*{suffix}")
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize("suffix", [".in.parquet", ".out.parquet", "columns.parquet", ".json"])
+def test_damaged_files_are_refused(path: Path, folder: str, suffix: str):
+    spec, _, _ = recorded(path)
+    altered(folder, suffix, lambda content: content[:-20])
+    with pytest.raises(CorruptFileError, match=r"does not hold what was written.* Make it anew with `feedline fit`"):
+        load_columns(folder) if suffix == "columns.parquet" else check(spec)
+    recorded(path)  # as the message says
+    assert load_columns(folder) is not None
+    assert check(spec).passed
+
+
+def test_another_format_is_refused(path: Path, folder: str):
+    spec, _, _ = recorded(path)
+    altered(folder, ".json", lambda content: content.replace(b'"format": 1', b'"format": 7'))
+    with pytest.raises(SpecError, match="are of another format: got 7, expected 1"):
+        check(spec)
+    recorded(path)
+    assert check(spec).passed
+
+
+def test_vectors_of_other_artifacts_are_refused(path: Path, folder: str):
+    spec, _, made = recorded(path)
+    price = made.made.fingerprints["price"]
+    altered(folder, ".json", lambda content: content.replace(price.encode(), b"0" * 64))
+    with pytest.raises(SpecError, match=rf"'price' are of other artifacts: .*{price[:32]}, expected 0{{32}}"):
+        check(spec)
+
+
+def nudged(table: pa.Table, name: str, row: int, change: Any) -> pa.Table:
+    values = table[name].to_pylist()
+    values[row] = change(values[row])
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+
+def up(value: float, ulps: int = 1) -> float:
+    for _ in range(ulps):
+        value = float(np.nextafter(np.float32(value), np.float32(np.inf)))
+    return value
+
+
+CHANGES: list[tuple[str, Any, int | None]] = [
+    ("price", up, 1),
+    ("price", lambda value: up(value, 5), 5),
+    ("price", lambda value: math.nan, None),
+    ("vector", lambda value: [value[0], up(value[1], 2)], 2),
+    ("item", lambda value: value + 1, None),
+    ("ids", lambda value: [*value, 5], None),
+    ("ids", lambda value: [value[0] + 1, *value[1:]], None),
+    ("scores", lambda value: [up(value[0], 3)], 3),
+    ("pairs", lambda value: [{"id": value[0]["id"], "weight": up(value[0]["weight"])}], 1),
+    ("pairs", lambda value: [{"id": 99, "weight": value[0]["weight"]}], None),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Any:
+    return recorded(written(tmp_path_factory.mktemp("m"), table))[2]
+
+
+@pytest.mark.parametrize(("name", "change", "apart"), CHANGES)
+def test_whatever_differs_is_found(made: Any, name: str, change: Any, apart: int | None):
+    row = 4  # the first of the four rows again
+    other = nudged(made.expected, name, row, change)
+    for allowed in (0, 4, 10):
+        [found] = compare(other, made.expected, ulps=allowed)
+        assert (found.feature, found.row, found.values) == (name, row, 1)
+        assert found.allowed is (apart is not None and apart <= allowed)
+        assert apart is None or found.ulps == apart
+        assert found.got == repr(other[name][row].as_py())
+        assert found.expected == repr(made.expected[name][row].as_py())
+        assert f"feature {name!r} at row {row}: got {found.got}, expected {found.expected} (1 values" in str(found)
+    assert compare(made.expected, made.expected, ulps=0) == ()
+
+
+def test_another_processor_may_differ_in_the_last_bits(path: Path, folder: str, monkeypatch: pytest.MonkeyPatch):
+    """The vectors say who made them; here somebody else did, whose logarithm ends in another bit."""
+    spec, _, made = recorded(path)
+    monkeypatch.setattr(golden_check, "local_environment", lambda: (("machine", "elsewhere"), ("polars", "9.9")))
+    assert check(spec).text().startswith("another environment than where the vectors were made: machine ")
+    real = golden_check.arrow_table
+
+    def nudging(ulps: int) -> None:
+        monkeypatch.setattr(
+            golden_check, "arrow_table", lambda *given: nudged(real(*given), "price", 0, lambda v: up(v, ulps))
+        )
+
+    nudging(2)
+    checked = check(spec)
+    assert checked.passed
+    assert "1 features differ by 2 ulps at most, 4 are allowed" in checked.text()
+    assert not check(spec, ulps=1).passed
+    assert ("machine", "elsewhere", made.made.environment["machine"]) in checked.other
+    nudging(5)
+    checked = check(spec)
+    assert not checked.passed
+    assert "differs: feature 'price' at row 0: got " in checked.text()
+    assert checked.text().endswith("1 features differ by more than 4 ulps")
+    assert check(spec, ulps=5).passed
+    monkeypatch.undo()
+    nudging(1)
+    assert not check(spec).passed, "the same environment has the same bits"
+
+
+floats = st.floats(width=32)
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=20))
+def test_ulps(pairs: list[tuple[float, float]]):
+    one, other = (np.array(side, np.float32) for side in zip(*pairs, strict=True))
+    found = ulps_between(one, other).tolist()
+    for a, b, apart in zip(one, other, found, strict=True):
+        if np.isnan(a) or np.isnan(b) or np.isinf(a) or np.isinf(b):
+            assert apart == (0 if a == b or (np.isnan(a) and np.isnan(b)) else golden_check._FAR)
+        elif apart < 50:
+            low, high = min(a, b), max(a, b)
+            steps = 0
+            while low < high or (low == high and np.signbit(low) and not np.signbit(high)):
+                low = np.float32(0.0) if low == 0 and np.signbit(low) else np.nextafter(low, np.float32(np.inf))
+                steps += 1
+            assert steps == apart or {a, b} == {0.0}
+        else:
+            assert a != b
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.string(), pa.large_binary(), pa.date32()),
+        *(pa.timestamp("ns", "Europe/Zurich"), pa.timestamp("s"), pa.duration("ms"), pa.time64("us")),
+        *(pa.decimal128(7, 2), pa.binary(3), pa.list_(pa.list_(pa.int8())), pa.large_list(pa.string())),
+        *(pa.list_(pa.float32(), 3), pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])),
+        *(pa.map_(pa.string(), pa.float32()), pa.dictionary(pa.int32(), pa.string()), pa.null()),
+    ],
+    ids=str,
+)
+def test_rows_of_any_type_are_made_up(kind: pa.DataType):
+    first = pa.table({"c": pa.array([None], kind)})
+    made = made_up_rows(first, 40, [(("c",), lambda rows: True)])
+    assert made.schema == first.schema
+    assert made.num_rows == 40
+    again = made_up_rows(first, 40, [(("c",), lambda rows: True)])
+    assert repr(made.to_pylist()) == repr(again.to_pylist())
+    assert pa.types.is_null(kind) or len({*map(repr, made["c"].to_pylist())}) > 2
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
+    """With an op that learns, on a host that has neither the table, nor Dask, nor torch."""
+    features = {**FEATURES, "categorical": {"item": [{"vocabulary": {"min_count": 1}}], "word": [{"hash_bucket": 50}]}}
+    home = tmp_path / "home"
+    home.mkdir()
+    path = written(home, table, **features)
+    fitted = ended_here("fit", path)
+    assert fitted.returncode == 0, fitted.stderr
+    assert f"golden vectors: {3 * ROWS_OF_SPLIT} rows of the table and " in fitted.stdout
+    away = tmp_path / "away"
+    shutil.copytree(home / "work" / "artifacts", away / "work" / "artifacts")
+    document = json.loads(path.read_text())
+    document["source"]["table"] = "gone"
+    (away / "p.yaml").write_text(json.dumps(document))
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(REFUSE)
+    python_path = os.pathsep.join([str(tmp_path / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    checked = ended("transform", away / "p.yaml", "--check", env=environment)
+    assert (checked.returncode, "every bit is the same" in checked.stdout) == (0, True), checked.stderr
+    rows = pa.table({**{name: ROWS[name] for name in SCHEMA.names}, "price": ROWS["price"].cast(pa.float64())})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    done = ended("transform", away / "p.yaml", tmp_path / "rows.parquet", tmp_path / "out.parquet", env=environment)
+    assert done.returncode == 0, done.stderr
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.equals(arrow_table(*Serving(load_spec(path, {})).encode(ROWS)))
+    [file] = Path(away, "work", "artifacts", "serving").glob("*/*.out.parquet")
+    wrong = nudged(pq.read_table(file), "item", 3, lambda value: value + 1)
+    pq.write_table(wrong, file)
+    [record] = Path(away, "work", "artifacts", "serving").glob("*/*.json")
+    facts = json.loads(record.read_text())
+    facts["sha256"]["out"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    record.write_text(json.dumps(facts))
+    failed = ended_here("transform", away / "p.yaml", "--check", "--json")
+    assert failed.returncode == 1
+    [difference] = json.loads(failed.stdout)["differences"]
+    assert (difference["feature"], difference["row"], difference["allowed"]) == ("item", 3, False)
+    said = ended_here("transform", away / "p.yaml", "--check").stdout
+    assert f"differs: feature 'item' at row 3: got {difference['got']}, expected {difference['expected']}" in said
+
+
+def test_fit_of_a_pipeline_that_learns_nothing(path: Path):
+    missing = ended_here("transform", path, "--check")
+    assert (missing.returncode, "no golden vectors of these features are in" in missing.stderr) == (2, True)
+    fitted = ended_here("fit", path, "--set", "fit.golden=synthetic")
+    assert "nothing to fit" in fitted.stdout
+    assert "golden vectors: 0 rows of the table and 64 made up" in fitted.stdout
+    assert ended_here("transform", path, "--check").returncode == 0
+    assert "golden vectors: none" in ended_here("fit", path, "--set", "fit.golden=none").stdout
+    for arguments in (
+        ("--check", "rows.parquet"),
+        (),
+        ("rows.parquet",),
+        ("rows.parquet", "out.parquet", "--ulps", "3"),
+    ):
+        assert ended_here("transform", path, *arguments).returncode == 2
+
+
+def test_what_is_not_fitted_says_which_command_helps(tmp_path: Path, table: Path):
+    path = written(tmp_path, table, categorical={"item": [{"vocabulary": {"min_count": 1}}]})
+    done = ended_here("transform", path, table, tmp_path / "out.parquet")
+    assert done.returncode == 2
+    assert "not fitted: item: vocabulary" in done.stderr
+    assert f"feedline fit {path}" in done.stderr

@@ -1,0 +1,289 @@
+"""Which bounds are read, refused and broken; when an epoch's counts are held against them, each row once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_pipeline_spec import MINIMAL, parse, refused
+
+from feedline.errors import DataError, SpecError
+from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.quality import Observer, Quality
+from feedline.loader.ring.channel import REPORT
+from feedline.loader.ring.reports import Told, report_packet
+from feedline.planning.schedule import Block
+from feedline.service.quality_monitor import Observed
+from feedline.spec import PipelineSpec
+from feedline.spec.expectations import MEASURES, Bound, broken
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.compile.fit_in_memory import fit_frames
+from feedline.transforms.registry.op import OpError
+
+SCHEMA = BatchSchema(
+    (
+        Column(name="x", group="dense", dtype="float32", arrow="float", offset=0),
+        Column(name="h", group="sparse", dtype="int64", arrow="list<int64>", offset=0),
+    )
+)
+
+
+def spec(expect: Any, group: str = "dense", **keys: Any) -> PipelineSpec:
+    text = MINIMAL.replace("{dense: {price: []}}", json.dumps({group: {"x": {"column": "x", "expect": expect}}}))
+    return parse(text + "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
+
+
+def bounds(**expect: str) -> tuple[Bound, ...]:
+    return spec(expect).features[0].expect
+
+
+def test_bounds_are_read_and_written():
+    text = "features: {sparse: {h: {column: c, expect: {null_rate: <= 0.05, list_length_mean: ['>= 5', < 1e2]}}}}"
+    [feature] = parse(MINIMAL.replace("features: {dense: {price: []}}", text)).features
+    assert feature.expect == (
+        Bound(measure="null_rate", sign="<=", value=0.05),
+        Bound(measure="list_length_mean", sign=">=", value=5),
+        Bound(measure="list_length_mean", sign="<", value=100.0),
+    )
+    assert feature.long_form()["expect"] == {"null_rate": ["<= 0.05"], "list_length_mean": [">= 5", "< 100.0"]}
+    whole = spec({"max": "< 3"}, on_expect="error", on_nonfinite="zero")
+    assert PipelineSpec.from_canonical(whole.canonical()) == whole
+    assert (whole.on_expect, whole.features[0].on_nonfinite) == ("error", "zero")
+
+
+@pytest.mark.parametrize(
+    ("group", "expect", "words"),
+    [
+        ("dense", {"null_rat": "<= 1"}, "null_rat: unknown measure: got 'null_rat', expected one of 'null_rate'"),
+        ("dense", {"null_rate": 0.05}, 'null_rate: must be a bound such as <= 0.05, < 1, ">= 0" or "> 0", or a list'),
+        ("dense", {"null_rate": 0.05}, "got 0.05. Write <= 0.05"),
+        ("dense", {"null_rate": "5%"}, "got '5%'"),
+        ("dense", {"null_rate": "<= 1e999"}, "got '<= 1e999'"),
+        ("dense", {"null_rate": "== 0"}, "got '== 0'"),
+        ("dense", {"null_rate": []}, "got a list"),
+        ("dense", {"null_rate": ["<= 1", 3]}, "expect.null_rate[1]: must be a bound"),
+        ("dense", {"list_length_p50": "<= 1"}, "dense features have no list_length_p50: expected one of null_rate"),
+        ("categorical", {"nonfinite": "<= 1"}, "categorical features have no nonfinite"),
+        ("extra", {"min": "<= 1"}, "extra features have no min: expected one of null_rate"),
+        ("dense", "<= 0.05", "expect: must be a mapping from measures to bounds: got '<= 0.05'. Write {null_rate"),
+    ],
+)
+def test_what_is_no_bound_is_refused(group: str, expect: Any, words: str):
+    with pytest.raises(SpecError) as caught:
+        spec(expect, group)
+    assert words in str(caught.value)
+    assert f"features.{group}.x.expect" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{column: x, on_nonfinite: drop}", "on_nonfinite: must be one of error, zero, keep: got 'drop'"),
+        (
+            "{column: x, expect: {min: >= 0}}",
+            "not YAML: found character '>' that cannot start any token. Quote the value",
+        ),
+        ("\n      column: x\n      expect:\n        min: >= 0\n", "a value that begins with > or |"),
+    ],
+)
+def test_other_errors_of_a_feature(body: str, words: str):
+    [message] = refused(MINIMAL.replace("{dense: {price: []}}", f"\n  dense:\n    x: {body}"))
+    assert words in message
+
+
+def test_ids_are_always_finite():
+    [message] = refused(MINIMAL.replace("dense: {price: []}", "categorical: {x: {column: x, on_nonfinite: zero}}"))
+    assert message.endswith("categorical features hold integers, which are always finite: remove it")
+
+
+def test_an_oov_rate_needs_an_op_that_looks_values_up():
+    features = spec({"oov_rate": "<= 0.1"}).features
+    with pytest.raises(
+        OpError, match=r"x: no ops: no op looks values up, so there is no oov_rate. Remove it"
+    ) as caught:
+        compile_features(features, pl.DataFrame({"x": [1.0]}).to_arrow().schema)
+    assert caught.value.path == ("features", "dense", "x", "expect", "oov_rate")
+
+
+def test_what_is_learnt_from_is_no_finished_value():
+    """The values behind `modulo` are observed; an expectation is of what `vocabulary` makes of them."""
+    feature = {"x": {"column": "x", "ops": [{"modulo": 10}, "vocabulary"], "expect": {"oov_rate": "<= 0.1"}}}
+    text = MINIMAL.replace("{dense: {price: []}}", json.dumps({"categorical": feature}))
+    frame = pl.DataFrame({"x": [11, 21, 2]})
+    features, schema = parse(text).features, frame.to_arrow().schema
+    compiled = compile_features(features, schema, fit_frames(features, schema, [frame]))
+    assert compiled.apply(frame)["x"].to_list() == [3, 3, 4]
+
+
+@given(st.sampled_from(["<=", "<", ">=", ">"]), st.floats(-9, 9), st.floats(-9, 9))
+def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: float):
+    bound = Bound(measure="max", sign=sign, value=value)
+    holds = {"<=": measured <= value, "<": measured < value, ">=": measured >= value, ">": measured > value}[sign]
+    assert (broken((bound,), {"max": measured}) == []) == holds
+    assert broken((bound,), {"max": None}) == []
+    assert broken((bound,), {}) == []
+
+
+def test_what_no_further_row_can_mend():
+    final = {
+        (measure, sign)
+        for measure in MEASURES
+        for sign in ("<=", ">")
+        if Bound(measure=measure, sign=sign, value=0).final
+    }
+    assert final == {("nonfinite", "<="), ("max", "<="), ("list_length_max", "<="), ("min", ">")}
+
+
+# -- an epoch ------------------------------------------------------------------------------------------------------
+
+
+def part(rows: int, *, nulls: int = 0, highest: float = 1.0) -> Quality:
+    observer = Observer(SCHEMA, [("x",), ("h",)])
+    observer.source(pl.DataFrame({"x": [None] * nulls + [0.5] * (rows - nulls), "h": [[1]] * rows}))
+    observer.floats(SCHEMA["x"], rows, (0.0, highest))
+    observer.integers(SCHEMA["h"], np.ones(rows, dtype=np.int64))
+    observer.lists(SCHEMA["h"], np.arange(rows + 1))
+    return observer.quality()
+
+
+def block(last_step: int) -> Block:
+    return Block(lane=0, index=last_step, start=0, rows=1, pieces=(), first_step=0, last_step=last_step)
+
+
+def epoch(on_expect: Any, enough_rows: int = 10**6, **expect: str) -> Observed:
+    observed = Observed(SCHEMA, spec(expect).features, on_expect, enough_rows=enough_rows)
+    observed.begin(4)
+    return observed
+
+
+def test_warnings_come_at_the_end_one_per_feature():
+    observed = epoch("warn", max="<= 1", null_rate="< 0.1", min=">= 0")
+    observed.add(0, [(block(0), part(10, nulls=2, highest=3.5))])
+    [text] = observed.end()
+    both = "got max 3.5, expected <= 1; got null_rate 0.2, expected < 0.1"
+    assert text == f"feature 'x' is not as expected in epoch 4: {both} (10 rows delivered)"
+    observed.begin(5)
+    observed.add(0, [(block(0), part(10))])
+    assert observed.end() == []
+
+
+def test_an_error_that_nothing_can_mend_comes_at_once():
+    observed = epoch("error", max="<= 1", null_rate="<= 0.1")
+    observed.add(0, [(block(0), part(10, nulls=5))])
+    with pytest.raises(
+        DataError, match=r"^feature 'x' is not as expected in epoch 4: got max 2, expected <= 1 \(12 rows"
+    ):
+        observed.add(1, [(block(1), part(2, highest=2.0))])
+
+
+def test_other_errors_come_when_there_are_enough_rows():
+    observed = epoch("error", enough_rows=100, null_rate="<= 0.1")
+    observed.add(0, [(block(0), part(50, nulls=25))])
+    with pytest.raises(DataError, match=r"got null_rate 0\.25, expected <= 0\.1 \(100 rows delivered\)"):
+        observed.add(1, [(block(1), part(50))])
+    mended = epoch("error", enough_rows=100, null_rate="<= 0.1")
+    mended.add(0, [(block(0), part(50, nulls=5))])
+    mended.add(1, [(block(1), part(60))])
+    assert mended.end() == []
+
+
+def test_an_error_at_the_end():
+    observed = epoch("error", null_rate="<= 0.1")
+    observed.add(0, [(block(0), part(50, nulls=25))])
+    with pytest.raises(DataError, match=r"got null_rate 0\.5, expected <= 0\.1"):
+        observed.end()
+
+
+def rows_of(observed: Observed) -> int:
+    assert observed.total is not None
+    return observed.total.rows
+
+
+def test_another_feeder_goes_on_and_counts_nothing_twice():
+    first = epoch("warn")
+    first.add(0, [(block(0), part(10)), (block(0), part(11))])
+    first.add(1, [])
+    first.add(2, [(block(2), part(20))])
+    told = Told()
+    told.hear(report_packet(7, {"batches": 3}, first.seen()))
+    assert told.stats == {"batches": 3}
+    assert told.quality is not None
+    assert told.quality.rows == 41
+    second = epoch("warn")
+    second.begin(4, told.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
+    second.add(1, [(block(1), part(99))])
+    second.add(2, [(block(2), part(20))])
+    second.add(3, [(block(3), part(30))])
+    assert rows_of(second) == 71
+    assert second.seen() is not None
+    assert second.seen()["through"] == 3
+    told.hear(report_packet(8, {}, second.seen()))
+    assert told.quality.rows == 71
+
+
+def test_counts_outlive_successors_that_die_before_they_speak():
+    told = Told()
+    observed = epoch("warn")
+    observed.add(0, [(block(0), part(10))])
+    told.hear(report_packet(1, {}, observed.seen()))
+    handed = told.hand_over(1, 2)
+    assert told.hand_over(2, 3) == handed
+    told.hear(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
+    assert told.quality is not None
+    assert told.quality.rows == 10
+    last = epoch("warn")
+    last.begin(4, told.hand_over(3, 4))
+    told.hear(report_packet(1, {}, observed.seen()))  # the first one's last words, late: they are counted in its heir's
+    assert told.quality.rows == 10
+    last.add(1, [(block(1), part(5))])
+    told.hear(report_packet(4, {}, last.seen()))
+    assert told.quality.rows == 15
+
+
+def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
+    observed = epoch("warn")
+    observed.add(0, [(block(0), part(10))])
+    seen = observed.seen()
+    observed.add(1, [(block(1), part(5))])
+    observed.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
+    observed.add(1, [(block(1), part(5))])
+    assert rows_of(observed) == 15
+    observed.begin(5)
+    observed.begin(5, {**seen, "through": 0})
+    assert rows_of(observed) == 25
+
+
+def test_what_is_kept_of_epochs_does_not_grow_with_them():
+    told = Told()
+    for stream in range(1, 50):
+        observed = epoch("warn")
+        for rows in (3, 7):
+            observed.add(rows, [(block(rows), part(rows))])
+            told.hear(report_packet(stream, {}, observed.seen()))
+        assert told.quality is not None
+        assert told.quality.rows == 10 * stream
+        assert len(told._counted[1]) == 1
+
+
+def test_a_report_is_parsed_when_somebody_asks():
+    told = Told()
+    told.hear(REPORT.pack(b"S", 1, 4) + b"{..." + b"not json")
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = told.stats
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = told.quality
+
+
+def test_epochs_are_summed_and_judged_alone():
+    observed = epoch("warn", null_rate="<= 0.1")
+    observed.add(0, [(block(0), part(10, nulls=5))])
+    assert len(observed.end()) == 1
+    observed.begin(5)
+    observed.add(0, [(block(0), part(10))])
+    assert observed.end() == []
+    assert rows_of(observed) == 20

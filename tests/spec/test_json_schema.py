@@ -1,0 +1,310 @@
+"""The JSON Schema says what the reader does, as far as a schema can: checked with a validator of its keywords."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_pipeline_spec import COMPLETE, MINIMAL, REFERENCE
+from test_spec_errors import ALTERNATIVES
+
+from feedline.errors import SpecError
+from feedline.spec import parse_spec
+from feedline.spec.pipeline_spec import json_schema
+from feedline.spec.yaml_document import read_document
+
+TYPES = {"object": dict, "array": list, "string": str, "number": (int, float), "boolean": bool, "null": type(None)}
+ANNOTATIONS = {"$schema", "$defs", "title", "description", "default", "examples"}
+
+
+class Validator:
+    """JSON Schema 2020-12, of the keywords that occur; an unknown keyword is an error of the test."""
+
+    def __init__(self, schema):
+        self.root = schema
+
+    def valid(self, value, schema=None):
+        schema = self.root if schema is None else schema
+        return all(
+            getattr(self, f"_{key.lstrip('$')}")(item, value, schema)
+            for key, item in schema.items()
+            if key not in ANNOTATIONS
+        )
+
+    def _ref(self, ref, value, _):
+        return self.valid(value, self.root["$defs"][ref.removeprefix("#/$defs/")])
+
+    def _type(self, kind, value, _):
+        if kind == "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, TYPES[kind]) and (kind != "number" or not isinstance(value, bool))
+
+    def _const(self, const, value, _):
+        return value == const and type(value) is type(const)
+
+    def _enum(self, options, value, _):
+        return value in options
+
+    def _minimum(self, bound, value, _):
+        return not isinstance(value, (int, float)) or value >= bound
+
+    def _maximum(self, bound, value, _):
+        return not isinstance(value, (int, float)) or value <= bound
+
+    def _exclusiveMinimum(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, (int, float)) or value > bound
+
+    def _minLength(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, str) or len(value) >= bound
+
+    def _pattern(self, pattern, value, _):
+        return not isinstance(value, str) or re.search(pattern, value) is not None
+
+    def _minItems(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, list) or len(value) >= bound
+
+    def _maxItems(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, list) or len(value) <= bound
+
+    def _uniqueItems(self, unique, value, _):  # noqa: N802
+        return not isinstance(value, list) or not unique or len({json.dumps(item) for item in value}) == len(value)
+
+    def _items(self, schema, value, _):
+        return not isinstance(value, list) or all(self.valid(item, schema) for item in value)
+
+    def _minProperties(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, dict) or len(value) >= bound
+
+    def _maxProperties(self, bound, value, _):  # noqa: N802
+        return not isinstance(value, dict) or len(value) <= bound
+
+    def _required(self, names, value, _):
+        return not isinstance(value, dict) or set(names) <= set(value)
+
+    def _properties(self, schemas, value, _):
+        return not isinstance(value, dict) or all(
+            self.valid(value[key], schemas[key]) for key in value if key in schemas
+        )
+
+    def _patternProperties(self, schemas, value, _):  # noqa: N802
+        return not isinstance(value, dict) or all(
+            self.valid(item, schema)
+            for key, item in value.items()
+            for pattern, schema in schemas.items()
+            if re.search(pattern, key)
+        )
+
+    def _propertyNames(self, schema, value, _):  # noqa: N802
+        return not isinstance(value, dict) or all(self.valid(key, schema) for key in value)
+
+    def _additionalProperties(self, schema, value, parent):  # noqa: N802
+        if not isinstance(value, dict):
+            return True
+        patterns = parent.get("patternProperties", {})
+        known = {key for key in value if any(re.search(pattern, key) for pattern in patterns)}
+        others = [item for key, item in value.items() if key not in known | parent.get("properties", {}).keys()]
+        return all(schema if isinstance(schema, bool) else self.valid(item, schema) for item in others)
+
+    def _anyOf(self, schemas, value, _):  # noqa: N802
+        return any(self.valid(value, schema) for schema in schemas)
+
+    def _oneOf(self, schemas, value, _):  # noqa: N802
+        return sum(self.valid(value, schema) for schema in schemas) == 1
+
+    def _not(self, schema, value, _):
+        return not self.valid(value, schema)
+
+
+def valid(text, op_schema=None):
+    return Validator(json_schema(op_schema)).valid(read_document(text, "p.yaml").value)
+
+
+def accepted(text):
+    try:
+        parse_spec(text)
+    except SpecError:
+        return False
+    return True
+
+
+def objects(schema, path=()):
+    """Every schema of an object with its path."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict):
+            yield path, schema
+        for key, item in schema.items():
+            yield from objects(item, (*path, key))
+    elif isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from objects(item, (*path, index))
+
+
+def test_the_schema_is_complete_and_described():
+    schema = json_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert json.loads(json.dumps(schema)) == schema
+    for path, item in objects(schema):
+        assert item["additionalProperties"] is False, path
+        for name, value in item["properties"].items():
+            target = schema["$defs"][value["$ref"].removeprefix("#/$defs/")] if "$ref" in value else value
+            assert value.get("description") or target.get("description"), (*path, name)
+    for path, keys in ALTERNATIVES.items():
+        definition = {(): schema, ("features",): schema["properties"]["features"]}.get(path)
+        definition = definition or schema["$defs"][{"ls": "TlsSpec"}.get(path[-1][1:], f"{path[-1].title()}Spec")]
+        assert list(definition["properties"]) == keys.split()
+    references = re.findall(r'"#/\$defs/([^"]*)"', json.dumps(schema))
+    assert set(references) == set(schema["$defs"])
+
+
+@pytest.mark.parametrize("text", [REFERENCE, MINIMAL, COMPLETE, MINIMAL + "shuffle: off"])
+def test_what_the_reader_accepts_is_valid(text):
+    assert accepted(text)
+    assert valid(text)
+
+
+CHANGES = [
+    ("version: 1", ["version: 2", "version: true", "version: '1'", "version: ${V}"]),
+    ("name: small", ["name: 5", "name: ''", "name: job", "nmae: x"]),
+    ("table: data", ["table: [a, b]", "table: []", "table: 3", "table: s3://x", "sample: 1"]),
+    ("where: price > 0", ["where:", "where: ''", "where: 3", "where: [a]"]),
+    ("split_rows: 100", ["split_rows: 0", "split_rows: 1.5", "split_rows: 9223372036854775808", "split_rows: ${V}"]),
+    ("column: cost", ["expr: a", "op: x", "column: 3", "colum: x", "column: ''"]),
+    (
+        "ops: [log1p]",
+        ["ops: []", "ops: log1p", "ops: [{a: 1, b: 2}]", "ops: [{a: }]", "ops: [3]", "ops: [[]]", "ops: ['']"],
+    ),
+    ("op: id_overlap_count", ["op: {x: 1}", "op: {x: 1, y: 2}", "op: []", "column: x"]),
+    ("inputs: [a, b]", ["inputs: []", "inputs: a", "inputs: [3]", "ops: []", "inputs: [[a]]", "inputs: [{}]"]),
+    ("inputs: [a, b]", ["inputs: [{column: a}, b]", "inputs: [{expr: a + 1, ops: [log1p, {clip: 1}]}]"]),
+    ("inputs: [a, b]", ["inputs: [{column: a, expr: b}]", "inputs: [{colum: a}]", "inputs: [{column: a, ops: log1p}]"]),
+    (
+        "history: []",
+        ["history:", "history: log1p", "history: {column: x}", "history: {fill_null: 0}", "history: {}", "' ': []"],
+    ),
+    ("expr: dwell > 3", ["expr: ''", "expr: 1", "expr: x\n      inputs: [a]"]),
+    (
+        "request_id: []",
+        ["request_id: {column: x}", "request_id: {expr: x}", "request_id: [log1p]", "request_id: {column: x, expr: y}"],
+    ),
+    (
+        "extra:\n    request_id: []",
+        ["extra: [a, b]", "extra: [a, a]", "extra: [3]", "extra: a", "extra:", "extra: {}", "dense2: {}"],
+    ),
+    ("size: 8", ["size: 0", "size: '8'", "size: true", "size:", "size: '${V}'"]),
+    ("tail: pad", ["tail: drop", "tail: keep", "tail: ${TAIL}", "tail:", "rows: true"]),
+    ("seed: 3", ["seed: 0", "seed: -1", "seed: 9223372036854775807", "seed: 9223372036854775808"]),
+    ("rows: true", ["rows: yes", "rows: 1"]),
+    ("by: session_id", ["by: null", "by: ''", "by: [a]"]),
+    ("lanes: 4", ["lanes: null", "lanes: 0", "lanes: '4'", "tail: pad"]),
+    ("epochs: 2", ["epochs:", "epochs: 0"]),
+    (
+        "scheduler: tls://scheduler:8786",
+        ["scheduler: tls:8786", "scheduler: http://x:1", "scheduler: 5", "scheduler: tls://h:1/"],
+    ),
+    ("    key: key.pem\n", ["", "    key: 3\n", "    key: ''\n"]),
+    ("insecure: false", ["insecure: no", "insecure: 0"]),
+    ("wait_s: 5", ["wait_s: 0.5", "wait_s: 0", "wait_s: soon", "wait_s: -1"]),
+    ("window: 7", ["window: null", "window: 0"]),
+    ("tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem", ["tls: 3", "tls: {}"]),
+    (
+        "scheduler: tls://scheduler:8786\n  tls:\n    ca: ca.pem\n    cert: cert.pem\n    key: key.pem",
+        ["workers: 2\n  tls: temporary"],
+    ),
+    ("cpu: x86-64-v3", ["cpu: x86-64-v3\n  dashboard: 3"]),
+    ("cpu: x86-64-v3", ["cpu: null", "cpu: native", "cpu: x86-64-v4", "cpu: 3"]),
+    (
+        "memory: 500 MB",
+        ["memory: 5", "memory: 0", "memory: 4G", "memory: 1.5 tib", "memory: null", "memory: true", "memory: 4 B"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old, news in CHANGES for new in news])
+def test_schema_and_reader_agree(old, new, monkeypatch):
+    monkeypatch.setenv("V", "1")
+    monkeypatch.setenv("TAIL", "drop")
+    assert old in COMPLETE
+    text = COMPLETE.replace(old, new, 1)
+    assert valid(text) == accepted(text)
+
+
+@pytest.mark.parametrize(
+    ("features", "right"),
+    [
+        ("{'I{1..3}': [log1p]}", True),
+        ("{'I{1..3}': log1p}", False),
+        ("{'I{1..3}': {ops: [log1p]}}", True),
+        ("{'I{1..3}': {expr: a}}", False),
+        ("{'I{1..2}': {columns: [a, b], on_nonfinite: zero}}", True),
+        ("{x: {columns: [a, 'b{1..2}'], expect: {null_rate: <= 0.5}}}", True),
+        ("{x: {columns: []}}", False),
+        ("{x: {columns: a}}", False),
+        ("{x: {columns: [a], column: b}}", False),
+        ("{price: []}, extra: ['k{1..3}']", True),
+        ("{price: []}, extra: {'k{1..3}': []}", True),
+        ("{price: []}, extra: {x: {columns: [a]}}", True),
+        ("{price: []}, extra: {x: {columns: [a], ops: []}}", False),
+    ],
+)
+def test_entries_for_several_features(features, right):
+    text = MINIMAL.replace("{price: []}", features)
+    assert (accepted(text), valid(text)) == (right, right)
+
+
+@pytest.mark.parametrize(
+    ("text", "agrees"),
+    [
+        (MINIMAL + "shuffle: on", True),
+        (MINIMAL + "shuffle:", True),
+        (MINIMAL + "shuffle: false", True),
+        (MINIMAL + "cluster: {threads: 0}", True),
+        (MINIMAL + "cluster: {threads: auto, workers: 2}", True),
+        (MINIMAL + "cluster: {threads: all}", True),
+        (MINIMAL.replace("{price: []}", "{}"), False),  # rules between keys are the reader's alone
+        (MINIMAL + "shuffle: {rows: false, by: a}", False),
+        (MINIMAL + "cluster: {scheduler: 'tcp://10.0.0.1:1'}", False),
+    ],
+)
+def test_where_schema_and_reader_agree(text, agrees):
+    assert not accepted(text) or "workers" in text
+    assert (valid(text) == accepted(text)) == agrees
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(COMPLETE) - 1), st.sampled_from(list("{}[]:,'\"#&*-!\n 0a")))
+def test_what_the_reader_accepts_of_mangled_texts_is_valid(position, inserted):
+    text = COMPLETE[:position] + inserted + COMPLETE[position + 1 :]
+    if accepted(text):
+        assert valid(text)
+
+
+def test_the_schema_of_ops_takes_its_place():
+    ops = {
+        "anyOf": [{"enum": ["log1p"]}, {"$ref": "#/$defs/clip_call"}],
+        "$defs": {
+            "clip_call": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["clip"],
+                "properties": {"clip": {"$ref": "#/$defs/clip"}},
+            },
+            "clip": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {"min": {"type": "number"}, "max": {"type": ["number", "null"]}},
+            },
+        },
+    }
+    before = json.dumps(ops)
+    assert "clip_call" in json_schema(ops)["$defs"]
+    assert json.dumps(ops) == before
+    simple = {"anyOf": [{"enum": ["log1p"]}, {"type": "object", "required": ["clip"]}]}
+    for text, is_valid in (
+        ("[log1p]", True),
+        ("[log2p]", False),
+        ("[{clip: 3}]", True),
+        ("[{clop: 3}]", False),
+        ("['${OP}']", False),
+    ):
+        assert valid(MINIMAL.replace("[]", text), simple) == is_valid

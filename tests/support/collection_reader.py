@@ -1,0 +1,108 @@
+"""What a child process does with one file of the Parquet collection: read it under limits, and say what came of it."""
+
+from __future__ import annotations
+
+import json
+import resource
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedline.commands.check import run_check
+from feedline.errors import FeedlineError
+from feedline.pipeline import Pipeline
+from feedline.spec import load_spec
+from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments
+from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.snapshot.snapshot import take_snapshot
+
+MEMORY_BYTES = 1 << 30  # more address space than the child has already
+
+
+def compare(path: str) -> dict[str, Any]:
+    """How a reading by Feedline and one by pyarrow differ; `refused` and `pyarrow` are their errors, or None."""
+    refused = theirs = None
+    read = expected = None
+    try:
+        snapshot = take_snapshot(path)
+        columns = list(snapshot.file_columns)
+        fragments = plan_fragments(snapshot, screen_rows(snapshot, None), SPLIT_ROWS)
+        schema = pa.schema([snapshot.schema.field(name) for name in columns])
+        parts = [read_arrow(part, columns, None, snapshot.schema) for part in fragments]
+        read = pa.concat_tables([schema.empty_table(), *parts])
+    except FeedlineError as error:
+        refused = f"{type(error).__name__}: {error}"
+    try:
+        expected = pq.ParquetFile(
+            path, coerce_int96_timestamp_unit="us", arrow_extensions_enabled=False, page_checksum_verification=True
+        ).read(use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        theirs = f"{type(error).__name__}: {error}"
+    different = []
+    if read is not None and expected is not None:
+        different = [] if read.schema.names == expected.schema.names else ["names"]
+        different += [name for name in expected.schema.names if not _same(read[name], expected[name])]
+    return {"refused": refused, "pyarrow": theirs, "different": different, "frames": _frames(path)}
+
+
+def skip(path: str, work: str) -> dict[str, Any]:
+    """A pipeline over a good file and this one, that skips bad files: what a check and a plan say."""
+    folder = Path(work)
+    pq.write_table(pa.table({"a_good_column": pa.array(range(100), pa.float32())}), folder / "good.parquet")
+    (folder / "p.yaml").write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "name": "collection",
+                "source": {"table": [str(folder / "good.parquet"), path], "on_bad_file": "skip"},
+                "features": {"dense": {"a_good_column": []}},
+                "batch": {"size": 10},
+                "shuffle": "off",
+            }
+        )
+    )
+    report = run_check(load_spec(folder / "p.yaml", {}), deep=True, all_columns=True)
+    plan = Pipeline.from_yaml(folder / "p.yaml").plan()
+    return {
+        "checked": [bad.file for bad in report.bad_files],
+        "problems": [[problem.file, problem.reason] for problem in report.problems],
+        "skipped": [[bad["path"], bad["reason"]] for bad in plan.bad_files()],
+        "files": len(plan.snapshot.files),
+        "rows": int(plan.selection.rows.sum()),
+    }
+
+
+def child(answer: Connection, what: str, *arguments: str) -> None:
+    """Do it within the memory allowed, and answer with a JSON text."""
+    limit = psutil.Process().memory_info().vms + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    answer.send(json.dumps({"compare": compare, "skip": skip}[what](*arguments)))
+    answer.close()
+
+
+def _same(read: pa.ChunkedArray, expected: pa.ChunkedArray) -> bool:
+    if pa.types.is_dictionary(expected.type):
+        expected = expected.cast(expected.type.value_type)
+    if read.type != expected.type:
+        return False
+    # NaN equals nothing, itself included
+    return bool(read.combine_chunks().equals(expected.combine_chunks())) or repr(read.to_pylist()) == repr(
+        expected.to_pylist()
+    )
+
+
+def _frames(path: str) -> str | None:
+    """The same through Polars: no panic, whatever the file holds."""
+    try:
+        snapshot = take_snapshot(path)
+        for part in plan_fragments(snapshot, screen_rows(snapshot, None), SPLIT_ROWS):
+            for _ in read_fragment(part, list(snapshot.file_columns), None, snapshot.schema):
+                pass
+    except FeedlineError as error:
+        return f"{type(error).__name__}: {error}"
+    return None

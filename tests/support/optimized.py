@@ -1,0 +1,86 @@
+"""What the tests of `optimize` share: tables to rewrite, and other engines' views of what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+
+from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
+from feedline.warehouse.optimize.recipe import Settings
+from feedline.warehouse.snapshot.snapshot import take_snapshot
+
+
+def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
+    """Events of sessions in log order: a key (sometimes null), a time, numbers, texts, lists with and without nulls."""
+    rng = np.random.default_rng(seed)
+    session = rng.integers(0, keys, rows)
+    ids = [[int(s) * 10 + j for j in range(int(s) % 4)] for s in session]
+    return pa.table(
+        {
+            "event": pa.array(rng.permutation(rows) + seed * rows),
+            "session": pa.array(session, mask=session == 3),
+            "ts": pa.array(rng.integers(0, 50, rows)).cast(pa.timestamp("us")),
+            "price": pa.array(rng.random(rows).astype("f4"), mask=rng.random(rows) < 0.2),
+            "word": pa.array([f"w{s % 7}" for s in session]),
+            "ids": pa.array(ids, pa.list_(pa.int64())),
+            "holes": pa.array([None if s % 5 == 0 else [None, *i] for s, i in zip(session, ids, strict=True)]),
+        }
+    )
+
+
+def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **options: Any) -> Path:
+    """`days` partitions of events, several files and row groups each."""
+    for day in range(days):
+        for file in range(files):
+            path = root / f"ds=2026-01-{day + 1:02d}" / f"{file}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = events(rows, seed=1 + day * files + file)
+            pq.write_table(table, path, **{"row_group_size": 200, **options})
+    return root
+
+
+def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
+    """`optimize`, in one thread."""
+    more = {name: settings.pop(name) for name in ("map", "threads", "memory_bytes", "say") if name in settings}
+    return optimize(
+        take_snapshot(str(source)),
+        str(target),
+        Settings(**settings),
+        source=[str(source)],
+        projection=projection,
+        **{"threads": 1, **more},
+    )
+
+
+def files_of(root: Path) -> list[Path]:
+    """The table's files, in the order of their names."""
+    return sorted(path for path in root.rglob("*.parquet"))
+
+
+def in_arrow(root: Path) -> pa.Table:
+    """The table as pyarrow reads it."""
+    return pads.dataset(root, format="parquet", partitioning="hive").to_table()
+
+
+def in_duckdb(root: Path) -> pa.Table:
+    """The table as DuckDB reads it."""
+    found = duckdb.sql(f"select * from read_parquet('{root}/**/*.parquet', hive_partitioning = true)").arrow()
+    return found.read_all() if isinstance(found, pa.RecordBatchReader) else found
+
+
+def in_polars(root: Path) -> pa.Table:
+    """The table as Polars reads it."""
+    return pl.read_parquet(root, hive_partitioning=True).to_arrow()
+
+
+def multiset(table: pa.Table) -> Counter[str]:
+    """The rows as texts, with their numbers, whatever the order of rows and columns."""
+    return Counter(str(sorted(row.items())) for row in table.to_pylist())

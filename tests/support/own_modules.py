@@ -1,0 +1,23 @@
+"""Modules that a test writes and a pipeline imports: forgotten afterwards, so that the next test may have its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feedline.transforms.registry import user_functions
+
+
+@contextmanager
+def own_modules(folder: Path) -> Iterator[None]:
+    """As if the process had imported nothing from the folder, before and afterwards."""
+    try:
+        yield
+    finally:
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
+        user_functions._sources.clear()
+        user_functions._homes.clear()

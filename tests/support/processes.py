@@ -1,0 +1,226 @@
+"""Programs that tests start, listen to, signal and see end: each with a deadline, none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from distributed import Client
+from pipelines import PATIENCE_S, eventually
+
+from feedline.cli import app
+from feedline.commands.exit_status import status_of
+
+SUPPORT = Path(__file__).parent
+
+
+class Program:
+    """A running process whose lines (standard output and error together) can be waited for."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self.lines: list[str] = []
+        self._unread: queue.Queue[str | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The next line that matches; lines before it are passed over."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                line = self._unread.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"no line matches {pattern!r} in:\n{self.text}"
+            if match := re.search(pattern, line):
+                return match
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, within_s: float = PATIENCE_S) -> int:
+        """The exit status; all output is in `text` then."""
+        status = self.process.wait(within_s)
+        self._reader.join(within_s)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, and see it gone."""
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def close(self) -> None:
+        """Whatever state it is in: end it and all below it."""
+        if self.process.poll() is None:
+            for child in self.descendants():
+                child.kill()
+            self.kill()
+        self._reader.join(PATIENCE_S)
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._unread.put(line)
+        self._unread.put(None)
+
+
+@contextmanager
+def running(*command: object, **options: Any) -> Iterator[Program]:
+    """A program for the time of a block; it is ended where the block left it running."""
+    program = Program([str(word) for word in command], **options)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def feedline(*arguments: object, **options: Any) -> Any:
+    """`running` the command line."""
+    return running(sys.executable, "-m", "feedline", *arguments, **options)
+
+
+def trainer(*arguments: object, **options: Any) -> Any:
+    """`running` a training loop."""
+    return running(sys.executable, SUPPORT / "trainer.py", *arguments, **options)
+
+
+def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A program run to its end."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
+
+
+def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line run to its end."""
+    return finished(sys.executable, "-m", "feedline", *arguments, **options)
+
+
+def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line run to its end in this process: for commands that start nothing."""
+    words = [str(word) for word in arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = status_of(lambda: app(words))
+    return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
+
+
+def all_gone(processes: Sequence[psutil.Process]) -> bool:
+    """Whether they end within the time that a killed process's family needs."""
+    return bool(eventually(lambda: not [each for each in processes if _lives(each)], within_s=15))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def connections(name: str) -> int:
+    """Entries of the kernel's table for a UNIX socket's file name: the listening one and its backlog."""
+    return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class DaskCluster:
+    """A `dask scheduler` and `dask worker` processes as a deployment runs them, at a fixed address."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 1,
+        environment: dict[str, str] | None = None,
+        tls: dict[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{self.port}"
+        keys = {"ca": "--tls-ca-file", "cert": "--tls-cert", "key": "--tls-key"}
+        self._tls = [word for key, file in (tls or {}).items() for word in (keys[key], file)]
+        self._workers = workers
+        folder.mkdir()
+        own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what they leave when they are killed is not ours
+        self._environment = {**os.environ, **own, **(environment or {})}
+        self._programs: list[Program] = []
+
+    def start(self) -> None:
+        try:
+            self.start_scheduler()
+            for _ in range(self._workers):
+                self.start_worker()
+        except BaseException:
+            self.kill()
+            raise
+
+    def start_scheduler(self) -> None:
+        options = ("--host", "127.0.0.1", "--port", self.port, "--no-dashboard")
+        self._start("scheduler", *options).line("Scheduler at")
+
+    def start_worker(self, environment: dict[str, str] | None = None) -> None:
+        options = (self.address, "--host", "127.0.0.1", "--nthreads", 1, "--no-nanny", "--no-dashboard")
+        self._start("worker", *options, environment=environment).line("Registered to")
+
+    def kill_worker(self) -> None:
+        """SIGKILL for the worker that was started last."""
+        self._programs.pop().close()
+
+    def suspend_worker(self) -> None:
+        """From now on the worker that was started last takes tasks and does nothing."""
+        self._programs[-1].send(signal.SIGSTOP)
+
+    def tasks(self) -> int:
+        """How many tasks the scheduler knows."""
+        with Client(self.address, set_as_default=False) as client:
+            return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+
+    def kill(self) -> None:
+        """SIGKILL for all."""
+        for program in self._programs:
+            program.close()
+        self._programs.clear()
+
+    def _start(self, role: str, *options: object, environment: dict[str, str] | None = None) -> Program:
+        words = (str(option) for option in (*options, *self._tls))
+        command = [str(Path(sys.executable).with_name("dask")), role, *words]
+        program = Program(command, env={**self._environment, **(environment or {})})
+        self._programs.append(program)
+        return program
+
+    def __enter__(self) -> DaskCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

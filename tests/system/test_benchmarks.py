@@ -1,0 +1,419 @@
+"""The benchmark measures what it says, its contenders do the same work, and all of it still runs (tiny, clock off)."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from feedline import Pipeline
+from feedline.transforms.ops import OPS
+from feedline.warehouse.synthetic.generate import generate_clicks
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import checksums  # noqa: E402
+import contenders  # noqa: E402
+import floor  # noqa: E402
+import pipeline as pipeline_benchmark  # noqa: E402
+import polars_workload  # noqa: E402
+import snapshots  # noqa: E402
+import trainer  # noqa: E402
+import vocabulary as vocabulary_benchmark  # noqa: E402
+import workload  # noqa: E402
+
+ROWS, SIZE = 3_000, 256
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small odd row groups, short and empty lists, many nulls."""
+    folder = tmp_path_factory.mktemp("clicks") / "table"
+    generate_clicks(
+        str(folder), rows=ROWS, days=2, strings=0, history_min=0, history_max=40, null_share=0.3, row_group_rows=389,
+        part_rows=1000, threads=1,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(table: Path) -> list[str]:
+    return sorted(str(file) for file in table.rglob("*.parquet"))
+
+
+def numpy_batches(files: Sequence[str], size: int) -> list[workload.Batch]:
+    pieces = (piece for group in workload.row_groups(files) for piece in workload.numpy_pieces(group, size))
+    return list(workload.batches(pieces, size))
+
+
+def totals(batches: Sequence[Any]) -> dict[str, Any]:
+    sums = checksums.Checksums()
+    for batch in batches:
+        sums.add(batch)
+    return sums.totals
+
+
+def test_numpy_and_polars_encode_alike(files: list[str]) -> None:
+    groups = workload.row_groups(files)
+    assert sum(group.rows for group in groups) == ROWS
+    assert [group.start for group in groups] == list(np.cumsum([0, *(group.rows for group in groups)])[:-1])
+    for group in groups:
+        pieces = workload.numpy_pieces(group, SIZE)
+        ends = group.start + np.cumsum([len(piece) for piece in pieces])
+        assert all(end % SIZE == 0 for end in ends[:-1])
+        whole = polars_workload.polars_piece(group)
+        np.testing.assert_allclose(np.concatenate([p.dense for p in pieces]), whole.dense, rtol=1e-6)
+        assert np.array_equal(np.concatenate([p.ids for p in pieces], axis=1), whole.ids)
+        assert np.array_equal(np.concatenate([p.labels for p in pieces]), whole.labels)
+        for k in range(6):
+            assert np.array_equal(np.concatenate([p.values[k] for p in pieces]), whole.values[k])
+            assert np.array_equal(np.concatenate([np.diff(p.offsets[k]) for p in pieces]), np.diff(whole.offsets[k]))
+
+
+def test_batches_hold_the_rows_that_duckdb_computes(table: Path, files: list[str]) -> None:
+    batches = numpy_batches(files, SIZE)
+    assert [len(batch.labels) for batch in batches] == [SIZE] * (ROWS // SIZE) + [ROWS % SIZE]
+    expected = duckdb.sql(
+        "select ln(1 + least(greatest(coalesce(dense_7, 0), 0), 1000)) as dense, id_3 % 1000003 as id, clicked, "
+        f"hist_2[1:20] as history from read_parquet('{table}/*/*.parquet') order by request_id"
+    ).to_arrow_table()
+    dense = torch.cat([batch.dense for batch in batches])[:, 7].numpy()
+    np.testing.assert_allclose(dense, expected.column("dense").to_numpy(), rtol=1e-5, atol=1e-6)
+    assert torch.cat([batch.categorical for batch in batches])[:, 3].tolist() == expected.column("id").to_pylist()
+    assert torch.cat([batch.labels for batch in batches])[:, 0].tolist() == expected.column("clicked").to_pylist()
+    lists = [
+        part.tolist()
+        for batch in batches
+        for part in batch.sparse["hist_2"].values.split(batch.sparse["hist_2"].lengths.tolist())
+    ]
+    assert lists == expected.column("history").to_pylist()
+    assert batches[0].dense.dtype == batches[0].labels.dtype == torch.float32
+    assert batches[0].sparse["hist_0"].lengths.dtype == torch.int32
+
+
+def test_a_worker_reads_its_share_and_cuts_it_into_batches(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for worker in (SimpleNamespace(id=0, num_workers=2), SimpleNamespace(id=1, num_workers=2)):
+        monkeypatch.setattr(workload, "get_worker_info", lambda worker=worker: worker)
+        shares = list(workload.ShardedRows(files, SIZE))
+        assert all(len(share["labels"]) == SIZE for share in shares[:-1])
+        found += [workload.batch_of(share) for share in shares]
+    assert not checksums.differences(totals(numpy_batches(files, SIZE)), totals(found))
+
+
+@given(st.lists(st.integers(0, 25), max_size=8), st.integers(1, 12))
+def test_cutting_keeps_every_row(sizes: list[int], size: int) -> None:
+    def piece(first: int, rows: int) -> workload.Piece:
+        place = np.arange(first, first + rows)
+        lengths = place % 3
+        offsets = 2 + np.concatenate(([0], np.cumsum(lengths)))  # as in a slice of a longer list column
+        values = np.concatenate(([-1, -1], np.repeat(place, lengths)))
+        dense = np.repeat(place[:, None], 13, axis=1).astype(np.float32)
+        ids = np.repeat(place[None], 26, axis=0)
+        return workload.Piece(dense, ids, place[:, None].astype(np.float32), [values] * 6, [offsets] * 6)
+
+    starts = np.cumsum([0, *sizes])
+    rows = int(starts[-1])
+    batches = list(workload.batches((piece(int(a), n) for a, n in zip(starts, sizes, strict=False)), size))
+    assert [len(batch.labels) for batch in batches] == [size] * (rows // size) + [rows % size] * (rows % size > 0)
+    everything = list(range(rows))
+    for column in (lambda b: b.dense[:, 12], lambda b: b.categorical[:, 25], lambda b: b.labels[:, 0]):
+        assert [int(value) for batch in batches for value in column(batch)] == everything
+    jagged = [batch.sparse["hist_5"] for batch in batches]
+    assert [n for j in jagged for n in j.lengths.tolist()] == [place % 3 for place in everything]
+    assert [v for j in jagged for v in j.values.tolist()] == [place for place in everything for _ in range(place % 3)]
+
+
+def test_checksums_see_content_not_order(files: list[str]) -> None:
+    batches = numpy_batches(files, SIZE)
+    expected = totals(batches)
+    assert expected["rows"] == ROWS
+    assert not checksums.differences(expected, totals(batches[::-1]))
+    whole = numpy_batches(files, ROWS)[0]
+    assert not checksums.differences(expected, totals([whole]))
+    swap = torch.randperm(ROWS)
+    history = whole.sparse["hist_4"]
+    parts = history.values.split(history.lengths.tolist())
+    moved = workload.Jagged(torch.cat([parts[k] for k in swap]), history.lengths[swap])
+    torn = {
+        "labels x id": workload.Batch(whole.dense, whole.categorical, whole.labels[swap], whole.sparse),
+        "dense x id": workload.Batch(whole.dense[swap], whole.categorical, whole.labels, whole.sparse),
+        "hist_4 first values x id": workload.Batch(
+            whole.dense, whole.categorical, whole.labels, {**whole.sparse, "hist_4": moved}
+        ),
+    }
+    for name, batch in torn.items():
+        wrong = checksums.differences(expected, totals([batch]))
+        assert any(text.startswith(name) for text in wrong), (name, wrong)
+    almost = workload.Batch(whole.dense, whole.categorical.clone(), whole.labels, whole.sparse)
+    almost.categorical[17, 5] += 1
+    assert [text.split(":")[0] for text in checksums.differences(expected, totals([almost]))] == ["ids[5]"]
+
+
+def test_differences_tell_integers_exactly_and_floats_nearly() -> None:
+    assert checksums.differences({"a": 2**60, "b": [1.0, 2.0]}, {"a": 2**60, "b": [1.0, 2.00001]}) == []
+    assert checksums.differences({"a": 2**60}, {"a": 2**60 + 1}) == [f"a: got {2**60 + 1}, expected {2**60}"]
+    assert checksums.differences({"b": [1.0, 2.0]}, {"b": [1.0, 2.0001]}) == ["b[1]: got 2.0001, expected 2.0"]
+    assert checksums.differences({"b": [1.0]}, {"b": [1.0, 2.0]}) == ["b: 2 columns, expected 1"]
+    assert checksums.differences({"b": 1}, {}) == ["b is in one only"]
+
+
+def test_steady_leaves_out_both_ends() -> None:
+    arrivals = [0.0, 5.0, *(6.0 + 0.1 * k for k in range(6)), 50.0, 90.0]
+    assert trainer.steady(arrivals, [10] * 10) == pytest.approx(10 * 6 / (50.0 - 6.0))
+    assert trainer.steady([1.0], [10]) is None
+    assert trainer.steady([], []) is None
+
+
+def test_busy_work_is_calibrated_in_units() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the trainer does
+    try:
+        units = trainer.calibrate(0.001)
+    finally:
+        torch.set_num_threads(threads)
+    assert 1 <= units < 1000
+    work = trainer.Work(units)
+    work(torch.rand(3, 13))  # a short last batch serves too
+    assert work.seen > 0
+
+
+def test_in_order_keeps_order_and_bounds_the_window() -> None:
+    started: list[int] = []
+
+    def square(item: int) -> int:
+        started.append(item)
+        return item * item
+
+    results = contenders.in_order(square, iter(range(20)), 2)
+    assert next(results) == 0
+    assert len(started) <= 4
+    assert list(results) == [item * item for item in range(1, 20)]
+
+
+def test_measure_counts_the_whole_tree(tmp_path: Path) -> None:
+    """In a process of its own, as measuring makes a process the reaper of all its descendants."""
+    orphan = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+    stayer = "import time; time.sleep(600)"
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {orphan!r}])\n"  # never waited for
+        f"subprocess.Popen([sys.executable, '-c', {stayer!r}])\n"
+        "ballast = bytearray(200_000_000)\n"
+        "import time; time.sleep(1.2)\n"
+        "print('done'); print('words', file=sys.stderr)\n"
+        "sys.exit(3)\n"
+    )
+    code = (
+        "import json, sys, measure; measure.SAMPLE_S, measure.GRACE_S = 0.1, 0.5\n"
+        "found = measure.measure([sys.executable, sys.argv[1]])\n"
+        "cost = [found.cpu_s, found.peak_pss_bytes, found.left_behind]\n"
+        "print(json.dumps([found.code, found.stdout, found.stderr, *cost]))\n"
+        "late = measure.measure([sys.executable, '-c', 'import time; time.sleep(60)'], timeout_s=0.2)\n"
+        "print(late.code)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "parent.py")],
+        capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
+    )  # fmt: skip
+    first, second = run.stdout.splitlines()
+    status, out, err, cpu_s, peak, left = json.loads(first)
+    assert (status, out, err) == (3, "done\n", "words\n")
+    assert cpu_s >= 0.6
+    assert peak >= 200_000_000
+    assert len(left) == 1
+    assert "time.sleep(600)" in left[0]
+    assert second == "-9"
+
+
+def available() -> list[str]:
+    return [
+        name
+        for name, contender in contenders.CONTENDERS.items()
+        if all(importlib.util.find_spec(package) for package in contender.needs)
+    ]
+
+
+def floor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "floor.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_tiny_runs_every_contender_and_all_agree(tmp_path: Path) -> None:
+    done = floor_command("--tiny", "--json", str(tmp_path / "all.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert list(found["runs"]) == available()
+    for name, (run,) in found["runs"].items():
+        assert run["rows"] == 20_000, name
+        assert run["steps"] == math.ceil(20_000 / 1024) or name == "dataloader"  # whose workers cut their own tails
+        assert run["left_behind"] == [], name
+        assert run["peak_pss_bytes"] > 50_000_000, name
+        assert min(run["cpu_s"], run["rows_per_s"], run["first_batch_s"], run["import_s"]) > 0, name
+        assert name in done.stdout
+    assert found["options"]["rows"] == 20_000
+    assert found["machine"]["versions"]["pyarrow"]
+
+
+def test_busy_trainer_and_a_kept_table(tmp_path: Path) -> None:
+    common = ("--tiny", "--rows", "3000", "--table", str(tmp_path / "table"))
+    done = floor_command(*common, "--contenders", "thread-pool", "--busy", "1", "--order", "log")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trainer busy 1 ms" in done.stdout
+    assert len(list((tmp_path / "table").rglob("*.parquet"))) == 2
+    again = floor_command("--tiny", "--rows", "2000", "--table", str(tmp_path / "table"), "--contenders", "thread-pool")
+    assert again.returncode == 1
+    assert "holds 3000 rows, expected 2000" in again.stdout
+
+
+def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = floor.parse(["--rows", str(ROWS), "--rounds", "2", "--contenders", "grain,thread-pool"])
+    turns: list[str] = []
+
+    def run(name: str, *_: Any) -> dict[str, Any]:
+        turns.append(name)
+        return {"checksums": {"rows": 5 if len(turns) < 4 else 6}, "rows_per_s": 1.0, "left_behind": ()}
+
+    monkeypatch.setattr(floor, "run", run)
+    with pytest.raises(floor.BenchmarkError, match=r"grain disagrees with grain in rows: got 6, expected 5"):
+        floor.rounds(options.contenders, table, options, Console(quiet=True))
+    assert turns == ["grain", "thread-pool", "thread-pool", "grain"]
+    monkeypatch.undo()
+    dead = SimpleNamespace(code=-11, stdout="", stderr="last words")
+    monkeypatch.setattr(floor, "measure", lambda _: dead)
+    with pytest.raises(floor.BenchmarkError, match=r"grain ended with exit code -11:\nlast words"):
+        floor.rounds(options.contenders, table, options, Console(quiet=True))
+
+
+def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grain" else object())
+    console = Console(file=io.StringIO(), width=200)
+    assert floor.available(["thread-pool", "grain"], console) == ["thread-pool"]
+    assert console.file.getvalue() == "grain is skipped: grain is not installed (extra: bench)\n"
+    with pytest.raises(floor.BenchmarkError, match="no contender is left"):
+        floor.available(["grain"], console)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--contenders", "grain,petastorm"], "no contender is called 'petastorm'"),
+        (["--rows", "0"], "at least 1"),
+        (["--busy", "-1"], "not negative"),
+    ],
+)
+def test_wrong_arguments_end_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        floor.parse(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_ratios_are_taken_from_medians() -> None:
+    def values(*speeds: float) -> dict[str, Any]:
+        runs = [dict.fromkeys(floor.COLUMNS, speed) for speed in speeds]
+        return floor.summarize({"x": runs})["x"]
+
+    summary = {
+        "polars-scan": values(50, 60, 70),
+        "thread-pool": values(100, 80, 90),
+        "grain": values(120),
+        "dataloader": values(40),
+        "feedline-off": values(99, 1, 1000),
+        "feedline": values(90),
+    }
+    assert summary["thread-pool"]["rows_per_s"] == {"median": 90, "min": 80, "max": 100}
+    found = floor.ratios(summary)["steady_rows_per_s"]
+    assert found["feedline-off / floor"] == pytest.approx(99 / 90)
+    assert found["feedline-off / best in-process"] == pytest.approx(99 / 120)
+    assert found["feedline-off / dataloader"] == pytest.approx(99 / 40)
+    assert found["feedline / feedline-off"] == pytest.approx(90 / 99)
+    assert floor.spread([1.0, None]) is None
+    assert "feedline-off / dataloader" not in floor.ratios({"feedline-off": values(1)})["rows_per_s"]
+
+
+def test_snapshots_of_many_files_are_measured(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "snapshots.py"), "--tiny", "--folder", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    for heading in ("listing", "cold", "2 processes", "warm", "plan", "512"):
+        assert heading in run.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_of_many_files_is_what_it_says(tmp_path: Path) -> None:
+    snapshots.write_table(tmp_path / "table", 250)
+    snapshots.write_pipeline(tmp_path, 250)
+    plan = Pipeline.from_yaml(tmp_path / "pipeline.yaml").plan()
+    assert len(plan.snapshot.files) == 250
+    assert len(plan.snapshot.file_columns) == 45
+    assert plan.snapshot.files["row_groups"].to_pylist() == [3] * 250
+    assert int((plan.split_rows > 0).sum()) == 150  # the first of three days is pruned
+    assert plan.selection.report.counted.rows == 0
+    made = snapshots._MadeTable(tmp_path, 250).listing()
+    assert made.files["path"].to_pylist() == plan.snapshot.files["path"].to_pylist()
+    assert made.partition["ds"].equals(plan.snapshot.files["partition"].combine_chunks().field("ds"))
+
+
+def test_every_op_is_measured_and_agrees_with_the_bare_formulations(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "transforms.py"), "--tiny", "--json", str(tmp_path / "t.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    measured = {row["op"].replace(",", " ").split()[0] for row in rows}  # "vocabulary of strings", "first_x, lists"
+    assert measured == {*OPS} - {"ids", "weights"}, "those two take nothing but a name"
+    assert all(row["feedline"] > 0 and (row["ratio"] is None or row["ratio"] > 0) for row in rows)
+
+
+def test_a_large_vocabulary_is_measured_and_right(tmp_path: Path) -> None:
+    arguments = ["--tiny", "--max-size", "15000", "--scratch", str(tmp_path), "--json", str(tmp_path / "v.json")]
+    assert vocabulary_benchmark.main(arguments) == 0
+    measured = json.loads((tmp_path / "v.json").read_text())
+    assert (measured["distinct"], measured["values"]) == (20_000, 15_000)
+    assert measured["spilled_mb"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["v.json"]
+
+
+def test_a_large_pipeline_is_measured_and_equals_the_script_by_hand(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--tiny", "--json", str(tmp_path / "p.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads((tmp_path / "p.json").read_text())
+    assert facts["wrong"] == []
+    assert facts["ratio"] > 0
+    assert facts["rows_per_s"]["feedline"] > 0
+    assert [name for name in facts["ops_s"] if "sparse" in name] == [
+        "no ops (sparse)", "first_x (sparse)", "sigrid_hash (sparse)", "hash_bucket (sparse)",
+    ]  # fmt: skip
+
+
+def test_the_script_by_hand_is_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pipeline_benchmark, "TABLE_ROWS", 499_999)  # the script's alone: features are made before
+    made = pipeline_benchmark.make_features
+    monkeypatch.setattr(pipeline_benchmark, "make_features", lambda *given: _with_table_rows(made, *given))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    assert pipeline_benchmark.main(["--tiny"]) == 1
+    assert "values: the script computes other numbers" in capsys.readouterr().out
+
+
+def _with_table_rows(made: Any, *given: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_benchmark, "TABLE_ROWS", 500_000)
+        return made(*given)

@@ -1,0 +1,255 @@
+"""Do the roles of docker/ work together? Images cannot be pulled everywhere, so the commands run as plain processes.
+
+Command and environment of each service are taken out of compose.yaml; its host names become 127.0.0.1, its ports free
+ones and its volumes folders of this test. What the Dockerfile itself promises is read off its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+from feedline import processor
+from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.processor import chosen
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "docker" / "compose.yaml"
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+START_S, RUN_S, STOP_S = 60, 240, 15
+
+SETTINGS = {  # what a person would put into the environment of `docker compose`, to keep it short
+    "EPOCHS": "5",
+    "TRAIN_WHERE": "arr_delay is not None and month == 1",
+    "HELD_OUT": "arr_delay is not None and month == 2 and day <= 7",
+}
+SPEED = {"rows_per_s": None, "wait_fraction": None}
+
+
+def compose(settings: Mapping[str, str]) -> dict:
+    """compose.yaml with its `${NAME:-default}` replaced, as compose does it."""
+    text = re.sub(
+        r"\$\{(\w+):-([^}]*)\}", lambda match: settings.get(match[1], match[2]), COMPOSE.read_text(encoding="utf-8")
+    )
+    assert "${" not in text
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Host:
+    """This machine in the place of all of compose's containers; leaving the context ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.services = compose(SETTINGS)["services"]
+        self.ports = {"8786": free_port(), "8787": free_port()}
+        self.volumes = {"/warehouse": folder / "warehouse", "/work": folder / "work"}
+        self.running: list[subprocess.Popen] = []
+        for volume in self.volumes.values():
+            volume.mkdir()
+        (folder / "home").mkdir()
+
+    def here(self, word: str) -> str:
+        """A word of a command with this machine's names in it."""
+        for name in (*self.services, "0.0.0.0"):
+            word = re.sub(rf"(?<![\w.]){re.escape(name)}:(?=\d)", "127.0.0.1:", word)
+        word = "127.0.0.1" if word == "0.0.0.0" else word
+        word = re.sub(r"(?<!\d)(8786|8787)(?!\d)", lambda match: str(self.ports[match[0]]), word)
+        return re.sub(r"(?<![\w/])(/warehouse|/work)(?=/|$)", lambda match: str(self.volumes[match[0]]), word)
+
+    def start(self, name: str) -> list[subprocess.Popen]:
+        """One process per replica, its output in a file of the service's name."""
+        service = self.services[name]
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": str(self.folder),
+            "PYTHONUNBUFFERED": "1",
+            **{key: self.here(str(value)) for key, value in service.get("environment", {}).items()},
+        }
+        command = [self.here(word) for word in service["command"]]
+        started = []
+        for _ in range(service.get("deploy", {}).get("replicas", 1)):
+            with (self.folder / f"{name}.log").open("ab") as log:
+                started.append(
+                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+                )
+        self.running += started
+        return started
+
+    def finish(self, name: str) -> None:
+        """Run a service to its end."""
+        for process in self.start(name):
+            assert process.wait(timeout=RUN_S) == 0, self.log(name)
+
+    def results(self) -> dict:
+        """What the training wrote down."""
+        return json.loads((self.volumes["/work"] / "flights.json").read_text())
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def stop(self) -> list[int]:
+        """SIGTERM to one after the other, last started first, as `docker compose down` does; their exit codes."""
+        codes = []
+        for process in reversed(self.running):
+            process.send_signal(signal.SIGTERM)
+            codes.append(process.wait(timeout=STOP_S))
+        return codes
+
+    def left(self) -> list[str]:
+        """Which processes are still in a session that a service began, and what files they left in TMPDIR."""
+        sessions = {process.pid for process in self.running}
+        here = [
+            process
+            for process in psutil.process_iter()
+            if process.pid not in sessions and _session(process) in sessions
+        ]
+        alive = [process for process in psutil.wait_procs(here, timeout=STOP_S)[1] if process.status() != "zombie"]
+        kept = {*self.volumes.values(), self.folder / "home"}
+        made = [path for path in self.folder.iterdir() if path not in kept and path.suffix != ".log"]
+        files = [path for folder in made for path in (folder, *folder.rglob("*")) if not path.is_dir()]
+        return [*map(str, alive), *(str(path) for path in files if path.parent.name != "dask-scratch-space")]
+
+    def kill(self) -> None:
+        """The end of whatever is still there, whatever went wrong before."""
+        for process in self.running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _session(process: psutil.Process) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getsid(process.pid)
+    return None
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with ExitStack() as stack:
+        host = Host(tmp_path)
+        stack.callback(host.kill)
+        yield host
+
+
+def test_services_work_together(host: Host):
+    host.finish("prepare")
+    host.start("scheduler")
+    assert len(host.start("worker")) == 2
+    host.finish("host")
+
+    results = host.results()
+    assert results["steps"] == 5 * (26_398 // 2_048)
+    assert 0.55 < results["auc"] < 1
+    assert results["held_out_rows"] == 5_991
+    assert "127.0.0.1" in host.log("worker")
+
+    page = f"http://127.0.0.1:{host.ports['8787']}"
+    with urllib.request.urlopen(f"{page}/json/counts.json", timeout=START_S) as answer:
+        assert json.load(answer)["workers"] == 2
+    with urllib.request.urlopen(f"{page}/status", timeout=START_S) as answer:
+        assert answer.status == 200
+    assert "Receive client connection" in host.log("scheduler")
+    assert host.stop() == [0] * 5
+    assert host.left() == []
+
+    # Where blocks are computed changes nothing: the same training over threads of the feeder ends with the same bits.
+    remote = [word for word in host.services["host"]["command"] if word.startswith("--set=cluster.")]
+    local = [word for word in host.services["host"]["command"] if word not in remote]
+    host.services["host"]["command"] = [*local, f"--set=cluster.cpu={chosen(None, shared=True)}"]
+    host.finish("host")
+    assert len(remote) == 2
+    assert {**host.results(), **SPEED} == {**results, **SPEED}
+
+
+def test_pools_of_a_worker_do_not_multiply():
+    worker = compose({})["services"]["worker"]
+    threads = worker["command"][worker["command"].index("--nthreads") + 1]
+    environment = dict(worker["environment"])
+    del environment["NPY_DISABLE_CPU_FEATURES"]
+    assert environment == {"POLARS_MAX_THREADS": threads, "OMP_NUM_THREADS": "1", **ALLOCATOR_ENVIRONMENT}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of numpy on x86")
+def test_workers_compute_at_the_level_of_a_cluster():
+    """The names are those of the numpy that constraints.txt installs, and all of them."""
+    names = compose({})["services"]["worker"]["environment"]["NPY_DISABLE_CPU_FEATURES"]
+    known = processor.__cpu_dispatch__
+    assert names.split() == [name for name in known if name not in processor.instructions("x86-64-v3")]
+
+
+def test_services_start_after_what_they_need():
+    services = compose({})["services"]
+    needs = {name: service.get("depends_on", {}) for name, service in services.items()}
+    assert needs["host"]["prepare"] == needs["worker"]["prepare"] == {"condition": "service_completed_successfully"}
+    assert set(needs["host"]) == {"prepare", "scheduler", "worker"}
+    assert services["worker"]["deploy"]["replicas"] == 2
+
+
+def test_only_loopback_is_published():
+    ports = [port for service in compose({})["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_workers_and_host_come_back_or_end():
+    services = compose({})["services"]
+    assert services["worker"]["restart"] == services["scheduler"]["restart"] == "unless-stopped"
+    assert "restart" not in services["host"]
+
+
+def test_services_share_one_image_and_the_table():
+    services = compose({})["services"]
+    assert {service["image"] for service in services.values()} == {"feedline"}
+    for service in services.values():
+        assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == DOCKERFILE
+    for name in ("worker", "host"):
+        assert "warehouse:/warehouse:ro" in services[name]["volumes"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions: word and arguments, continued lines joined, comments dropped."""
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8")))
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def test_image_is_slim_and_without_root():
+    found = instructions()
+    assert re.fullmatch(r"python:3\.\d+-slim(-\w+)?", dict(found)["FROM"])
+    words = [word for word, _ in found]
+    assert dict(found)["USER"] != "root"
+    assert words.index("USER") < words.index("CMD")
+    assert not {"COPY", "RUN", "ADD"} & set(words[words.index("USER") :])
+
+
+def test_image_takes_pinned_versions_and_a_choice_of_torch():
+    installs = [arguments for word, arguments in instructions() if word == "RUN" and "pip install" in arguments]
+    assert installs
+    assert all("--constraint constraints.txt" in run and '--extra-index-url "$TORCH_INDEX"' in run for run in installs)
+    assert any(word == "ARG" and arguments.startswith("TORCH_INDEX=https://") for word, arguments in instructions())
+
+
+def test_image_copies_what_is_there_and_sent():
+    ignored = (DOCKERFILE.with_name("Dockerfile.dockerignore")).read_text(encoding="utf-8").splitlines()
+    sources = [name for word, arguments in instructions() if word == "COPY" for name in arguments.split()[:-1]]
+    assert {"constraints.txt", "pyproject.toml", "feedline", "examples"} <= set(sources)
+    assert all((ROOT / name).exists() and f"!{name}" in ignored for name in sources)

@@ -1,0 +1,216 @@
+"""README.md and docs/ show nothing that does not work: examples run, commands exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer.main
+from pipelines import furnished
+
+from feedline.cli import app
+from feedline.spec import parse_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "flights" / "README.md"]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md", "docs/serving.md")
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A block of code on a page; `line` is its first line's number. A fragment needs what a test has not."""
+
+    page: str
+    line: int
+    language: str
+    fragment: bool
+    text: str
+
+
+@cache
+def fences(page: str) -> tuple[Fence, ...]:
+    content = (ROOT / page).read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(content):
+        language, _, note = match[1].partition(" ")
+        assert note in ("", "fragment"), f"{page}: a fence says {note!r}"
+        line = content.count("\n", 0, match.start(2)) + 1
+        found.append(Fence(page=page, line=line, language=language, fragment=bool(note), text=match[2]))
+    return tuple(found)
+
+
+def shown(page: str, language: str) -> list[Fence]:
+    return [fence for fence in fences(page) if fence.language == language]
+
+
+def small(text: str, before: str, after: str) -> str:
+    """An example at a test's size."""
+    assert before in text, f"the example no longer says {before!r}"
+    return text.replace(before, after)
+
+
+def commands() -> list[tuple[Fence, list[str]]]:
+    """Every line of a shell example, as words."""
+    return [
+        (fence, shlex.split(line, comments=True))
+        for page in WITH_FENCES
+        for fence in shown(page, "sh")
+        for line in fence.text.splitlines()
+        if line.strip()
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the README's reader stands: a folder with the pipeline.yaml and the table that it shows, made small."""
+    with furnished(tmp_path_factory.mktemp("g"), Path()) as place, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place.folder)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place.folder / "i"))  # torch's own, made by any optimizer's step
+        [pipeline] = shown("README.md", "yaml")
+        (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
+        for fence, words in commands():
+            if words[:2] == ["feedline", "generate"]:
+                run(fence, [*words, "--row-group-rows", "1024", "--part-rows", "4096"], {"500000": "20000"})
+            elif words[:2] == ["feedline", "fit"]:
+                run(fence, words)
+        yield place.folder
+
+
+def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -> str:
+    """Run a `feedline` command in the current folder."""
+    line = [sys.executable, "-m", *(dict(smaller or {}).get(word, word) for word in words)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{fence.page}:{fence.line}: {shlex.join(words)}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_pipeline_is_accepted():
+    [pipeline] = shown("README.md", "yaml")
+    assert parse_spec(pipeline.text).name == "clicks-ctr"
+
+
+def test_the_plan_that_is_shown_has_the_rows_of_the_plan(folder: Path):
+    [(fence, words)] = [(fence, words) for fence, words in commands() if words[:2] == ["feedline", "plan"]]
+    printed = run(fence, words)
+    [excerpt] = [fence for fence in shown("README.md", "") if "counted" in fence.text]
+    for line in [line for line in excerpt.text.splitlines() if "│" in line]:
+        assert f" {line.split('│')[1].strip()} " in printed
+
+
+def test_the_ring_is_drained(folder: Path):
+    [(fence, words)] = [(fence, words) for fence, words in commands() if "null" in words]
+    assert re.search(r"[\d,]+ rows in [\d,]+ batches", run(fence, words))
+
+
+@pytest.mark.parametrize("page", WITH_FENCES)
+def test_examples_run_one_after_the_other(page: str, folder: Path):
+    """In one namespace, as a reader would paste them. Assertions in them are tests."""
+    names: dict[str, object] = {"__name__": "example"}
+    for fence in shown(page, "python"):
+        if not fence.fragment:
+            source = "\n" * (fence.line - 1) + fence.text  # so that a traceback names the page's line
+            exec(compile(source, page, "exec"), names)
+    names.clear()
+    gc.collect()
+
+
+@pytest.mark.parametrize("fence", [fence for page in WITH_FENCES for fence in fences(page) if fence.fragment])
+def test_fragments_are_whole_statements(fence: Fence):
+    if fence.language == "python":
+        ast.parse(fence.text)
+    else:
+        assert fence.language == "sh"
+
+
+@pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in PAGES])
+def test_no_example_goes_untested(page: str):
+    """Python that is shown is run by this file, by another page's test, or said to be a fragment."""
+    elsewhere = (
+        "docs/pipeline.md",
+        "docs/ops.md",
+        "docs/user-code.md",
+        "docs/expressions.md",
+        "examples/flights/README.md",
+    )
+    if page not in (*WITH_FENCES, *elsewhere):
+        assert not shown(page, "python")
+
+
+def test_commands_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    group = typer.main.get_command(app)
+    seen = set()
+    for fence, words in commands():
+        place = f"{fence.page}:{fence.line}"
+        seen.add(words[0])
+        if words[0] == "make":
+            assert words[1] in targets, place
+            continue
+        assert words[0] == "feedline", place
+        command, rest = group, words[1:]
+        while hasattr(command, "commands"):
+            assert rest[0] in command.commands, f"{place}: no command {rest[0]}"
+            command, rest = command.commands[rest[0]], rest[1:]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, place
+    assert seen == {"make", "feedline"}
+
+
+def anchor(heading: str) -> str:
+    """The fragment that points at a heading, as on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path):
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        name, _, fragment = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), f"{page.relative_to(ROOT)}: {target} is not there"
+        if fragment:
+            anchors = {anchor(heading) for heading in HEADING.findall(other.read_text(encoding="utf-8"))}
+            assert fragment in anchors, f"{page.relative_to(ROOT)}: {target} has no such heading"
+
+
+def test_every_package_is_described():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([a-z_/]+)/` \| .+ \|$", text, re.MULTILINE)
+    package = ROOT / "feedline"
+    present = [str(path.parent.relative_to(package)) for path in package.rglob("__init__.py")]
+    assert sorted([*table, "expressions/functions"]) == sorted(set(present) - {"."})
+
+
+def test_every_answer_names_a_module():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+\? \| (.+) \|$", text[text.index("## Where is") :], re.MULTILINE)
+    assert len(rows) == 20
+    for place in re.findall(r"`([a-z_/]+)`", " ".join(rows)):
+        path = ROOT / "feedline" / place
+        assert path.is_dir() if place.endswith("/") else path.with_suffix(".py").is_file(), place
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_says_what_was_taken_what_was_not_and_what_was_measured(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {page.stem[:4]}: ")
+    headings = HEADING.findall(text)
+    assert {"Context", "Not taken", "Measured"} <= set(headings)
+    assert {"Taken", "Why"} & set(headings)
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert f"(decisions/{page.name})" in index

@@ -1,0 +1,168 @@
+"""`feedline fit` as a person uses it, and runs that need what it makes: on threads, Dask workers, several ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Program, ended
+from toy_ops import toy_ops, written
+from typer.testing import CliRunner
+
+import feedline.artifacts.store as stored_artifacts
+from feedline import Pipeline
+from feedline.cli import app
+from feedline.errors import SpecError, StateError
+
+FEATURES: dict[str, Any] = {
+    "dense": {"dense_0": [{"fill_null": 0}]},
+    "categorical": {"id_0": ["vocabulary"], "str_0": [{"vocabulary": {"min_count": 5}}]},
+    "sparse": {"hist_0": [{"vocabulary": {"max_size": 100}}]},
+    "label": {"clicked": []},
+}
+
+
+def printed(*arguments: str, status: int = 0) -> tuple[str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status
+    return result.stdout, result.stderr
+
+
+def test_fit_says_what_it_does_and_shows_what_it_did(tmp_path: Path, clicks: Path):
+    path = str(written(tmp_path, clicks, features=FEATURES, fit={"where": 'ds != "2026-01-03"'}))
+    assert "nothing is fitted" in printed("fit", path, "--show")[0]
+    out, said = printed("fit", path)
+    assert "pass 1 of 1: 3 statistics over" in said
+    assert "3 statistics of" in out
+    assert "in 1 pass," in out
+    assert str(tmp_path / "work" / "artifacts") in out.replace("\n", "")
+    out, said = printed("fit", path, "--missing")
+    assert "nothing was missing" in out
+    assert not said
+    out, _ = printed("fit", path, "--show")
+    for text in ("vocabulary: hist_0", "max_size 100", "hist_0 list<element: int64>", f"rows of {clicks}", "w00000"):
+        assert text in out
+    assert ' where ds != "2026-01-03"' in out
+
+
+def test_fit_in_json(tmp_path: Path, clicks: Path):
+    path = str(written(tmp_path, clicks, features=FEATURES))
+    report = json.loads(printed("fit", path, "--json")[0])
+    assert (report["made"], report["passes"], report["rows"]) == (3, 1, 20_000)
+    assert [one["features"] for one in report["fits"]] == [["id_0"], ["str_0"], ["hist_0"]]
+    shown = json.loads(printed("fit", path, "--show", "--json")[0])
+    assert [one["digest"] for one in shown] == [report["fits"][place]["digest"] for place in (2, 0, 1)]
+    assert shown[0]["shown"]["values"] == 100
+    with pytest.raises(SpecError, match="--show fits nothing: got --missing"):
+        printed("fit", path, "--show", "--missing")
+
+
+def test_nothing_to_fit_is_no_error(tmp_path: Path, clicks: Path):
+    path = str(written(tmp_path, clicks, features={"dense": {"dense_0": []}}))
+    assert "nothing to fit: no op of the pipeline learns from data" in printed("fit", path)[0]
+    assert json.loads(printed("fit", path, "--json")[0])["fits"] == []
+
+
+def test_what_needs_no_values_works_before_anything_is_fitted(tmp_path: Path, clicks: Path):
+    path = str(written(tmp_path, clicks, features=FEATURES))
+    assert json.loads(printed("plan", path, "--json")[0])
+    printed("check", path)
+    with pytest.raises(SpecError, match=r"features\.categorical\.id_0: not fitted: id_0: vocabulary: got no artifact"):
+        Pipeline.from_yaml(path).to_dask()
+
+
+def test_dask_workers_make_the_same_and_fit_auto_fits_before_a_run(tmp_path: Path, clicks: Path):
+    here = Pipeline.from_yaml(written(tmp_path, clicks, features=FEATURES)).fit()
+    path = written(tmp_path, clicks, features=FEATURES, artifacts="there", cluster={"workers": 2, "threads": 1})
+    fitted = ended("fit", path, "--json", "--set", "fit.memory=200kB")  # so that states go to disk
+    assert fitted.returncode == 0, fitted.stderr
+    assert json.loads(fitted.stdout)["manifest"] == here.manifest
+    assert not list((tmp_path / "work").glob("fitting*"))
+    path = written(tmp_path, clicks, features=FEATURES, artifacts="third", fit="auto")  # by threads of the feeder
+    run = ended("run", path, "--sink", "null", "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["rows"] == 19_968
+    [pointer] = (tmp_path / "third").glob("pipelines/*/*.json")
+    assert json.loads(pointer.read_text())["manifest"] == here.manifest
+
+
+STOPPED = """
+import os, sys
+from feedline import passes
+from feedline.cli import main
+
+observe = passes.observe_fragments
+number = int(sys.argv.pop())
+
+def observe_and_be_stopped(job, fragments):
+    os.kill(os.getpid(), number)
+    return observe(job, fragments)
+
+passes.observe_fragments = observe_and_be_stopped
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_fit_that_is_stopped_leaves_nothing(tmp_path: Path, clicks: Path, number: int, expected: int):
+    path = written(tmp_path, clicks, features=FEATURES)
+    program = Program([sys.executable, "-c", STOPPED, "fit", str(path), str(int(number))])
+    try:
+        assert program.wait() == expected, program.text
+    finally:
+        program.close()
+    if number == signal.SIGINT:
+        assert "stopped: what was fitted before still counts" in program.text
+    assert not list((tmp_path / "work").glob("fitting*"))
+    assert not (tmp_path / "work" / "artifacts").exists()
+
+
+def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
+    with toy_ops():
+        path = written(tmp_path, clicks, fit={"auto": True})
+        made: list[Any] = []
+
+        def resolve(rank: int) -> None:
+            hello = {"rank": rank, "world_size": 2}
+            made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).job.knowledge.manifest)
+
+        threads = [threading.Thread(target=resolve, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert made[0] == made[1] is not None
+        pipeline = Pipeline.from_yaml(path)
+        first = pipeline.resolve({"rank": 0, "world_size": 2}, job="1" * 64)
+        Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()  # between the starts of two ranks
+        second = pipeline.resolve({"rank": 1, "world_size": 2}, job="1" * 64)
+        assert second.job.knowledge.manifest == first.job.knowledge.manifest == made[0]
+        assert second.features.fingerprint == first.features.fingerprint
+
+
+def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, clicks: Path):
+    with toy_ops():
+        path = written(tmp_path, clicks)
+        Pipeline.from_yaml(path).fit()
+        hello = {"rank": 0, "world_size": 1}
+        first = Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()
+        Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
+        asked = {key: first[key] for key in ("snapshot", "plan", "features", "lanes")}
+        again = Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)
+        assert again.facts()["features"] == first["features"]
+        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()["features"] != first["features"]
+        state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
+        assert Pipeline.from_yaml(path).plan_for(state).facts()["features"] == first["features"]
+        manifest = again.job.knowledge.manifest
+        assert manifest is not None
+        (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()
+        stored_artifacts._load_manifest.cache_clear()
+        with pytest.raises(StateError, match="the state belongs to another features"):
+            Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)

@@ -1,0 +1,260 @@
+"""What dies with SIGKILL costs time, and not one row: the stream goes on identically, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from pipelines import Place, eventually, furnished, image, oracle
+from processes import DaskCluster, all_gone, feedline, running, trainer
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.errors import ClusterError, FeederError
+from feedline.loader.batch import Batch
+
+
+@pytest.fixture
+def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path, clicks) as place:
+        yield place
+
+
+# -- the feeder ---------------------------------------------------------------------------------------------------
+
+
+def test_a_feeder_dies_again_and_again(place: Place, caplog: pytest.LogCaptureFixture):
+    """Before its first batch, in mid-epoch twice, with batches held, and between two epochs."""
+    path = place.write()
+    with FeedlineDataset(path) as dataset:
+        dataset._feed._connection._process._process.kill()
+        for epoch, deaths in ((0, (2, 40)), (1, (60,))):
+            seen, held = [], []
+            for batch in dataset:
+                seen.append(image(batch))
+                held = [*held[-2:], batch]
+                if batch.step in deaths:
+                    psutil.Process(_feeder(dataset)).kill()
+                assert [image(each) for each in held] == seen[-len(held) :]
+            assert seen == oracle(path, epoch=epoch)
+            psutil.Process(_feeder(dataset)).kill()
+        assert dataset.stats().feeders == 6
+        assert dataset.stats().rows == 2 * 78 * 256
+    words = [record.message for record in caplog.records if "the feeder died" in record.message]
+    assert len(words) == 5
+    assert all("exit status -9" in word for word in words)
+
+
+def test_a_feeder_with_worker_processes_takes_them_along(place: Place):
+    path = place.write(cluster={"workers": 2, "threads": 1})
+    with FeedlineDataset(path) as dataset:
+        iterator = iter(dataset)
+        seen = [image(next(iterator)) for _ in range(5)]
+        family = psutil.Process(_feeder(dataset)).children(recursive=True)
+        assert len([each for each in family if "spawn_main" in " ".join(each.cmdline())]) == 2
+        psutil.Process(_feeder(dataset)).kill()
+        seen += [image(batch) for batch in iterator]
+        assert seen == oracle(path)
+        assert all_gone(family)
+
+
+def test_three_deaths_without_a_batch_raise_with_the_last_words(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 7\n")
+    broken.chmod(0o700)
+    path = place.write()
+    with FeedlineDataset(path) as dataset:
+        monkeypatch.setenv("FEEDLINE_COMMAND", str(broken))
+        iterator = iter(dataset)
+        seen = [image(next(iterator)) for _ in range(9)]
+        psutil.Process(_feeder(dataset)).kill()
+        for _ in range(2):  # asking again is allowed, and answered the same
+            with pytest.raises(FeederError, match=r"died 3 times(?s:.*)the disk is on fire(?s:.*)exit status 7"):
+                list(iterator)
+        monkeypatch.undo()
+        seen += [image(batch) for batch in iterator]
+        assert seen[:9] + seen[-60:] == oracle(path)[:9] + oracle(path)[-60:]
+
+
+def _feeder(dataset: FeedlineDataset) -> int:
+    return dataset._feed._connection.feeder_pid
+
+
+# -- the worker, the scheduler ------------------------------------------------------------------------------------
+
+
+def test_a_worker_process_dies(place: Place):
+    path = place.write(cluster={"workers": 2, "threads": 1}, source={"split_rows": 256}, shuffle={"window_rows": 256})
+    with FeedlineDataset(path) as dataset:
+        seen = []
+        for batch in dataset:
+            seen.append(image(batch))
+            if batch.step in (3, 30):
+                family = psutil.Process(_feeder(dataset)).children(recursive=True)
+                workers = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+                workers[batch.step % len(workers)].kill()
+        assert seen == oracle(path)
+        assert dataset.stats().feeders == 1
+
+
+def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path: Path):
+    with DaskCluster(tmp_path / "dask") as dask:
+        path = place.write(
+            cluster={"scheduler": dask.address, "wait_s": 60},
+            source={"split_rows": 256},
+            shuffle={"window_rows": 256},
+        )
+        with FeedlineDataset(path) as dataset:
+            seen = []
+            for batch in dataset:
+                seen.append(image(batch))
+                if batch.step in (3, 30):
+                    dask.kill()
+                    dask.start()
+            assert seen == oracle(path)
+            assert dataset.stats().feeders == 1
+
+
+def test_a_scheduler_that_does_not_come_back_is_an_error(place: Place, tmp_path: Path):
+    with DaskCluster(tmp_path / "dask") as dask:
+        path = place.write(cluster={"scheduler": dask.address, "wait_s": 2}, shuffle={"window_rows": 256})
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            next(iterator)
+            dask.kill()
+            with pytest.raises(ClusterError, match=re.escape(dask.address)):
+                list(iterator)
+
+
+# -- the trainer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", [{"threads": 1}, {"workers": 2, "threads": 1}], ids=["threads", "workers"])
+def test_a_trainer_dies_and_resumes(place: Place, tmp_path: Path, cluster: dict):
+    path = place.write(cluster=cluster)
+    state = tmp_path / "state.pt"
+    with trainer(path, state, "--epochs", 2, "--stop-after", 100) as first:
+        first.line("feeder .* own")
+        first.line("^1 21 ")
+        family = first.descendants()
+        first.kill()
+        assert all_gone(family)
+        assert eventually(lambda: not place.left(), within_s=15), place.left()
+        seen = [line for line in first.lines if re.match(r"\d", line)]
+    with FeedlineDataset(path) as dataset:
+        dataset.load_state_dict(torch.load(state, weights_only=True))
+        seen += [_line(batch) for batch in dataset]
+    assert seen == [_line(batch) for epoch in range(2) for batch in Pipeline.from_yaml(path).batches(epoch)]
+
+
+def _line(batch: Batch) -> str:
+    """What the program says of a batch."""
+    return f"{batch.epoch} {batch.step} {sha256(image(batch)).hexdigest()}\n"
+
+
+def test_a_trainer_dies_while_its_feeder_starts(place: Place, tmp_path: Path):
+    path = place.write()
+    program = "import sys, feedline; dataset = feedline.FeedlineDataset(sys.argv[1]); print('made'); len(dataset)"
+    with running(sys.executable, "-u", "-c", program, path) as made:
+        made.line("made")
+        family = made.descendants()
+        assert family
+        made.kill()
+        assert all_gone(family)
+        assert eventually(lambda: not place.left(), within_s=15), place.left()
+
+
+def test_a_trainer_is_interrupted(place: Place, tmp_path: Path):
+    """Ctrl-C reaches the whole family; the trainer's `with` block ends it."""
+    path = place.write(cluster={"workers": 1, "threads": 1})
+    with trainer(path, tmp_path / "state.pt", "--epochs", 100_000) as program:
+        program.line("^1 ")
+        family = program.descendants()
+        for process in [*family, psutil.Process(program.pid)]:
+            process.send_signal(signal.SIGINT)
+        assert program.wait(20) == -signal.SIGINT
+        assert "KeyboardInterrupt" in program.text
+        assert "died" not in program.text
+        assert all_gone(family)
+
+
+# -- feedline run -------------------------------------------------------------------------------------------------
+
+
+def test_a_feeder_of_a_run_dies_under_its_trainer(place: Place, caplog: pytest.LogCaptureFixture):
+    path = place.write()
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        with FeedlineDataset(path) as dataset:
+            seen = []
+            for batch in dataset:
+                seen.append(image(batch))
+                if batch.step == 20:
+                    assert dataset._feed.attached
+                    psutil.Process(_feeder(dataset)).kill()
+            assert dataset._feed.attached
+            assert dataset.stats().feeders == 2
+        assert seen == oracle(path)
+        assert run.wait() == 0
+        assert "feeder died (exit status -9), starting another" in run.text
+
+
+def test_deaths_without_progress_end_a_run_and_others_do_not(place: Place):
+    path = place.write(epochs=100)
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        for _ in range(3):
+            with FeedlineDataset(path) as dataset:
+                next(iter(dataset))
+                assert dataset._feed.attached
+            run.line("trainer left")
+            run.descendants()[0].kill()
+            run.line("feeder died .* starting another")
+            run.line("waiting for a trainer")
+        run.descendants()[0].kill()  # the second without a batch in between
+        run.line("waiting for a trainer")
+        run.descendants()[0].kill()
+        assert run.wait(20) == 1
+        assert "died 3 times without delivering a batch" in run.text
+        assert eventually(lambda: not place.left(), within_s=15), place.left()
+
+
+def test_a_run_dies_under_its_trainer(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """The trainer goes on with a feeder of its own; the run's feeders end with it."""
+    from feedline.loader.ring import rendezvous
+
+    monkeypatch.setattr(rendezvous, "_SUCCESSOR_S", 0.5)
+    path = place.write()
+    with feedline("run", path, "--world-size", 2) as run:
+        for _ in range(2):
+            run.line("rank [01]: waiting for a trainer")
+        family = run.descendants()
+        with FeedlineDataset(path, rank=0, world_size=2) as dataset:
+            iterator = iter(dataset)
+            seen = [image(next(iterator)) for _ in range(5)]
+            assert dataset._feed.attached
+            run.kill()
+            seen += [image(batch) for batch in iterator]
+            assert not dataset._feed.attached
+        assert seen == oracle(path, world_size=2)
+        assert all_gone(family)
+        assert eventually(lambda: not place.left(), within_s=15), place.left()
+
+
+def test_a_run_that_dies_as_it_starts_leaves_no_feeder(place: Place):
+    path = place.write()
+    with feedline("run", path) as run:
+        family = eventually(run.descendants)
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        assert all_gone(family)
+        assert eventually(lambda: not place.left(), within_s=15), place.left()

@@ -1,0 +1,40 @@
+"""The benchmark of `optimize` still runs (tiny, clock off), and answers all its questions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "optimize.py"
+
+
+def test_tiny_answers_every_question(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARK), "--tiny", "--threads", "1", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert json.loads(done.stdout) == found
+    assert found["bytes"]["clustered_bytes"] < found["bytes"]["log_bytes"] < found["bytes"]["as_written_bytes"]
+    assert found["bytes"]["row_groups_log"] == found["bytes"]["row_groups_clustered"]
+    assert found["bytes"]["ratio"] > 2  # bytes, not time
+    for name in ("bare_rows_per_s", "optimize_rows_per_s", "peak_pss_bytes", "measuring_s"):
+        assert found["throughput"][name] > 0
+    assert found["decode"]["same_rows"] is True
+    assert found["decode"]["ratio"] > 0
+
+
+def test_the_warehouse_benchmark_counts_bytes_and_requests(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARK.parent / "warehouse.py"), "--tiny", "--json", str(tmp_path / "found.json")]
+    parts = ["--only", "projection", "--only", "popular"]
+    done = subprocess.run([*command, *parts], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert set(found) == {"projection", "popular"}
+    assert found["projection"]["columns"] == 40
+    assert found["projection"]["table_columns"] == 400
+    assert found["projection"]["feedline_bytes"] > found["projection"]["chunk_bytes"]  # footers, too: tiny row groups
+    assert found["projection"]["bytes_ratio"] < 2
+    assert found["popular"]["requests_per_row_group"]["after"] == 1
+    assert found["popular"]["requests_per_row_group"]["before"] > 4  # tiny holes are read over, as from a store

@@ -1,0 +1,342 @@
+"""Does `feedline run` serve, drain, tell, end and clean up as promised? Every command is a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from pipelines import Place, eventually, furnished, image, oracle
+from processes import Program, all_gone, connections, ended, feedline, trainer
+
+from feedline import FeedlineDataset, Pipeline
+from feedline.cli import parse_ranks
+from feedline.errors import SpecError, StateError
+from feedline.loader.ring.rendezvous import job_fingerprint
+from feedline.spec import load_spec
+
+STEPS = 78
+SECONDS = 12  # to end within, on a machine that is busy with other things
+
+
+@pytest.fixture
+def place(tmp_path: Path, clicks: Path) -> Iterator[Place]:
+    with furnished(tmp_path, clicks) as place:
+        yield place
+
+
+# -- sink null ----------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_pipeline_in_numbers(place: Place):
+    path = place.write(epochs=2)
+    done = ended("run", path, "--sink", "null", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rows"], summary["batches"], summary["epochs"]) == (2 * STEPS * 256, 2 * STEPS, 2)
+    assert (summary["steps"], summary["rows_dropped"], summary["ranks"]) == (STEPS, 32, [0])
+    assert summary["rows_per_s"] == pytest.approx(summary["rows"] / summary["seconds"])
+    assert 0 <= summary["wait_fraction"] <= 1
+    assert summary["bytes_delivered"] == sum(len(each) for epoch in range(2) for each in oracle(path, epoch=epoch))
+    plan = json.loads(ended("plan", path, "--json").stdout)
+    assert plan["plan"] == summary["plan"]
+    assert plan["snapshot"] == summary["snapshot"]
+    assert 0 < plan["bytes"]["read_per_epoch"] <= summary["bytes_read"] <= 4 * plan["bytes"]["read_per_epoch"]
+    assert f"Dask dashboard: {summary['dashboard']}" in done.stderr
+    assert "19,968 rows" in ended("run", path, "--sink", "null", "--set", "epochs=1").stdout
+
+
+def test_all_ranks_of_a_host_are_drained_at_once(place: Place):
+    path = place.write()
+    whole = json.loads(ended("run", path, "--sink", "null", "--world-size", 2, "--json").stdout)
+    assert (whole["ranks"], whole["rows"], whole["batches"], whole["steps"]) == ([0, 1], 19_968, 78, 39)
+    half = json.loads(ended("run", path, "--sink", "null", "--world-size", 2, "--ranks", 1, "--json").stdout)
+    assert (half["ranks"], half["rows"], half["steps"]) == ([1], 9_984, 39)
+
+
+def test_ten_runs_two_at_a_time(place: Place):
+    path = place.write(source={"where": 'ds == "2026-01-01"'}, batch={"size": 512, "tail": "partial"})
+
+    def run(_: int) -> tuple[int, int]:
+        done = ended("run", path, "--sink", "null", "--json")
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        return summary["rows"], summary["batches"]
+
+    with ThreadPoolExecutor(2) as two:
+        results = list(two.map(run, range(10)))
+    batches = list(Pipeline.from_yaml(path).batches())
+    assert set(results) == {(sum(batch.rows for batch in batches), len(batches))}
+
+
+# -- signals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("sink", ["trainer", "null"])
+def test_a_signal_ends_everything(place: Place, sink: str, number: int, status: int):
+    path = place.write(epochs=100_000)
+    with feedline("run", path, "--sink", sink) as run:
+        run.line("Dask dashboard")
+        family = run.descendants()
+        assert family
+        _signal_the_terminal(run, number)
+        assert run.wait(SECONDS) == status
+        assert all_gone(family)
+        assert "Traceback" not in run.text
+
+
+@pytest.mark.parametrize("sink", ["trainer", "null"])
+def test_a_signal_while_worker_processes_work(place: Place, sink: str):
+    path = place.write(epochs=100_000, cluster={"workers": 2, "threads": 1})
+    with feedline("run", path, "--sink", sink) as run:
+        run.line("Dask dashboard")
+        family = run.descendants()
+        assert len(family) >= 3
+        _signal_the_terminal(run, signal.SIGINT)
+        assert run.wait(SECONDS) == 130
+        assert all_gone(family)
+
+
+@contextlib.contextmanager
+def planning_forever(path: Path) -> Iterator[None]:
+    """Ranks of two cannot agree on a snapshot: somebody holds the lock of their meeting place."""
+    spec = load_spec(path)
+    lock = Path(spec.work_dir) / "runs" / f"{job_fingerprint(spec)[:16]}-2.json.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _plans(run: Program) -> bool:
+    """Whether a feeder of the run has come to the lock."""
+    for process in run.descendants():
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if link.readlink().suffix == ".lock" and link.readlink().parent.name == "runs":
+                    return True
+    return False
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_plan_is_made(place: Place, number: int, status: int):
+    path = place.write()
+    with planning_forever(path), feedline("run", path, "--sink", "null", "--world-size", 2, "--ranks", 0) as run:
+        assert eventually(lambda: _plans(run))
+        family = run.descendants()
+        _signal_the_terminal(run, number)
+        assert run.wait(SECONDS) == status
+        assert all_gone(family)
+
+
+def test_a_signal_while_a_trainers_plan_is_made(place: Place):
+    path = place.write()
+    with planning_forever(path), feedline("run", path, "--world-size", 2, "--ranks", 0) as run:
+        run.line("waiting for a trainer")
+        family = run.descendants()
+        dataset = FeedlineDataset(path, rank=0, world_size=2)
+        try:
+            run.line("attached")
+            with ThreadPoolExecutor(1) as other:
+                length = other.submit(len, dataset)
+                assert eventually(lambda: _plans(run))
+                _signal_the_terminal(run, signal.SIGTERM)
+                assert run.wait(SECONDS) == 143
+                assert all_gone(family)
+                dataset.close()
+                assert length.exception(SECONDS) is not None
+        finally:
+            dataset.close()
+
+
+def test_signals_at_any_moment_of_the_start(place: Place):
+    path = place.write(epochs=100_000)
+
+    def interrupted(after_s: float) -> None:
+        with feedline("run", path, "--sink", "null") as run:
+            eventually(lambda: False, within_s=after_s)
+            family = run.descendants()
+            run.send(signal.SIGTERM)
+            assert run.wait(SECONDS) in (143, -signal.SIGTERM), run.text
+            assert all_gone(family)
+
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(interrupted, [0.4, 0.8, 1.2, 1.6, 2.0, 2.4]))
+
+
+def _signal_the_terminal(run: Program, number: int) -> None:
+    """Ctrl-C reaches every process of the terminal's group; SIGTERM the one that was named."""
+    if number != signal.SIGINT:
+        run.send(number)
+        return
+    for process in [*run.descendants(), psutil.Process(run.pid)]:
+        process.send_signal(number)
+
+
+# -- sink trainer -------------------------------------------------------------------------------------------------
+
+
+def test_trainers_come_and_go(place: Place, tmp_path: Path):
+    """One at a time; one that dies is followed by the next; the run ends once the epochs were served."""
+    path = place.write(epochs=2)
+    with feedline("run", path) as run:
+        page = run.line(r"waiting for a trainer. Dask dashboard: (http://127\.0\.0\.1:\d+/status)")[1]
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            assert answer.status == 200
+            assert b"bokeh" in answer.read().lower()
+        feeder = run.descendants()[0].pid
+        with FeedlineDataset(path) as dataset:
+            iterator = iter(dataset)
+            seen = [image(next(iterator)) for _ in range(10)]
+            assert (dataset._feed.attached, dataset.facts["feeder"]) == (True, feeder)
+            run.line("attached")
+            with FeedlineDataset(path) as second:
+                assert [image(batch) for batch in second] == oracle(path)
+                assert (second._feed.attached, second.facts["feeder"] == feeder) == (False, False)
+            seen += [image(next(iterator)) for _ in range(10)]
+            assert seen == oracle(path)[:20]
+        run.line("trainer left")
+        state = tmp_path / "state.pt"
+        with trainer(path, state, "--epochs", 2, "--stop-after", 2 * STEPS - 2) as first:
+            assert first.line("feeder (.*)")[1] == f"{feeder} attached"
+            first.line(f"^1 {STEPS - 3} ")
+            first.kill()
+        run.line("trainer left")
+        with FeedlineDataset(path) as dataset:  # the ring held the rest already, but nobody has had it
+            dataset.load_state_dict(torch.load(state, weights_only=True))
+            assert [image(batch) for batch in dataset] == oracle(path, epoch=1)[-2:]
+            assert dataset.facts["feeder"] == feeder
+            assert dataset.stats().feeders == 1
+        assert run.wait(SECONDS) == 0
+    assert re.search(r"in \d+ batches", run.text)
+
+
+def test_every_rank_of_a_host_has_its_feeder(place: Place):
+    path = place.write()
+    with feedline("run", path, "--world-size", 2, "--json") as run:
+        for _ in range(2):
+            run.line("rank [01]: waiting for a trainer")
+        with (
+            FeedlineDataset(path, rank=0, world_size=2) as zero,
+            FeedlineDataset(path, rank=1, world_size=2) as one,
+        ):
+            for rank, dataset in enumerate((zero, one)):
+                assert [image(batch) for batch in dataset] == oracle(path, rank=rank, world_size=2)
+                assert dataset._feed.attached
+        assert run.wait(SECONDS) == 0
+    summary = json.loads(run.lines[-1])
+    assert (summary["rows"], summary["batches"], summary["steps"], summary["ranks"]) == (19_968, 78, 39, [0, 1])
+    assert 0 <= summary["wait_fraction"] <= 1
+    plan = Pipeline.from_yaml(path).plan(world_size=2).facts()
+    for name in ("snapshot", "plan", "rows_dropped"):
+        assert summary[name] == plan[name], name
+    assert summary["rows_dropped"] > 0
+
+
+def test_another_run_of_the_same_job_is_refused(place: Place):
+    path = place.write()
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        second = ended("run", path)
+        assert second.returncode == 1
+        assert "this job's rank is served already" in second.stderr
+        assert str(run.descendants()[0].pid) in second.stderr
+        with FeedlineDataset(path) as dataset:
+            assert [image(batch) for batch in dataset] == oracle(path)
+            assert dataset._feed.attached
+        assert run.wait(SECONDS) == 0
+
+
+def test_two_trainers_knock_at_once(place: Place):
+    """Exactly one gets in; the other starts its own feeder, at once."""
+    path = place.write()
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        feeder = run.descendants()[0]
+        feeder.suspend()  # both connections lie in the backlog when it looks
+        with ThreadPoolExecutor(2) as two:
+            made = [two.submit(FeedlineDataset, path) for _ in range(2)]
+            (path_of_socket,) = place.sockets.glob("*.sock")
+            assert eventually(lambda: connections(path_of_socket.name) == 3)
+            feeder.resume()
+            datasets = [each.result() for each in made]
+        try:
+            assert sorted(dataset._feed.attached for dataset in datasets) == [False, True]
+            for dataset in datasets:
+                assert [image(batch) for batch in dataset] == oracle(path)
+                assert dataset.stats().feeders == 1
+        finally:
+            for dataset in datasets:
+                dataset.close()
+        assert run.wait(SECONDS) == 0
+
+
+def test_a_plan_that_fails_is_told_to_the_trainer_and_the_run_goes_on(place: Place):
+    path = place.write()
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        with FeedlineDataset(path) as dataset:
+            state = dataset.state_dict()
+            with pytest.raises(StateError, match="belongs to another plan: got 0"):
+                dataset.load_state_dict({**state, "plan": "0"})
+        assert "StateError" in run.line("trainer left after .*")[0]
+        with FeedlineDataset(path) as dataset:
+            assert [image(batch) for batch in dataset] == oracle(path)
+            assert dataset._feed.attached
+        assert run.wait(SECONDS) == 0
+
+
+def test_what_a_dead_run_left_is_swept_by_the_next(place: Place):
+    path = place.write()
+    place.sockets.mkdir(parents=True, mode=0o700)
+    name = f"{job_fingerprint(load_spec(path))[:16]}-0of1"
+    (place.sockets / f"{name}.sock").touch()
+    (place.sockets / f"{name}.lock").write_text("999999")
+    with FeedlineDataset(path) as dataset:  # nobody waits there
+        assert not dataset._feed.attached
+        assert len(dataset) == STEPS
+    with feedline("run", path) as run:
+        run.line("waiting for a trainer")
+        with FeedlineDataset(path) as dataset:
+            assert [image(batch) for batch in dataset] == oracle(path)
+            assert dataset._feed.attached
+        assert run.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}],
+)
+def test_a_run_that_a_launcher_multiplies_names_its_ranks(environment: dict, monkeypatch: pytest.MonkeyPatch):
+    """Each would serve rank 0 of 1 and drain everything, or wait for a trainer that never comes."""
+    assert parse_ranks(None, None) == [0]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match="--ranks and --world-size are missing under a launcher"):
+        parse_ranks(None, None)
+    assert parse_ranks(None, 1) == [0]
+    assert parse_ranks("0-1", 4) == [0, 1]
+
+
+def test_wrong_options(place: Place):
+    path = place.write()
+    for options, text in (
+        (("--sink", "file"), "--sink is unknown: got 'file', expected trainer or null"),
+        (("--ranks", "0-x"), "--ranks is no list of ranks: got '0-x'"),
+        (("--ranks", "2", "--world-size", "2"), "--ranks does not fit --world-size"),
+        (("--set", "batch.sizes=3"), "did you mean"),
+    ):
+        done = ended("run", path, *options)
+        assert done.returncode == 2, done.stderr
+        assert text.lower() in done.stderr.lower()
+    assert ended("run", path.with_name("none.yaml")).returncode == 2

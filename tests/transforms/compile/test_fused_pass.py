@@ -1,0 +1,144 @@
+"""Do chains of ops that run in one go give what their ops give one after the other, bit by bit?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.values import arrays
+from feedline.transforms.values.kinds import Value
+
+FLOAT_OPS: tuple[tuple[str, Any], ...] = (
+    ("fill_nonfinite", 0.5),
+    ("fill_null", 2),
+    ("clip", {"min": -3, "max": 40}),
+    ("log1p", None),
+    ("log", None),
+    ("logit", 0.01),
+    ("box_cox", {"power": 0.5, "shift": 4}),
+    ("standardize", {"mean": 1.5, "std": 0.3}),
+    ("min_max", {"min": -1, "max": 3}),
+    ("bucketize", [0, 0.5, 2]),
+    ("cast", "float64"),
+    ("cast", "float32"),
+)
+ID_OPS: tuple[tuple[str, Any], ...] = (
+    ("fill_null", 3),
+    ("clip", {"min": 2, "max": 1000}),
+    ("modulo", 700),
+    ("hash_bucket", 900),
+    ("sigrid_hash", {"salt": 2, "max_value": 5000}),
+    ("bucketize", [5, 50, 300]),
+    ("log1p", None),
+    ("standardize", {"mean": 9, "std": 4}),
+)
+
+
+def feature(ops: list[tuple[str, Any]], group: Any) -> FeatureSpec:
+    calls = []
+    for name, arguments in ops:
+        value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
+        calls.append(OpCall(op=name, arguments=json.dumps(value)))
+    return FeatureSpec(name="x", group=group, column="x", ops=tuple(calls))
+
+
+def run(series: pl.Series, *ops: tuple[str, Any], group: str = "extra") -> pl.Series:
+    frame = series.alias("x").to_frame()
+    return compile_features([feature(list(ops), group)], frame.to_arrow().schema).apply(frame)["x"]
+
+
+def bits(series: pl.Series) -> list[Any]:
+    """Its values, the sign of a zero and the null apart."""
+    return [series.dtype, *map(repr, series.to_list())]
+
+
+def check(series: pl.Series, ops: list[tuple[str, Any]], group: str) -> None:
+    expected = series
+    for op in ops:
+        expected = run(expected, op)
+    expected = run(expected, group=group)
+    frame = series.alias("x").to_frame()
+    compiled = compile_features([feature(ops, group)], frame.to_arrow().schema)
+    inside_polars = compiled.lazy(frame).collect(engine="in-memory")["x"]
+    assert bits(inside_polars) == bits(expected)
+    assert bits(run(series, *ops, group=group)) == bits(expected)
+
+
+def column(draw: Any, numbers: Any, dtype: pl.DataType) -> pl.Series:
+    held = pl.Series(draw(st.lists(st.one_of(st.none(), numbers), max_size=20)), dtype=dtype)
+    return held[draw(st.integers(0, 3)) :]  # with another offset
+
+
+@given(st.data(), st.sampled_from([pl.Float32(), pl.Float64()]), st.lists(st.sampled_from(FLOAT_OPS[:9]), max_size=5))
+def test_chains_over_floats(data: st.DataObject, dtype: pl.DataType, ops: list[tuple[str, Any]]):
+    width = 32 if dtype == pl.Float32() else 64
+    numbers = st.one_of(st.floats(width=width), st.floats(-5, 50, width=width))
+    check(column(data.draw, numbers, dtype), ops, data.draw(st.sampled_from(["extra", "dense"])))
+
+
+@given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4), st.sampled_from([None, *ID_OPS[5:]]))
+def test_chains_over_ids(data: st.DataObject, ops: list[tuple[str, Any]], last: tuple[str, Any] | None):
+    dtype = data.draw(st.sampled_from([pl.Int64(), pl.Int8(), pl.UInt64()]))
+    numbers = st.integers(0, 2**64 - 1 if dtype == pl.UInt64() else 127)
+    ops = ops if last is None else [*ops, last]
+    check(column(data.draw, numbers, dtype), ops, "extra")
+
+
+@given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4))
+def test_chains_over_lists(data: st.DataObject, ops: list[tuple[str, Any]]):
+    rows = data.draw(st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(-9, 9))))))
+    series = pl.Series(rows, dtype=pl.List(pl.Int64))
+    check(series, ops, "extra")
+    if not any(name == "fill_null" for name, _ in ops):
+        check(series.list.to_array(2) if all(row is None or len(row) == 2 for row in rows) else series, ops, "extra")
+
+
+@pytest.mark.parametrize("last", FLOAT_OPS[-3:], ids=str)
+def test_what_stands_behind_a_chain(last: tuple[str, Any]):
+    series = pl.Series([0.25, None, 3.5, -2.0], dtype=pl.Float32)
+    check(series, [("clip", {"min": -1}), ("log1p", None), last], "extra")
+    check(series, [("clip", {"min": -1}), last, ("log1p", None)], "dense")
+
+
+def test_chains_longer_than_a_block(monkeypatch: pytest.MonkeyPatch):
+    values = np.random.default_rng(0).normal(0, 3, 1000).astype(np.float32)
+    series = pl.Series(values).set(pl.Series(np.arange(1000) % 9 == 0), None)[5:]
+    ops: list[tuple[str, Any]] = [FLOAT_OPS[2], FLOAT_OPS[6], FLOAT_OPS[7]]
+    whole = run(series, *ops, group="dense")
+    monkeypatch.setattr(arrays, "BLOCK_VALUES", 64)
+    assert bits(run(series, *ops, group="dense")) == bits(whole)
+
+
+def test_an_unsigned_id_beyond_int64_is_refused_behind_a_kernel():
+    series = pl.Series([2**63 + 5], dtype=pl.UInt64)
+    with pytest.raises(ValueError, match="9223372036854775813"):
+        run(series, ("clip", {"min": 1}), group="categorical")
+
+
+def test_one_call_for_a_whole_chain():
+    """Kernels are joined where one stands directly behind another, and cut where something else made the values."""
+    value = Value(expr=pl.col("x"), dtype=pl.Float64())
+    calls: list[int] = []
+
+    def kernel(values: Any, out: Any) -> None:
+        calls.append(len(values))
+        np.add(values, 1, out=out)
+
+    joined = value.through(kernel, pl.Float64()).through(kernel, pl.Float64())
+    assert joined.fused is not None
+    assert len(joined.fused.steps) == 2
+    between = Value(expr=joined.expr.fill_null(0), dtype=pl.Float64(), fused=joined.fused)
+    cut = between.through(kernel, pl.Float64())
+    assert cut.fused is not None
+    assert len(cut.fused.steps) == 1
+    frame = pl.DataFrame({"x": [1.0, None]})
+    assert frame.select(cut.expr).to_series().to_list() == [4.0, 1.0]
+    assert calls == [2, 2, 2]

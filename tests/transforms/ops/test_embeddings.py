@@ -1,0 +1,349 @@
+"""embedding, and the arrays behind it: what zarr itself reads, in bounded memory, by however many threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.artifacts.array_rows import Rows, Stored
+from feedline.artifacts.external import read_outside
+from feedline.artifacts.zarr_array import open_array
+from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
+from feedline.spec.features import OpCall
+from feedline.transforms.ops import embeddings, resolve
+from feedline.transforms.registry.op import OpError, Told
+from feedline.transforms.values.kinds import Value
+
+N, WIDTH = 1000, 6
+DATA = np.random.default_rng(0).random((N, WIDTH), dtype=np.float32)
+FORMS: dict[str, dict[str, Any]] = {
+    "compressed": {},
+    "bare": {"compressors": None},
+    "bare, one chunk": {"compressors": None, "chunks": (N, WIDTH)},
+    "version 2": {"zarr_format": 2},
+    "version 2, bare": {"zarr_format": 2, "compressors": None},
+    "version 2, columns first": {"zarr_format": 2, "compressors": None, "order": "F"},
+    "sharded": {"shards": (512, WIDTH)},
+    "columns apart": {"chunks": (64, 4), "compressors": None},
+    "wide chunks": {"chunks": (64, 9), "compressors": None},
+    "half": {"dtype": "f2", "compressors": None},
+    "double": {"dtype": "f8"},
+    "big-endian": {"zarr_format": 2, "dtype": ">f4", "compressors": None},
+    "small integers": {"dtype": "i1", "compressors": None},
+}
+
+
+def made(path: Path, **options: Any) -> zarr.Array:
+    array = zarr.create_array(store=str(path), shape=DATA.shape, **{"chunks": (64, WIDTH), "dtype": "f4", **options})
+    array[:] = DATA * 100 if array.dtype.kind == "i" else DATA
+    return array
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arrays")
+    for name, options in FORMS.items():
+        made(folder / name, **options)
+    return folder
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 30, 4000])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int):
+    expected = zarr.open_array(str(arrays / form), mode="r")[:].astype(np.float32)
+    stored = open_array(str(arrays / form)).stored()
+    assert stored.mapped == (
+        form in ("bare", "bare, one chunk", "version 2, bare", "wide chunks", "half", "small integers")
+    )
+    rows = Rows(stored, max_bytes)
+    for indices in (
+        np.arange(N),
+        np.array([], np.int64),
+        np.array([N - 1, 0, 0]),
+        np.random.default_rng(1).integers(0, N, 300),
+    ):
+        assert np.array_equal(rows.take(indices), expected[indices])
+
+
+def counting(rows: int, width: int, block_rows: int, log: list[int]) -> Stored:
+    """An array whose rows are their numbers, and which notes the blocks that are loaded."""
+
+    def load(number: int) -> np.ndarray:
+        log.append(number)
+        first = number * block_rows
+        return np.repeat(np.arange(first, min(first + block_rows, rows), dtype=np.float32)[:, None], width, axis=1)
+
+    return Stored(rows=rows, width=width, block_rows=block_rows, dtype=np.dtype(np.float32), load=load)
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 12),
+    st.integers(1, 2000),
+    st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=20), max_size=5),
+)
+def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
+    rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
+):
+    log: list[int] = []
+    held = Rows(counting(rows, 3, block_rows, log), max_bytes)
+    block_bytes = min(block_rows, rows) * 12
+    for part in asked:
+        indices = np.array([int(place * rows) for place in part], np.int64)
+        before = len(log)
+        assert np.array_equal(held.take(indices), np.repeat(indices[:, None], 3, axis=1).astype(np.float32))
+        loaded = log[before:]
+        assert len(set(loaded)) == len(loaded)
+        assert set(loaded) <= set((indices // block_rows).tolist())
+        assert held.nbytes <= max(max_bytes, block_bytes)
+    if rows * 12 <= max_bytes:
+        assert len(set(log)) == len(log)
+    assert held.loads == len(log)
+
+
+def test_the_blocks_used_last_are_kept():
+    log: list[int] = []
+    held = Rows(counting(100, 3, 10, log), 2 * 10 * 12)
+    for row in (5, 15, 7, 25, 5, 15):
+        held.take(np.array([row]))
+    assert log == [0, 1, 2, 1]
+
+
+def test_a_block_is_loaded_once_for_all_threads():
+    log: list[int] = []
+    stored = counting(100, 3, 10, log)
+    together = threading.Barrier(4)
+    first = threading.Event()
+
+    def load(number: int) -> np.ndarray:
+        first.wait(10)
+        return stored.load(number)
+
+    held = Rows(Stored(rows=100, width=3, block_rows=10, dtype=stored.dtype, load=load), 1 << 20)
+
+    def take() -> np.ndarray:
+        if together.wait(10) == 0:
+            first.set()
+        return held.take(np.arange(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result() for future in [pool.submit(take) for _ in range(4)]]
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert sorted(log) == list(range(10))
+
+
+def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
+    failures = [OSError("gone")]
+
+    def load(number: int) -> np.ndarray:
+        if failures:
+            raise failures.pop()
+        return np.zeros((5, 2), np.float32)
+
+    held = Rows(Stored(rows=10, width=2, block_rows=5, dtype=np.dtype(np.float32), load=load), 1 << 20)
+    with pytest.raises(OSError, match="gone"):
+        held.take(np.array([1]))
+    assert held.take(np.array([1])).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("form", ["compressed", "bare", "sharded"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: os.utime(file, (1, 1)), "changed after the array was opened: got .*Start again"),
+        (lambda file: file.write_bytes(b"x"), "changed after the array was opened: got 1 bytes"),
+        (lambda file: file.unlink(), "is gone: it was there when the array was opened"),
+    ],
+    ids=["touched", "rewritten", "deleted"],
+)
+def test_a_chunk_that_changed_is_not_read(tmp_path: Path, form: str, change: Any, message: str):
+    made(tmp_path / "a", **FORMS[form])
+    opened = open_array(str(tmp_path / "a"))
+    rows = Rows(opened.stored(), 1 << 20)
+    rows.take(np.array([0]))
+    change(tmp_path / "a" / "c" / "1" / "0")
+    with pytest.raises(TableChangedError, match=message):
+        rows.take(np.array([70 if form != "sharded" else 600]))
+    assert open_array(str(tmp_path / "a")).digest != opened.digest
+
+
+def test_a_chunk_that_was_never_written_holds_the_fill_value(tmp_path: Path):
+    for name, options in (("bare", {"compressors": None}), ("compressed", {})):
+        array = zarr.create_array(
+            store=str(tmp_path / name), shape=(100, 2), chunks=(10, 2), dtype="f4", fill_value=7.5, **options
+        )
+        array[15:20] = 1
+        found = Rows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([3, 16, 99]))
+        assert found.tolist() == [[7.5, 7.5], [1.0, 1.0], [7.5, 7.5]]
+
+
+def test_a_chunk_that_is_no_chunk(tmp_path: Path):
+    made(tmp_path / "bare", **FORMS["bare"])
+    made(tmp_path / "compressed")
+    for name in ("bare", "compressed"):
+        (tmp_path / name / "c" / "0" / "0").write_bytes(b"nonsense")
+        with pytest.raises(CorruptFileError, match=name):
+            Rows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([0]))
+
+
+# -- the op -------------------------------------------------------------------------------------------------------
+
+
+def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.Series:
+    bound = resolve(OpCall(op="embedding", arguments=json.dumps(arguments)))
+    assert bound.op.reads is not None
+    told = Told(artifact=read_outside(bound.op.reads(bound.parameters), str(folder)))
+    value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), told)
+    found = pl.DataFrame({"c": column}).lazy().select(value.expr).collect(engine="in-memory").to_series()
+    assert found.dtype == value.dtype == pl.Array(pl.Float32, WIDTH)
+    return found
+
+
+ROWS = st.one_of(st.none(), st.integers(-2, N + 1), st.sampled_from([-(2**63), 2**63 - 1]))
+
+
+@given(st.lists(ROWS, max_size=30), st.sampled_from(["compressed", "bare", "bare, one chunk"]))
+def test_ids_are_rows(arrays: Path, ids: list[int | None], form: str):
+    expected = [DATA[row].tolist() if row is not None and 0 <= row < N else [0.0] * WIDTH for row in ids]
+    series = pl.Series(ids, dtype=pl.Int64)
+    assert embedded(arrays, {"array": form}, series).to_list() == expected
+    assert embedded(arrays, {"array": form}, series[3:]).to_list() == expected[3:]
+
+
+@given(st.lists(st.one_of(st.none(), st.lists(ROWS, max_size=9)), max_size=12), st.sampled_from(["mean", "sum"]))
+def test_lists_are_pooled(arrays: Path, lists: list[Any], pooling: str):
+    expected = []
+    for row in lists:
+        known = [DATA[place].astype(np.float64) for place in row or () if place is not None and 0 <= place < N]
+        total = np.sum(known, axis=0) if known else np.zeros(WIDTH)
+        expected.append(total / max(len(known), 1) if pooling == "mean" else total)
+    series = pl.Series(lists, dtype=pl.List(pl.Int64))
+    found = embedded(arrays, {"array": "bare", "pooling": pooling}, series)
+    np.testing.assert_allclose(found.to_numpy(), np.array(expected).reshape(-1, WIDTH), rtol=1e-6)
+
+
+def test_parts_of_a_column_give_what_the_whole_gives(arrays: Path, monkeypatch: pytest.MonkeyPatch):
+    random = np.random.default_rng(3)
+    lists = pl.Series([random.integers(0, N, random.integers(0, 9)).tolist() for _ in range(200)])
+    arguments = {"array": "compressed", "pooling": "mean"}
+    whole = embedded(arrays, arguments, lists).to_list()
+    cuts = [0, 1, 8, 64, 200]
+    assert [row for i, j in pairwise(cuts) for row in embedded(arrays, arguments, lists[i:j]).to_list()] == whole
+    monkeypatch.setattr(embeddings, "_POOLED_VALUES", 7 * WIDTH)
+    assert embedded(arrays, arguments, lists).to_list() == whole
+
+
+@pytest.mark.parametrize("named", ["numbers", "words"])
+def test_ids_that_name_rows(arrays: Path, tmp_path: Path, named: str):
+    numbers = np.random.default_rng(4).permutation(10 * N)[:N] - 50
+    held: list[Any] = [None if place == 3 else number for place, number in enumerate(numbers.tolist())]
+    held = held if named == "numbers" else [None if number is None else f"w{number}" for number in held]
+    pq.write_table(pa.table({"id": held}), tmp_path / "ids.parquet")
+    asked = [*held[:20], "none" if named == "words" else 10**9, None]
+    expected = [DATA[place].tolist() if key is not None else [0.0] * WIDTH for place, key in enumerate(held[:20])]
+    arguments = {"array": str(arrays / "bare"), "ids": "ids.parquet"}
+    found = embedded(tmp_path, arguments, pl.Series(asked))
+    assert found.to_list() == [*expected, [0.0] * WIDTH, [0.0] * WIDTH]
+    if named == "numbers":
+        zarr.create_array(store=str(tmp_path / "ids"), shape=(N,), chunks=(64,), dtype="i4")[:] = numbers
+        found = embedded(tmp_path, {**arguments, "ids": "ids"}, pl.Series(numbers[::-1].astype(np.int16)))
+        assert np.array_equal(found.to_numpy(), DATA[::-1])
+
+
+def test_a_missing_id_may_be_an_error(arrays: Path):
+    arguments = {"array": "bare", "missing": "error"}
+    assert embedded(arrays, arguments, pl.Series([1, 2])).to_list() == DATA[1:3].tolist()
+    with pytest.raises(DataError, match=r"bare has no row of an id: got 1000\. Write `missing: zero`"):
+        embedded(arrays, arguments, pl.Series([1, 1000]))
+    with pytest.raises(DataError, match="got None"):
+        embedded(arrays, {**arguments, "pooling": "sum"}, pl.Series([[1], [2, None]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "column", "message"),
+    [
+        (
+            {"array": "bare"},
+            pl.Series([[1]]),
+            "embedding: a list of ids needs pooling: got integer list. Write `pooling: mean`",
+        ),
+        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling is of lists: got integer. Leave pooling out"),
+        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is the number of a row: got strings"),
+        ({"array": "bare"}, pl.Series([0.5]), "embedding takes integers or strings, or lists of them: got float"),
+        ({"array": "bare", "pooling": "max"}, pl.Series([[1]]), "pooling must be 'mean' or 'sum'"),
+        ({"array": "bare", "ids": "ids.parquet"}, pl.Series(["a"]), "keys must be integers or strings on both sides"),
+        (
+            {"array": "bare", "ids": "twice.parquet"},
+            pl.Series([1]),
+            "has 1 keys in several rows: got id 5 in rows 0 and 1",
+        ),
+    ],
+)
+def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
+    pq.write_table(pa.table({"id": range(N)}), arrays / "ids.parquet")
+    pq.write_table(pa.table({"id": [5, 5, *range(6, N + 4)]}), arrays / "twice.parquet")
+    with pytest.raises(OpError, match=message):
+        embedded(arrays, arguments, column)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"array": "nothing"},
+            "nothing is no zarr array: got nothing there, expected a folder with zarr.json or .zarray",
+        ),
+        ({"array": "short.parquet"}, "short.parquet is no zarr array: got a file"),
+        ({"array": "."}, "is no zarr array: got a folder without zarr.json or .zarray. Name the array's folder"),
+        ({"array": "group"}, "group is a zarr group, expected an array. Name one of the arrays in it"),
+        (
+            {"array": "flat"},
+            r"flat holds no vectors: got float32 of shape \(5,\), expected numbers of a shape \[ids, width\]",
+        ),
+        ({"array": "dates"}, "dates holds no vectors: got datetime64"),
+        ({"array": "broken"}, "broken is no zarr array that can be read"),
+        (
+            {"array": "compressed", "max_memory": 1000},
+            "chunks larger than max_memory: got 1,536 bytes for 64 rows, expected",
+        ),
+        ({"array": "bare", "ids": "short.parquet"}, "and its ids do not belong together: got 3 ids, expected 1,000"),
+        (
+            {"array": "bare", "ids": "short.parquet", "ids_column": "di"},
+            "short.parquet has no column 'di'. It has id",
+        ),
+        ({"array": "bare", "ids": "none.parquet"}, "none.parquet does not exist"),
+        (
+            {"array": "bare", "ids": "compressed"},
+            r"compressed holds no ids: got float32 of shape \(1000, 6\), expected int",
+        ),
+        (
+            {"array": "bare", "ids": "long", "max_memory": 100},
+            "long is larger than max_memory: got 8,000 bytes or more",
+        ),
+    ],
+)
+def test_what_cannot_be_read(arrays: Path, arguments: dict[str, Any], message: str):
+    if not (arrays / "group").exists():
+        zarr.create_group(str(arrays / "group")).create_array("a", shape=(5, 2), dtype="f4")
+        zarr.create_array(store=str(arrays / "flat"), shape=(5,), dtype="f4")
+        zarr.create_array(store=str(arrays / "long"), shape=(N,), dtype="i8")[:] = np.arange(N)
+        zarr.create_array(store=str(arrays / "dates"), shape=(5, 2), dtype="M8[s]", zarr_format=2)
+        pq.write_table(pa.table({"id": [1, 2, 3]}), arrays / "short.parquet")
+        (arrays / "broken").mkdir()
+        (arrays / "broken" / "zarr.json").write_text("{}")
+    with pytest.raises(SpecError, match=message):
+        embedded(arrays, arguments, pl.Series([1]))

@@ -1,0 +1,340 @@
+"""Vocabularies: the layout, what is kept, in which order, and that every value finds its id. Oracles count by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_hashing import hash_of
+
+from feedline import Pipeline
+from feedline.errors import DataError
+from feedline.fitting import spill
+from feedline.fitting.spill import Scratch, Spilled, merged, parts_of
+from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.compile.compiled import compile_features
+from feedline.transforms.compile.fit_in_memory import fit_frames
+from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.value_counts import ValueCounts
+from feedline.transforms.ops import resolve
+from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
+from feedline.transforms.registry.op import OpError, Told
+from feedline.transforms.values.kinds import Value
+
+INTEGERS = [pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()]
+Values = Sequence[Any]
+
+
+def learner(dtype: pl.DataType, **parameters: Any) -> ValueCounts:
+    return learner_of(Vocabulary(**parameters), [Value(expr=pl.col("a"), dtype=dtype)])
+
+
+def fitted(series: Sequence[pl.Series], **parameters: Any) -> Artifact:
+    made = learner(series[0].dtype, **parameters)
+    return made.finish([made.merge([made.observe([one]) for one in series])])
+
+
+def looked_up(artifact: Artifact, series: pl.Series, **parameters: Any) -> list[Any]:
+    """The ids of a series, by way of the op."""
+    bound = resolve(OpCall(op="vocabulary", arguments=json.dumps(parameters)))
+    value = bound.apply(Value(expr=pl.col("a"), dtype=series.dtype), Told(artifact=artifact))
+    found = series.alias("a").to_frame().lazy().select(value.expr).collect(engine="in-memory").to_series()
+    assert found.dtype == value.dtype
+    return found.to_list()
+
+
+def oracle(values: Values, *, min_count: int = 1, max_size: int | None = None, oov_buckets: int = 1) -> dict[Any, int]:
+    """Value -> id, as the documentation says."""
+    counts = Counter(value for value in values if value is not None)
+    in_bytes = {value: value.encode() if isinstance(value, str) else value for value in counts}
+    kept = sorted((value for value in counts if counts[value] >= min_count), key=lambda v: (-counts[v], in_bytes[v]))
+    return {value: 2 + oov_buckets + place for place, value in enumerate(kept[:max_size])}
+
+
+def expected(ids: dict[Any, int], value: Any, oov_buckets: int = 1) -> int:
+    if value is None:
+        return 1
+    if value in ids:
+        return ids[value]
+    return 2 + hash_of(value, 0) % oov_buckets if oov_buckets else 1
+
+
+TEXTS = st.text(max_size=20) | st.sampled_from(["", "a", "aa", "é", "z", "Zürich, Bahnhofstrasse 1", "\U0001f600"])
+COLUMNS = st.one_of(
+    st.tuples(st.just(pl.Int64()), st.lists(st.none() | st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1))),
+    st.tuples(st.just(pl.UInt64()), st.lists(st.none() | st.integers(0, 4) | st.integers(0, 2**64 - 1))),
+    st.tuples(st.just(pl.String()), st.lists(st.none() | TEXTS)),
+    st.tuples(st.just(pl.Binary()), st.lists(st.none() | st.binary(max_size=20))),
+)
+PARAMETERS = st.fixed_dictionaries(
+    {"min_count": st.integers(1, 3), "max_size": st.none() | st.integers(1, 6), "oov_buckets": st.integers(0, 5)}
+)
+
+
+@given(column=COLUMNS, others=COLUMNS, parameters=PARAMETERS, cuts=st.integers(1, 4))
+def test_every_value_has_the_id_that_the_layout_says(column, others, parameters, cuts):
+    dtype, values = column
+    series = pl.Series("a", values, dtype=dtype)
+    step = max(1, -(-len(values) // cuts))
+    artifact = fitted([series[start : start + step] for start in range(0, max(len(values), 1), step)], **parameters)
+    ids = oracle(values, **parameters)
+    assert artifact.table is not None
+    assert artifact.table["value"].to_pylist() == list(ids)
+    assert artifact.facts["ids"] == 2 + parameters["oov_buckets"] + len(ids)
+    assert artifact.facts["nulls"] == values.count(None)
+    assert artifact.facts["seen"] == len(values) - values.count(None)
+    buckets = parameters["oov_buckets"]
+    met = values + (others[1] if others[0] == dtype else [])
+    wanted = [expected(ids, value, buckets) for value in met]
+    assert looked_up(artifact, pl.Series(met, dtype=dtype), **parameters) == wanted
+    lists = pl.Series([met, None, [], *[[value] for value in met]], dtype=pl.List(dtype))
+    assert looked_up(artifact, lists, **parameters) == [wanted, None, [], *[[one] for one in wanted]]
+
+
+@given(lists=st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9))))
+def test_elements_of_lists_are_counted_one_by_one(lists):
+    listed = fitted([pl.Series(lists, dtype=pl.List(pl.Int64()))])
+    flat = fitted([pl.Series([value for held in lists for value in held or []], dtype=pl.Int64())])
+    assert listed.digest == flat.digest
+
+
+@settings(max_examples=20)
+@given(column=COLUMNS, parameters=PARAMETERS, seed=st.integers(0, 99), limit=st.sampled_from([1, 300]))
+def test_order_and_disk_make_no_difference(tmp_path_factory, column, parameters, seed, limit):
+    dtype, values = column
+    made = learner(dtype, **parameters)
+    pieces = [made.observe([pl.Series(values[start::7], dtype=dtype)]) for start in range(7)]
+    straight = made.finish([made.merge(pieces)])
+    order = random.Random(seed)
+    order.shuffle(pieces)
+    scratch = Scratch(folder=str(tmp_path_factory.mktemp("scratch")), limit_bytes=limit)
+    halves = [merged(made, [piece.to_arrow() for piece in half], scratch) for half in (pieces[:3], pieces[3:])]
+    spilled = made.finish(parts_of(made, merged(made, halves, scratch), scratch))
+    assert spilled.digest == straight.digest
+    assert spilled.facts == straight.facts
+
+
+def test_the_width_of_a_column_makes_no_difference():
+    values = [3, 1, 3, 0, 127, None]
+    digests = {fitted([pl.Series(values, dtype=dtype)]).digest for dtype in INTEGERS}
+    assert len(digests) == 1
+
+
+def test_a_vocabulary_is_used_by_columns_of_every_width():
+    artifact = fitted([pl.Series([-1, 5, 5, 2**40], dtype=pl.Int64())])
+    for dtype in INTEGERS:
+        assert looked_up(artifact, pl.Series([5, 6, None], dtype=dtype)) == [3, 2, 1]
+    assert looked_up(artifact, pl.Series([2**64 - 1, 2**40, 5], dtype=pl.UInt64())) == [2, 5, 3]
+    wide = fitted([pl.Series([2**64 - 1, 5], dtype=pl.UInt64())])
+    assert looked_up(wide, pl.Series([-1, 5], dtype=pl.Int64())) == [2, 3]
+    assert looked_up(wide, pl.Series([2**64 - 1, 2**63], dtype=pl.UInt64())) == [4, 2]
+
+
+def test_ids_of_several_widths_are_counted_together():
+    signed, unsigned = pl.Series([5, 6], dtype=pl.Int32()), pl.Series([6, 2**64 - 1], dtype=pl.UInt64())
+    assert fitted([signed, unsigned]).table["value"].to_pylist() == [6, 5, 2**64 - 1]
+    assert fitted([pl.Series([-5]), pl.Series([6, 6], dtype=pl.UInt64())]).table["value"].to_pylist() == [6, -5]
+    for series in ([unsigned, pl.Series([-5])], [pl.Series([-5]), unsigned]):
+        with pytest.raises(DataError, match="must fit int64 or uint64 together: got -5 and 18446744073709551615"):
+            fitted(series)
+
+
+def test_parts_of_several_widths_are_finished_together(tmp_path: Path):
+    made = learner(pl.Int64())
+    scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
+    states = [made.observe([pl.Series([5, 6])]), made.observe([pl.Series([6, 2**63], dtype=pl.UInt64())])]
+    whole = merged(made, [state.to_arrow() for state in states], scratch)
+    assert made.finish(parts_of(made, whole, scratch)).table["value"].to_pylist() == [6, 5, 2**63]
+    mixed = [made.observe([pl.Series([-1])]), made.observe([pl.Series([2**63], dtype=pl.UInt64())])]
+    with pytest.raises(DataError, match="got -1 and 9223372036854775808"):
+        made.finish(mixed)
+
+
+@pytest.mark.parametrize("values", [[], [None, None]])
+@pytest.mark.parametrize("dtype", [pl.Int64(), pl.String()])
+def test_nothing_seen(dtype, values):
+    artifact = fitted([pl.Series(values, dtype=dtype)], oov_buckets=0)
+    assert artifact.facts["ids"] == 2
+    assert artifact.facts["nulls"] == len(values)
+    assert looked_up(artifact, pl.Series([None, "7"]).cast(dtype), oov_buckets=0) == [1, 1]
+    made = learner(dtype)
+    assert made.show(artifact)["out of vocabulary"] is None
+    assert made.blank().table.schema == artifact.table.schema
+    assert looked_up(made.blank(), pl.Series(["7"]).cast(dtype)) == [2]
+
+
+def test_what_is_shown():
+    made = learner(pl.String(), min_count=2)
+    shown = made.show(fitted([pl.Series(["b", "a", "b", "c", None])], min_count=2))
+    assert shown == {
+        "ids": 4,
+        "values": 1,
+        "distinct values seen": 3,
+        "rarest kept": 2,
+        "values seen": 4,
+        "nulls seen": 1,
+        "out of vocabulary": "50.00%",
+        "most frequent": "b (2)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("series", "size"),
+    [(pl.Series(range(0, 10**9, 10**6)), "51,552"), (pl.Series([f"{n:08}" for n in range(1000)]), "83,552")],
+)
+def test_a_vocabulary_beyond_its_memory_is_an_error(series, size):
+    got = f"larger than max_memory: got 1,000 values, {size} bytes, expected at most 50,000 bytes. Raise min_count"
+    with pytest.raises(DataError, match=got):
+        fitted([series], max_memory=50_000)
+    assert fitted([series], max_memory=50_000, max_size=500).facts["values"] == 500
+    assert fitted([series], max_memory=90_000).facts["values"] == 1000
+
+
+def test_ids_that_lie_close_take_less_memory():
+    assert fitted([pl.Series(range(1000))], max_memory=20_004).facts["values"] == 1000
+    with pytest.raises(DataError, match="20,004 bytes"):
+        fitted([pl.Series(range(1000))], max_memory=20_003)
+
+
+def test_memory_is_no_part_of_what_a_row_becomes():
+    small = resolve(OpCall(op="vocabulary", arguments='{"max_memory": "1GB"}'))
+    assert small.identity == resolve(OpCall(op="vocabulary")).identity
+    assert small.parameters.max_memory == 10**9
+    assert learner(pl.Int64(), max_memory=1) == learner(pl.Int32(), max_memory=2)
+    assert learner(pl.Int64()) != learner(pl.String())
+
+
+def feature(group: str, column: str, parameters: dict[str, Any]) -> FeatureSpec:
+    call = OpCall(op="vocabulary", arguments=json.dumps(parameters))
+    return FeatureSpec(name=column, group=group, column=column, ops=(call,))  # type: ignore[arg-type]
+
+
+def test_features_with_one_name_share_a_vocabulary_and_weights_stay():
+    frame = pl.DataFrame(
+        {
+            "item": pl.Series([7, None, 9], dtype=pl.Int32),
+            "history": [[{"id": 7, "weight": 0.5}, {"id": 8, "weight": 1.5}], None, [{"id": 7, "weight": 2.0}]],
+        }
+    )
+    schema = frame.to_arrow().schema
+    features = [feature("categorical", "item", {"name": "items"}), feature("sparse", "history", {"name": "items"})]
+    (want,) = compile_features(features, schema).wanted
+    known = fit_frames(features, schema, [frame.head(1), frame.tail(2)])
+    assert known.artifacts[want.key].table["value"].to_pylist() == [7, 8, 9]
+    found = compile_features(features, schema, known).apply(frame)
+    assert found["item"].to_list() == [3, 1, 5]
+    assert found["history"].struct.field("values").to_list() == [[3, 4], None, [3]]
+    assert found["history"].struct.field("weights").to_list() == [[0.5, 1.5], None, [2.0]]
+
+
+def test_ids_and_strings_share_no_vocabulary():
+    schema = pa.schema({"item": pa.int64(), "word": pa.string()})
+    features = [feature("extra", "item", {"name": "n"}), feature("extra", "word", {"name": "n"})]
+    with pytest.raises(OpError, match="cannot be shared by columns of different types"):
+        compile_features(features, schema)
+
+
+def test_floats_are_no_ids():
+    with pytest.raises(OpError, match=r"vocabulary takes integers, strings or binary values.*got float"):
+        compile_features([feature("categorical", "x", {})], pa.schema({"x": pa.float32()}))
+
+
+def table_of(rows: int) -> pl.DataFrame:
+    """Ids and words with few frequent and many rare values, and nulls."""
+    random = np.random.default_rng(3)
+    ids = (10**6 ** random.random(rows)).astype(np.int64) * 7_919_000_000_001
+    words = pl.Series([f"{number:x}é" for number in (10**4 ** random.random(rows)).astype(np.int64)])
+    holes = pl.Series(random.random(rows) < 0.05)
+    return pl.DataFrame({"id": pl.Series(ids).set(holes, None), "word": words.set(holes, None)})
+
+
+@pytest.mark.parametrize("column", ["id", "word"])
+def test_duckdb_and_pandas_number_a_table_the_same(column: str):
+    frame = table_of(60_000)
+    artifact = fitted([frame[column][:25_000], frame[column][25_000:]], min_count=2, max_size=2_000)
+    found = looked_up(artifact, frame[column])
+    rows = frame.with_row_index("row").to_arrow()  # noqa: F841 -- DuckDB reads it by its name
+    counts = f"select {column} v, count(*) n from rows where {column} is not null group by 1 having n >= 2"
+    order = "n desc, v" if column == "id" else "n desc, encode(v)"
+    numbered = f"select v, 2 + row_number() over (order by {order}) i from ({counts}) order by i limit 2000"
+    wanted = duckdb.sql(
+        f"select case when {column} is null then 1 else coalesce(i, 2) end "
+        f"from rows left join ({numbered}) on v = {column} order by row"
+    ).fetchnumpy()
+    assert found == next(iter(wanted.values())).tolist()
+    counted = pd.Series(frame[column].drop_nulls().to_list()).value_counts()
+    kept = artifact.table.to_pandas().set_index("value")["count"]
+    assert (counted.loc[kept.index] == kept).all()
+    assert counted.drop(kept.index).max() <= kept.min()
+
+
+@pytest.mark.parametrize("max_size", [None, 700_000])
+def test_a_million_ids_by_way_of_the_disk(tmp_path: Path, max_size: int | None):
+    made = learner(pl.Int64(), max_size=max_size)
+    scratch = Scratch(folder=str(tmp_path), limit_bytes=4 * 2**20)
+    random = np.random.default_rng(5)
+    chunks = [random.integers(0, 2**21, 400_000) * 2**20 for _ in range(8)]
+    whole = merged(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
+    assert isinstance(whole, Spilled)
+    artifact = made.finish(parts_of(made, whole, scratch))
+    values, counts = np.unique(np.concatenate(chunks), return_counts=True)
+    assert len(values) > 10**6
+    order = np.lexsort((values, -counts))[:max_size]
+    assert artifact.facts["distinct"] == len(values)
+    assert np.array_equal(artifact.table["value"].to_numpy(), values[order])
+    assert np.array_equal(artifact.table["count"].to_numpy(), counts[order])
+    ids = looked_up(artifact, pl.Series(values[order[::1000]]))
+    assert ids == list(range(3, len(order) + 3, 1000))
+
+
+def test_an_artifact_serves_other_fits_by_its_own_tables():
+    artifact = fitted([pl.Series([5, 6])])
+    assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=1) == [3, 2]
+    assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=0) == [2, 1]
+    assert Fits(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
+
+
+def test_a_pipeline_s_features_share_what_was_fitted_by_way_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spilled = []
+    plain = spill.spill
+    monkeypatch.setattr(spill, "spill", lambda *given: spilled.append(given) or plain(*given))
+    random = np.random.default_rng(8)
+    numbers = (10**5 ** random.random(30_000)).astype(np.int64) * 10**12
+    table = pl.DataFrame({"item": numbers[:10_000], "history": numbers[10_000:].reshape(10_000, 2)})
+    for file in range(3):
+        rows = table[file::3].with_columns(pl.col("history").arr.to_list())
+        rows.write_parquet(tmp_path / f"{file}.parquet", row_group_size=1_000)
+    (tmp_path / "pipeline.yaml").write_text(
+        "version: 1\nname: shared\nsource: {table: '*.parquet'}\nbatch: {size: 100}\nfeatures:\n"
+        "  categorical: {item: [{vocabulary: {name: items}}]}\n  sparse: {history: [{vocabulary: {name: items}}]}\n"
+    )
+    digests = set()
+    for memory in ("1GB", "1MB"):
+        pipeline = Pipeline.from_yaml(tmp_path / "pipeline.yaml", set={"fit.memory": memory})
+        (fit,) = pipeline.fit().fits
+        digests.add(fit.digest)
+        assert bool(spilled) is (memory == "1MB")
+    assert len(digests) == 1
+    ids = oracle(numbers.tolist())
+    rows = table.head(500).with_columns(pl.col("history").arr.to_list())
+    found = pipeline.transform(rows)
+    assert found.categorical[:, 0].tolist() == [ids[value] for value in rows["item"]]
+    assert found.sparse["history"].values.tolist() == [ids[value] for value in rows["history"].explode()]
+    small = {"features.categorical.item": [{"vocabulary": {"max_memory": "50kB"}}]}
+    with pytest.raises(DataError, match=r"item: vocabulary: vocabulary: the vocabulary is larger than max_memory: got"):
+        Pipeline.from_yaml(tmp_path / "pipeline.yaml", set=small).fit()
+    assert not list((tmp_path / ".feedline").glob("fitting-*"))

@@ -1,0 +1,219 @@
+"""Delta tables: the rows that deltalake reads, older versions, and what is refused by name."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from feedline import Table
+from feedline.errors import TableChangedError, TableError, TableNotFoundError
+from feedline.expressions import bind_where
+from feedline.warehouse.discovery.delta import list_delta
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+
+deltalake = pytest.importorskip("deltalake")
+pyiceberg = pytest.importorskip("pyiceberg")
+
+from table_logs import DAY, rows, same_rows  # noqa: E402
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Path:
+    folder = tmp_path / "delta"
+    for start in (0, 100, 200):
+        deltalake.write_deltalake(str(folder), rows(start), mode="append", partition_by=["day", "k"])
+    return folder
+
+
+def test_a_delta_table_is_what_deltalake_reads(delta: Path):
+    same_rows(Table(delta, format="delta").read(), deltalake.DeltaTable(delta).to_pyarrow_table())
+    snapshot = Table(delta, format="delta").snapshot()
+    assert snapshot.partition_columns == ("day", "k")
+    assert snapshot.schema.names == ["id", "price", "ts", "tags", "user", "day", "k"]
+    assert snapshot.schema.field("day").type == pa.date32()
+    assert snapshot.schema.field("ts").type == pa.timestamp("us", "UTC")
+    days = snapshot.files["partition"].combine_chunks().field("day").to_pylist()
+    assert days == sorted(days, key=lambda day: (day is None, day or DAY)), "in the order of a table's partitions"
+
+
+def test_older_states_of_a_delta_table(delta: Path):
+    log = deltalake.DeltaTable(delta)
+    for version in range(3):
+        log.load_as_version(version)
+        expected = log.to_pyarrow_table()
+        same_rows(Table(delta, format="delta", version=version).read(), expected)
+        moment = datetime.datetime.fromtimestamp(log.history(1)[0]["timestamp"] / 1000 + 1, datetime.UTC)
+        if version == 2:
+            same_rows(Table(delta, format="delta", as_of=moment.isoformat()).read(), expected)
+    with pytest.raises(TableError, match=r"did not exist at 2020-01-01: its first version is of .*Name a later time"):
+        Table(delta, format="delta", as_of="2020-01-01").snapshot()
+    with pytest.raises(TableError, match="cannot be read as a Delta table at version 99"):
+        Table(delta, format="delta", version=99).snapshot()
+
+
+def test_a_time_between_two_versions(tmp_path: Path):
+    folder = str(tmp_path / "t")
+    for start in (0, 100):
+        deltalake.write_deltalake(folder, rows(start), mode="append")
+    for version, day in ((0, 1), (1, 3)):
+        moment = datetime.datetime(2026, 1, day, tzinfo=datetime.UTC).timestamp()
+        log = tmp_path / "t" / "_delta_log" / f"{version:020}.json"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            if "commitInfo" in line:
+                line["commitInfo"]["timestamp"] = int(moment * 1000)
+        log.write_text("\n".join(json.dumps(line) for line in lines))
+        os.utime(log, (moment, moment))
+    assert Table(folder, format="delta", as_of="2026-01-02").read().num_rows == 12
+    assert Table(folder, format="delta", as_of="2026-01-02T23:00:00-05:00").read().num_rows == 24
+
+
+def test_a_column_that_was_added(delta: Path):
+    more = rows(300).append_column("score", pa.array([i / 3 for i in range(12)], pa.float32()))
+    deltalake.write_deltalake(str(delta), more, mode="append", schema_mode="merge")
+    read = Table(delta, format="delta").read()
+    same_rows(read, deltalake.DeltaTable(delta).to_pyarrow_table())
+    assert read["score"].null_count == 36
+    deltalake.DeltaTable(delta).delete()
+    deltalake.write_deltalake(str(delta), rows(1).drop_columns(["price"]), mode="append", schema_mode="merge")
+    same_rows(Table(delta, format="delta").read(), deltalake.DeltaTable(delta).to_pyarrow_table())
+
+
+def test_rewritten_files_of_a_delta_table_are_read_and_the_old_are_not(delta: Path):
+    log = deltalake.DeltaTable(delta)
+    log.delete("id = 101")
+    log.optimize.compact()
+    same_rows(Table(delta, format="delta").read(), deltalake.DeltaTable(delta).to_pyarrow_table())
+    before = Table(delta, format="delta", version=2)
+    assert before.read().num_rows == 36
+    deltalake.DeltaTable(delta).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert Table(delta, format="delta").read().num_rows == 35
+    with pytest.raises(TableChangedError, match=r"has lost files of this version: .*vacuumed or deleted; read a newer"):
+        before.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("where", "keep"),
+    [
+        ('day == "2026-01-02"', lambda row: row["day"] == datetime.date(2026, 1, 2)),
+        ('k == "ü/x" and id > 100', lambda row: row["k"] == "ü/x" and row["id"] > 100),
+        ("day is None", lambda row: row["day"] is None),
+        ("id >= 200", lambda row: row["id"] >= 200),
+    ],
+)
+def test_a_delta_table_is_pruned(delta: Path, where: str, keep: Any):
+    read = Table(delta, format="delta").read(where=where)
+    expected = [row["id"] for row in deltalake.DeltaTable(delta).to_pyarrow_table().to_pylist() if keep(row)]
+    assert sorted(read["id"].to_pylist()) == sorted(expected)
+    snapshot = Table(delta, format="delta").snapshot()
+    report = screen_rows(snapshot, bind_where(where, snapshot.schema)).report
+    assert report.by_partition.rows + report.by_statistics.rows > 0
+
+
+def edit_log(folder: Path, version: int, change: Any) -> None:
+    """Rewrite a commit; `change` gets every action."""
+    log = folder / "_delta_log" / f"{version:020}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+
+
+def test_other_partition_values_are_another_snapshot(tmp_path: Path):
+    """The files are the same; their keys' values only the log says."""
+    folder, work = tmp_path / "t", str(tmp_path / "work")
+    deltalake.write_deltalake(str(folder), rows(0).slice(1, 2), partition_by=["k"])
+    for path in folder.rglob("*.parquet"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    first = snapshot_of(list_delta(str(folder)), work_dir=work)
+    assert snapshot_of(list_delta(str(folder)), work_dir=work).id == first.id == first.load(work, first.id).id
+
+    def other(action: dict[str, Any]) -> None:
+        if "add" in action and action["add"]["partitionValues"]["k"] == "100%":
+            action["add"]["partitionValues"]["k"] = "zz"
+
+    edit_log(folder, 0, other)
+    second = snapshot_of(list_delta(str(folder)), work_dir=work)
+    assert [key["k"] for key in second.files["partition"].to_pylist()] == ["zz", "ü/x"]
+    assert (second.id != first.id, second.load(work, second.id).id) == (True, second.id)
+    assert Snapshot.load(work, second.id).partition_of(0) == second.partition_of(0)
+
+
+def test_deletion_vectors_are_refused(tmp_path: Path):
+    folder = tmp_path / "t"
+    settings = {"delta.enableDeletionVectors": "true"}
+    deltalake.write_deltalake(str(folder), rows(0), configuration=settings)
+    assert Table(folder, format="delta").read().num_rows == 12, "the feature alone deletes nothing"
+
+    def add(action: dict[str, Any]) -> None:
+        if "add" in action:
+            action["add"]["deletionVector"] = {
+                "storageType": "u",
+                "pathOrInlineDv": "vBn[lx{q8@P<9BNH/isA",
+                "offset": 1,
+                "sizeInBytes": 36,
+                "cardinality": 2,
+            }
+
+    edit_log(folder, 0, add)
+    with pytest.raises(TableError, match=r"has deletion vectors, which mark rows of its files as deleted.*PURGE"):
+        Table(folder, format="delta").snapshot()
+
+
+def test_column_mapping_and_unknown_features_are_refused(tmp_path: Path):
+    settings = {"delta.enableDeletionVectors": "true"}
+    deltalake.write_deltalake(str(tmp_path / "t"), rows(0).select(["id", "k"]), configuration=settings)
+
+    def mapped(action: dict[str, Any]) -> None:
+        if "metaData" in action:
+            action["metaData"]["configuration"]["delta.columnMapping.mode"] = "name"
+            schema = json.loads(action["metaData"]["schemaString"])
+            for number, field in enumerate(schema["fields"]):
+                field["metadata"] = {
+                    "delta.columnMapping.id": number + 1,
+                    "delta.columnMapping.physicalName": f"col-{number}",
+                }
+            action["metaData"]["schemaString"] = json.dumps(schema)
+        if "protocol" in action:
+            action["protocol"]["readerFeatures"].append("columnMapping")
+            action["protocol"]["writerFeatures"].append("columnMapping")
+
+    edit_log(tmp_path / "t", 0, mapped)
+    with pytest.raises(TableError, match="column mapping"):
+        Table(tmp_path / "t", format="delta").snapshot()
+
+    class Log:
+        def protocol(self) -> Any:
+            return type("P", (), {"reader_features": ["timestampNtz", "timeTravelToTheFuture"]})
+
+        def metadata(self) -> Any:
+            return type("M", (), {"configuration": {}})
+
+    from feedline.warehouse.discovery.delta import _refuse_features
+
+    with pytest.raises(TableError, match="features that Feedline does not know: timeTravelToTheFuture"):
+        _refuse_features(Log(), "t")
+
+
+def test_a_table_all_of_whose_files_are_gone(delta: Path):
+    for file in delta.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(TableChangedError, match=r"has lost files of this version: .* and 31 more"):
+        Table(delta, format="delta").snapshot()
+
+
+def test_what_is_no_delta_table(tmp_path: Path):
+    (tmp_path / "t").mkdir()
+    for folder in (tmp_path / "t", tmp_path / "nothing"):
+        with pytest.raises(TableNotFoundError, match="is no Delta table"):
+            Table(folder, format="delta").snapshot()
+    deltalake.write_deltalake(str(tmp_path / "e"), rows(0).slice(0, 0))
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one file in this version"):
+        Table(tmp_path / "e", format="delta").snapshot()

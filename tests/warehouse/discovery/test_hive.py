@@ -1,0 +1,285 @@
+"""Listing a table: folders, files, lists and globs, on a real file system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.errors import TableError, TableNotFoundError
+from feedline.warehouse.discovery.hive import discover, listing_of
+from feedline.warehouse.discovery.partitions import NULL_VALUE, typed_columns
+from feedline.warehouse.storage.locations import Location, absolute, ancestor, locate, shown
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def paths(table: str | list[str]) -> list[str]:
+    return discover(table).files["path"].to_pylist()
+
+
+def test_order_is_by_typed_partition_values_then_path(tmp_path: Path) -> None:
+    days = [f"month={month}/day={day}" for month in (10, 2, 1) for day in (11, 9)]
+    touch(tmp_path, *(f"{day}/{name}.parquet" for day in days for name in ("b", "a")))
+    touch(tmp_path, "month=__HIVE_DEFAULT_PARTITION__/day=1/a.parquet")
+    expected = [f"month={m}/day={d}/{n}.parquet" for m in (1, 2, 10) for d in (9, 11) for n in ("a", "b")]
+    assert paths(str(tmp_path)) == [*expected, "month=__HIVE_DEFAULT_PARTITION__/day=1/a.parquet"]
+
+
+def test_hidden_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+    kept = ["a.parquet", "b.snappy.parquet", "c.PARQ", "d.pq", "000000_0", "_year=2020/e.parquet", "f.gz.parquet"]
+    hidden = ["_SUCCESS", ".a.parquet.crc", "_temporary/0/x.parquet", ".spark/x.parquet", "_metadata", "k=1/_x.parquet"]
+    foreign = ["readme.md", "k=1/data.csv", "s3_$folder$"]
+    touch(tmp_path, *kept, *hidden, *foreign)
+    listing = discover(str(tmp_path))
+    assert sorted(listing.files["path"].to_pylist()) == sorted(kept)
+    assert listing.ignored == len(foreign)
+
+
+def test_a_folder_with_equals_signs_above_the_root_gives_no_key(tmp_path: Path) -> None:
+    touch(tmp_path, "run=5/t/ds=2026-01-01/f.parquet")
+    assert list(discover(str(tmp_path / "run=5" / "t")).partition) == ["ds"]
+    assert list(discover(str(tmp_path / "run=5" / "t" / "ds=2026-01-01")).partition) == []
+
+
+def test_files_lists_and_globs_keep_their_partition_keys(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"t/ds=2026-01-{day:02d}/f{part}.parquet" for day in (1, 2, 11) for part in (0, 1)))
+    root = f"{tmp_path}/t"
+    one = discover(f"{root}/ds=2026-01-02/f1.parquet")
+    assert one.uri == root
+    assert one.files["path"].to_pylist() == ["ds=2026-01-02/f1.parquet"]
+    assert [str(value) for value in one.partition["ds"].to_pylist()] == ["2026-01-02"]
+    both = discover([f"{root}/ds=2026-01-11", f"{root}/ds=2026-01-01/f0.parquet", f"{root}/ds=2026-01-11/f0.parquet"])
+    assert both.uri == root
+    assert both.files["path"].to_pylist() == [
+        "ds=2026-01-01/f0.parquet",
+        "ds=2026-01-11/f0.parquet",
+        "ds=2026-01-11/f1.parquet",
+    ]
+    for pattern in ("ds=2026-01-0*/*.parquet", "ds=2026-01-0?", "ds=2026-01-[0][12]/f[01].parquet", "**/ds=*-0?/f?.p*"):
+        globbed = discover(f"{root}/{pattern}")
+        assert globbed.uri == root
+        assert len(globbed.files) == 4
+    assert len(discover(f"{tmp_path}/*/**/f0.parquet").files) == 3
+    assert (
+        discover(f"{root}/ds=2026-01-02/*.parquet").partition["ds"].to_pylist() == one.partition["ds"].to_pylist() * 2
+    )
+
+
+def test_a_named_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    touch(tmp_path, "_odd.bin")
+    assert paths(f"{tmp_path}/_odd.bin") == ["_odd.bin"]
+
+
+def test_wildcards_in_real_names_are_names(tmp_path: Path) -> None:
+    touch(tmp_path, "odd[1]*/f.parquet")
+    assert paths(f"{tmp_path}/odd[1]*") == ["f.parquet"]
+
+
+def test_sizes_and_times_are_the_files(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet")
+    os.utime(tmp_path / "f.parquet", ns=(1, 1_700_000_000_123_456_789))
+    listing = discover(str(tmp_path))
+    assert listing.files["bytes"].to_pylist() == [1]
+    assert listing.files["mtime_ns"].to_pylist() == [(tmp_path / "f.parquet").stat().st_mtime_ns]
+
+
+def test_relative_paths_and_file_uris_name_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a b/k=x%2Fy/f.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert discover("a b").uri == str(tmp_path / "a b")
+    by_uri = discover(f"file://{tmp_path}/a%20b")
+    assert by_uri.files["path"].to_pylist() == ["k=x%2Fy/f.parquet"]
+    assert by_uri.partition["k"].to_pylist() == ["x/y"]
+    one = discover(f"file://{tmp_path}/a%20b/k=*/f.parquet")
+    assert one.uri == f"file://{tmp_path}/a%20b"
+    assert locate(one.uri).path == str(tmp_path / "a b")
+
+
+@pytest.mark.parametrize("name", ["gone", "gone/*.parquet", "t/gone-*.parquet", "file:///gone/x", "t/x.parquet/deeper"])
+def test_what_is_not_there_is_said_so(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, "t/x.parquet")
+    with pytest.raises(TableNotFoundError, match=r"gone|deeper"):
+        discover(name if "://" in name else f"{tmp_path}/{name}")
+
+
+def test_a_folder_without_parquet_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(TableNotFoundError, match="is empty: expected at least one Parquet file"):
+        discover(str(tmp_path))
+    touch(tmp_path, "a.csv", "b.csv")
+    with pytest.raises(TableNotFoundError, match=r"holds no Parquet file: got 2 files with other suffixes \(a.csv\)"):
+        discover(str(tmp_path))
+
+
+def test_unusable_names_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet")
+    with pytest.raises(TableError, match="list of files is empty"):
+        discover([])
+    with pytest.raises(TableError, match="path is empty"):
+        discover("")
+    with pytest.raises(TableError, match="nope://x names no place that pyarrow or fsspec can open"):
+        discover("nope://x")
+    with pytest.raises(TableError, match="lie on several stores"):
+        discover([str(tmp_path), "mock://bucket/f"])
+
+
+def test_a_folder_that_may_not_be_read_is_said_so(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    touch(tmp_path, "t/f.parquet")
+    (tmp_path / "t").chmod(0)
+    try:
+        with pytest.raises(TableError, match="may not be read: permission denied"):
+            discover(str(tmp_path / "t"))
+    finally:
+        (tmp_path / "t").chmod(0o700)
+
+
+def test_passwords_are_refused_and_never_shown() -> None:
+    with pytest.raises(TableError, match="URI holds a password") as caught:
+        discover("s3://key:secret@bucket/t?region=us-east-1")
+    assert "secret" not in str(caught.value)
+    assert "key" not in str(caught.value)
+    assert shown("s3://bucket/t?endpoint_override=localhost:1") == "s3://bucket/t"
+    assert shown("abfs://container@account/t") == "abfs://container@account/t"
+    assert absolute("s3://bucket/t/?region=x") == "s3://bucket/t?region=x"
+
+
+def test_ancestors_keep_the_options_of_a_uri() -> None:
+    assert ancestor("s3://bucket/t/ds=1/f.parquet?region=x", 2) == "s3://bucket/t?region=x"
+    assert ancestor("/a/b", 2) == "/"
+    assert ancestor("/a/b", 0) == "/a/b"
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    touch(tmp_path, "real/f.parquet")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "k=1").symlink_to(tmp_path / "real")
+    assert paths(str(tmp_path / "t")) == ["k=1/f.parquet"]
+
+
+def test_a_file_that_two_paths_lead_to_is_refused_with_both(tmp_path: Path) -> None:
+    """A link to a folder above itself made 123 files of 3; two such links would never end."""
+    touch(tmp_path, *(f"t/ds={day}/f.parquet" for day in (1, 2, 3)))
+    table = tmp_path / "t"
+    links = {"loop": ".", "ds=4": "ds=2", "latest": "ds=3", "ds=1/up": "../ds=2", "ds=3/g.parquet": "../ds=1/f.parquet"}
+    for name, place in links.items():
+        (table / name).symlink_to(place)
+        with pytest.raises(
+            TableError, match=rf"{name}\S* is the same file as {table}/ds=\d/f.parquet, by a symbolic link"
+        ):
+            discover(str(table))
+        (table / name).unlink()
+    for name in ("one", "two"):
+        (table / name).symlink_to(".")
+    with pytest.raises(TableError, match="is the same file as"):
+        discover(str(table))
+    (tmp_path / "outside").symlink_to("t")
+    with pytest.raises(TableError, match=rf"{tmp_path}/outside/ds=1/f.parquet is the same file as|t/ds=1/f.parquet is"):
+        discover([f"{table}/ds=1", f"{tmp_path}/outside/ds=1"])
+    with pytest.raises(TableError, match="is the same file as"):
+        discover([f"{table}/ds=1/f.parquet", f"{tmp_path}/outside/ds=1/f.parquet"])
+
+
+def test_links_that_double_nothing_are_followed(tmp_path: Path) -> None:
+    """Files that lie elsewhere, versions in a hidden folder, hidden links, two links to a folder without Parquet."""
+    touch(tmp_path, "t/ds=1/f.parquet", "blobs/a", "blobs/b", "t/_versions/7/f.parquet", "notes/n.md")
+    table = tmp_path / "t"
+    for name, place in {
+        "ds=2": "_versions/7",
+        ".all": ".",
+        "_latest": "ds=1",
+        "_versions/up": "..",
+        "ds=1/g.parquet": "../../blobs/a",
+        "ds=1/h.parquet": "../../blobs/b",
+        "notes": "../notes",
+        "more": "../notes",
+    }.items():
+        (table / name).symlink_to(place)
+    os.link(table / "ds=1" / "f.parquet", table / "copy.parquet")
+    expected = ["copy.parquet", "ds=1/f.parquet", "ds=1/g.parquet", "ds=1/h.parquet", "ds=2/f.parquet"]
+    assert sorted(paths(str(table))) == expected
+    assert sorted(paths(f"{table}/ds=*/*.parquet")) == expected[1:]
+
+
+def test_a_table_s_file_that_is_not_there_is_no_file_less(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet")
+    (tmp_path / "g.parquet").symlink_to("nowhere")
+    with pytest.raises(TableError, match=r"g\.parquet is a link to nothing: expected a file"):
+        discover(str(tmp_path))
+    (tmp_path / "g.parquet").unlink()
+    (tmp_path / "g.parquet").symlink_to("g.parquet")
+    with pytest.raises(TableError, match=r"g\.parquet is a link to nothing"):
+        discover(str(tmp_path))
+    (tmp_path / "g.parquet").unlink()
+    os.mkfifo(tmp_path / "g.parquet")
+    with pytest.raises(TableError, match=r"g\.parquet is a pipe or a device: expected a file"):
+        discover(str(tmp_path))
+
+
+def test_a_listing_without_links_looks_behind_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, *(f"ds={day}/f{part}.parquet" for day in range(3) for part in range(4)))
+    looked: list[str] = []
+    original = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path, **options: looked.append(path) or original(path, **options))
+    assert len(paths(str(tmp_path))) == 12
+    assert looked == [str(tmp_path)]
+
+
+def test_a_written_dataset_is_found(tmp_path: Path) -> None:
+    table = pa.table({"x": range(6), "k": ["a", "b", None] * 2})
+    pq.write_to_dataset(table, tmp_path, partition_cols=["k"])
+    assert discover(str(tmp_path)).partition["k"].to_pylist() == ["a", "b", None]
+
+
+def test_depths_may_be_mixed(tmp_path: Path) -> None:
+    touch(tmp_path, "f.parquet", "a=1/f.parquet", "a=1/b=x%20y/f.parquet", "a=__HIVE_DEFAULT_PARTITION__/b=z/f.parquet")
+    listing = discover(str(tmp_path))
+    keys = pa.StructArray.from_arrays(list(listing.partition.values()), names=["a", "b"]).to_pylist()
+    found = zip(listing.files["path"].to_pylist(), keys, strict=True)
+    assert [(path, key["a"], key["b"]) for path, key in found] == [
+        ("a=1/b=x%20y/f.parquet", 1, "x y"),
+        ("a=1/f.parquet", 1, None),
+        ("a=__HIVE_DEFAULT_PARTITION__/b=z/f.parquet", None, "z"),
+        ("f.parquet", None, None),
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["1", "02", "10", "x", NULL_VALUE]), st.integers(0, 3)), min_size=1))
+def test_order_is_that_of_python(folders: list[tuple[str, int]]) -> None:
+    paths = sorted({f"k={text}/n={number}/f" for text, number in folders}, key=lambda path: path.split("/"))
+    infos = {f"/r/{path}": pafs.FileInfo(f"/r/{path}", pafs.FileType.File, size=1) for path in paths}
+    listing = listing_of("/r", "/r", infos, None)
+    columns = [column.to_pylist() for column in typed_columns(paths).values()]
+    order = sorted(range(len(paths)), key=lambda i: tuple((column[i] is None, column[i]) for column in columns))
+    assert listing.files["path"].to_pylist() == [paths[i] for i in order]
+    assert listing.files["mtime_ns"].to_pylist() == [-1] * len(paths)
+
+
+def test_etags_are_those_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "k=1/f.parquet", "k=2/g.parquet")
+
+    class Tagged(LocalFileSystem):  # type: ignore[misc]
+        cachable = False
+
+        def info(self, path: str, **options: object) -> dict[str, object]:
+            return {**super().info(path, **options), "ETag": f'"{Path(path).name}"'}
+
+    store = pafs.PyFileSystem(pafs.FSSpecHandler(Tagged()))
+    monkeypatch.setattr("feedline.warehouse.discovery.hive.locate", lambda uri: Location(uri, store, uri))
+    assert discover(str(tmp_path)).files["etag"].to_pylist() == ['"f.parquet"', '"g.parquet"']
+    monkeypatch.undo()
+    assert "etag" not in discover(str(tmp_path)).files.schema.names

@@ -1,0 +1,150 @@
+"""Does a reader of a partition that is replaced meet the old one or the new one, at every moment?"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from optimized import events, in_arrow, multiset, rewrite, warehouse
+from test_optimize import CLUSTERED
+
+from feedline import Table
+from feedline.warehouse.optimize import landing
+from feedline.warehouse.optimize.landing import Target
+from feedline.warehouse.storage.exchange import exchange
+
+Files = dict[str, bytes]
+
+
+class Watched:
+    """A local filesystem that lets someone look after each thing that it changes."""
+
+    def __init__(self, inner: Any, look: Callable[[], None]) -> None:
+        self.inner, self.look = inner, look
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = method(*args, **kwargs)
+            self.look()
+            return found
+
+        return call if name in ("move", "delete_dir", "delete_file", "create_dir") else method
+
+
+def visible(folder: Path) -> Files:
+    """The files of one partition, as a reader would list them."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def rewritten_under_watch(
+    monkeypatch: pytest.MonkeyPatch, source: Path, target: Path, folder: str, exchanging: Callable[[str, str], bool]
+) -> tuple[Files, list[Files], Files]:
+    """Rewrite the target with other settings: a partition's files before, at every moment of landing, and after."""
+    before = visible(target / folder)
+    seen: list[Files] = []
+    land = Target.land
+
+    def look() -> None:
+        seen.append(visible(target / folder))
+
+    def watched(self: Target, *args: Any, **kwargs: Any) -> None:
+        self.filesystem = Watched(self.filesystem, look)
+        land(self, *args, **kwargs)
+
+    def exchanged(one: str, other: str) -> bool:
+        done = exchanging(one, other)
+        look()
+        return done
+
+    monkeypatch.setattr(Target, "land", watched)
+    monkeypatch.setattr(landing, "exchange", exchanged, raising=False)
+    report = rewrite(source, target, **{**CLUSTERED, "row_group_rows": 100, "file_bytes": 6_000})
+    monkeypatch.undo()
+    assert report.written == 1
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+    assert not (target / landing.HIDDEN).exists()
+    return before, seen, visible(target / folder)
+
+
+def test_a_partition_is_there_at_every_moment_of_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = warehouse(tmp_path / "in", days=1), tmp_path / "out"
+    rewrite(source, target, **{**CLUSTERED, "file_bytes": 6_000})
+    before, seen, after = rewritten_under_watch(monkeypatch, source, target, "ds=2026-01-01", exchange)
+    assert min(len(before), len(after)) > 2
+    turn = seen.index(after)
+    assert turn > 0
+    assert seen == [before] * turn + [after] * (len(seen) - turn)
+
+
+def test_where_folders_cannot_be_exchanged_a_partition_is_missing_for_a_moment_and_never_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = warehouse(tmp_path / "in", days=1), tmp_path / "out"
+    rewrite(source, target, **{**CLUSTERED, "file_bytes": 6_000})
+    before, seen, after = rewritten_under_watch(monkeypatch, source, target, "ds=2026-01-01", lambda one, other: False)
+    assert {} in seen
+    assert all(files in (before, {}, after) for files in seen)
+
+
+def test_one_file_without_partition_keys_is_replaced_by_one_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "one.parquet", tmp_path / "out"
+    pq.write_table(events(60), source)
+    rewrite(source, target, **CLUSTERED)
+    before, seen, after = rewritten_under_watch(monkeypatch, source, target, ".", exchange)
+    assert len(before) == len(after) == 1
+    assert all(files in (before, after) for files in seen)
+
+
+def test_one_file_takes_the_place_of_several_without_their_rows_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "one.parquet", tmp_path / "out"
+    pq.write_table(events(60), source)
+    rewrite(source, target, **{**CLUSTERED, "row_group_rows": 10, "file_bytes": 1})
+    before, seen, after = rewritten_under_watch(monkeypatch, source, target, ".", exchange)
+    assert len(before) > 2
+    assert len(after) == 1
+    assert all(files == after or (files and files.items() <= before.items()) for files in seen)
+
+
+def test_two_folders_are_exchanged_or_nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "zwei ü"
+    for folder in (one, other):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    assert exchange(str(one), str(other))
+    assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
+    assert not exchange(str(one), str(tmp_path / "none"))
+    assert not exchange(str(tmp_path), str(one))
+    refusing = SimpleNamespace(renameat2=lambda *_: -1)
+    for library in (refusing, SimpleNamespace()):
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, library=library: library)
+        assert not exchange(str(one), str(other))
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not exchange(str(one), str(other))
+    assert [(folder / "file").read_text() for folder in (one, other)] == [other.name, one.name]
+
+
+def test_a_partition_that_lands_inside_of_another_one_is_not_taken_away_with_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    for rows, folder in ((60, "a=1"), (600, "a=1/b=2")):  # the larger one is written first
+        (source / folder).mkdir(parents=True)
+        pq.write_table(events(rows), source / folder / "x.parquet")
+        rewrite(source, target, **{**CLUSTERED, "row_group_rows": rows})
+        # as if each looked before another thread made the other's folder
+        monkeypatch.setattr(Target, "_has_folders", lambda *_: False)
+    expected = multiset(Table(str(source)).read())
+    assert multiset(Table(str(target)).read()) == expected

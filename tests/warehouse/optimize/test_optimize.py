@@ -1,0 +1,353 @@
+"""Does `optimize` keep every row, put it where it was asked to, and say what it did? Read back by three engines."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from optimized import events, files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
+from test_clustering import key_hash
+from warehouse_samples import sample
+
+from feedline import Table
+from feedline.errors import DataError, TableChangedError, TableError, TableNotFoundError
+from feedline.warehouse.optimize import rewrite as rewriting
+from feedline.warehouse.optimize.survey import survey
+from feedline.warehouse.parquet.writer import TableWriter
+from feedline.warehouse.snapshot.snapshot import take_snapshot
+
+CLUSTERED: dict[str, Any] = {"cluster_by": ("session",), "sort_by": ("ts",), "row_group_rows": 256}
+
+
+def assert_clustered(root: Path) -> None:
+    """Every partition: keys in hashed order over all its files, a key's rows together and in time order."""
+    for folder in sorted({path.parent for path in files_of(root)}):
+        rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files_of(folder)])
+        keys = rows["session"].to_pylist()
+        runs = [key for key, _ in groupby(keys)]
+        assert len(runs) == len(set(runs)), "a key's rows are apart"
+        assert [key_hash([key]) for key in runs] == sorted(key_hash([key]) for key in runs)
+        times = rows["ts"].to_pylist()
+        assert all(a[1] <= b[1] for a, b in pairwise(zip(keys, times, strict=True)) if a[0] == b[0])
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 40_000])
+def test_rows_are_clustered_and_all_there_for_three_engines(tmp_path: Path, memory_bytes: int | None) -> None:
+    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    before = {path: path.read_bytes() for path in files_of(source)}
+    report = rewrite(source, target, **CLUSTERED, memory_bytes=memory_bytes)
+    assert_clustered(target)
+    units = {path.name[:9] for path in files_of(target)}
+    assert len(units) == 1 if memory_bytes is None else len(units) > 2
+    expected = multiset(in_arrow(source))
+    for read in (in_arrow, in_duckdb, in_polars):
+        assert multiset(read(target)) == multiset(read(source)), read
+    assert multiset(in_arrow(target)) == expected
+    assert in_arrow(target).schema.types == in_arrow(source).cast(in_arrow(target).schema).schema.types
+    assert {path: path.read_bytes() for path in files_of(source)} == before
+    assert sorted(path.name for path in target.iterdir()) == sorted(path.name for path in source.iterdir())
+    assert (report.written, report.finished, report.taken_away) == (3, 0, 0)
+    sides = [f"select * from read_parquet('{root}/*/*.parquet')" for root in (source, target)]
+    different = [duckdb.sql(f"{one} except all {other}").fetchall() for one, other in (sides, sides[::-1])]
+    assert different == [[], []]
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 30, 6_000])
+def test_order_is_kept_and_files_are_compacted(tmp_path: Path, file_bytes: int) -> None:
+    source, target = warehouse(tmp_path / "in", rows=700), tmp_path / "out"
+    report = rewrite(source, target, row_group_rows=300, file_bytes=file_bytes)
+    assert Table(str(target)).read().to_pylist() == Table(str(source)).read().to_pylist()
+    files = files_of(target)
+    if file_bytes > 1 << 20:
+        assert len(files) == report.after.files == 3
+        groups = [pq.read_metadata(files[0]).row_group(index).num_rows for index in range(7)]
+        assert groups == [300] * 7
+    else:
+        assert len(files) > 9
+        assert all(path.stat().st_size < 6_000 or pq.read_metadata(path).num_row_groups == 1 for path in files)
+    assert report.before.files == 9
+
+
+def test_every_kind_of_column_and_partition_comes_through(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    folders = ("country=d%2Fe/hour=7", "country=__HIVE_DEFAULT_PARTITION__/hour=11", "country=x y/hour=7")
+    for number, folder in enumerate(folders):
+        (source / folder).mkdir(parents=True)
+        pq.write_table(sample(90, seed=number), source / folder / "a.parquet")
+        pq.write_table(sample(80, seed=9 + number).drop_columns("flag"), source / folder / "b.parq")
+    (source / "_temporary").mkdir()
+    rewrite(source, target, cluster_by=("word",), sort_by=("i64", "ms"))
+    assert sorted(str(path.parent.relative_to(target)) for path in files_of(target)) == sorted(folders)
+    ours, theirs = Table(str(target)).read(), Table(str(source)).read()
+    assert ours.drop_columns("ids").schema.equals(theirs.drop_columns("ids").schema)
+    assert ours.schema.field("ids").type == pa.list_(pa.field("element", pa.int64(), nullable=False))
+    assert multiset(ours) == multiset(theirs)
+    engines = "i64", "f32", "text", "ids", "day", "price", "flag"
+    assert multiset(in_polars(target).select(engines)) == multiset(theirs.select(engines))
+    assert multiset(in_duckdb(target).select(engines)) == multiset(theirs.select(engines))
+
+
+def test_a_table_without_partitions_and_one_file(tmp_path: Path) -> None:
+    pq.write_table(events(1000), tmp_path / "one.parquet")
+    rewrite(tmp_path / "one.parquet", tmp_path / "out", **CLUSTERED)
+    assert_clustered(tmp_path / "out")
+    assert multiset(in_arrow(tmp_path / "out")) == multiset(events(1000))
+    again = rewrite(tmp_path / "one.parquet", tmp_path / "out", **{**CLUSTERED, "row_group_rows": 100})
+    assert (again.written, again.after.row_groups) == (1, 10)
+    assert multiset(in_arrow(tmp_path / "out")) == multiset(events(1000))
+
+
+def test_what_has_no_null_is_not_nullable_in_all_files_alike(tmp_path: Path) -> None:
+    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    late = events(300, seed=99).set_column(0, "event", pa.array([None, *range(299)], pa.int64()))
+    pq.write_table(late, source / "ds=2026-01-03" / "9.parquet")
+    report = rewrite(source, target, **CLUSTERED)
+    (schema,) = {pq.read_schema(path).remove_metadata() for path in files_of(target)}
+    assert [field.name for field in schema if not field.nullable] == ["ts", "word", "ids"] == list(report.non_null)
+    assert not schema.field("ids").type.value_field.nullable
+    assert schema.field("holes").type.value_field.nullable
+    kept = rewrite(source, tmp_path / "kept", **CLUSTERED, keep_nullable=True)
+    assert kept.non_null == ()
+    assert all(field.nullable for field in pq.read_schema(files_of(tmp_path / "kept")[0]))
+
+
+def test_lists_that_are_empty_somewhere_are_read_to_find_nulls(tmp_path: Path) -> None:
+    """A leaf's null count counts empty lists, so only reading tells them from nulls."""
+    pq.write_table(
+        pa.table({"a": pa.array([[1], [], [2, 3]]), "b": pa.array([[1], None, [2]])}), tmp_path / "x.parquet"
+    )
+    snapshot = take_snapshot(str(tmp_path))
+    assert survey(snapshot, [], map=map).nulls == {"b"}
+    assert survey(snapshot, [], map=map, keep_nullable=True).nulls == {"a", "a[]", "b", "b[]"}
+
+
+def test_footers_that_lie_about_nulls_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    monkeypatch.setattr("feedline.warehouse.optimize.recipe.without_nulls", lambda field, _: field.with_nullable(False))
+    with pytest.raises(DataError, match=r"column 'session' of .* holds a null: .*--keep-nullable"):
+        rewrite(source, tmp_path / "out", **CLUSTERED)
+    assert not (tmp_path / "out" / "_feedline").exists()
+
+
+def test_finished_partitions_are_skipped_changed_ones_done_again_gone_ones_taken_away(tmp_path: Path) -> None:
+    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    rewrite(source, target, **CLUSTERED)
+    before = {path: path.stat().st_mtime_ns for path in files_of(target)}
+    again = rewrite(source, target, **CLUSTERED)
+    assert (again.written, again.finished, again.choices) == (0, 3, ())
+    assert {path: path.stat().st_mtime_ns for path in files_of(target)} == before
+    pq.write_table(events(50, seed=77), source / "ds=2026-01-02" / "1.parquet")
+    for path in files_of(source / "ds=2026-01-03"):
+        path.unlink()
+    pq.write_table(events(60, seed=78), _made(source / "ds=2026-01-04") / "1.parquet")
+    third = rewrite(source, target, **CLUSTERED)
+    assert (third.written, third.finished, third.taken_away) == (2, 1, 1)
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+    assert not (target / "ds=2026-01-03").exists()
+    kept = files_of(target / "ds=2026-01-01")
+    assert {path: path.stat().st_mtime_ns for path in kept}.items() <= before.items()
+    other = rewrite(source, target, **{**CLUSTERED, "goal": "size"})
+    assert other.written == 3
+    (files_of(target / "ds=2026-01-04")[0]).unlink()
+    assert rewrite(source, target, **{**CLUSTERED, "goal": "size"}).written == 1
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_small_partitions_are_merged_or_kept(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", rows=50)
+    for choice, files in (("merge", 3), ("keep", 9)):
+        target = tmp_path / choice
+        rewrite(source, target, **CLUSTERED, small_partitions=choice)
+        assert len(files_of(target)) == files
+        assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+    big = rewrite(source, tmp_path / "big", **{**CLUSTERED, "row_group_rows": 150}, small_partitions="keep")
+    assert big.after.files == 3
+
+
+def test_row_groups_are_bounded_in_bytes(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=1, rows=1000)
+    rewrite(source, tmp_path / "out", **CLUSTERED, row_group_bytes=5_000)
+    (path,) = files_of(tmp_path / "out")
+    parquet = pq.ParquetFile(path)
+    sizes = [parquet.read_row_group(index).nbytes for index in range(parquet.num_row_groups)]
+    assert len(sizes) > 20
+    assert max(sizes) < 8_000
+
+
+def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    report = rewrite(source, tmp_path / "out", order=("word", "ids"))
+    names = pq.read_schema(files_of(tmp_path / "out")[0]).names
+    assert names == ["word", "ids", "event", "session", "ts", "price", "holes"] == list(report.columns)
+    metadata = pq.read_metadata(files_of(tmp_path / "out")[0]).row_group(0)
+    offsets = [metadata.column(index).data_page_offset for index in range(metadata.num_columns)]
+    assert offsets == sorted(offsets)
+
+
+def test_maps_become_columns(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.float64())
+    maps = [
+        [("price", i / 2), *([("rare", 1.0)] if i % 100 == 0 else []), ("hour", 1.0 * (i % 24))] for i in range(300)
+    ]
+    rows: list[Any] = [None, [], [("price", None)], [("price", 1.0), ("price", 2.0)], *maps]
+    for day in (1, 2):
+        folder = _made(tmp_path / "in" / f"ds={day}")
+        table = pa.table({"id": pa.array(range(len(rows))), "features": pa.array(rows, kind), "z": [day] * len(rows)})
+        pq.write_table(table, folder / "a.parquet", row_group_size=70)
+    report = rewrite(tmp_path / "in", tmp_path / "out", flatten=("features",), flatten_coverage=0.5, row_group_rows=100)
+    assert report.flattened == ("features.price", "features.hour")
+    found = in_arrow(tmp_path / "out")
+    assert found.schema.names == ["id", "features.price", "features.hour", "features", "z", "ds"]
+    assert found.schema.field("features").type == kind
+    for row in found.to_pylist():
+        before = rows[row["id"]]
+        value = next((value for key, value in before or () if key == "price"), None)
+        assert row["features.price"] == value
+        moved = [(key, row[f"features.{key}"]) for key in ("price", "hour") if row[f"features.{key}"] is not None]
+        assert (row["features"] is None) == (before is None)
+        assert sorted([*(row["features"] or []), *moved], key=str) == sorted(before or [], key=str)
+    assert multiset(in_duckdb(tmp_path / "out").select(["id", "features.price"])) == multiset(
+        found.select(["id", "features.price"])
+    )
+    assert pq.read_table(files_of(tmp_path / "out")[0])["features"].null_count == 1
+
+
+def test_a_flattened_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"m": maps, "m.a": [1]}), _made(tmp_path / "in") / "x.parquet")
+    with pytest.raises(TableError, match=r"makes a column 'm\.a', which the table has"):
+        rewrite(tmp_path / "in", tmp_path / "out", flatten=("m",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cluster_by": ("sesion",)}, r"--cluster-by names column 'sesion', .*Did you mean 'session'\?"),
+        ({"cluster_by": ("ds",)}, r"--cluster-by names column 'ds', which is not in the table's files"),
+        ({"cluster_by": ("session",), "sort_by": ("tss",)}, r"--sort-by names column 'tss', .*Did you mean 'ts'\?"),
+        ({"cluster_by": ("ids",)}, r"--cluster-by names column 'ids' of type list<.*>: expected numbers"),
+        ({"flatten": ("word",)}, r"--flatten names column 'word' of type string: expected a map"),
+        ({"order": ("wrd",)}, r"--order names column 'wrd', .*Did you mean 'word'\?"),
+        ({"projection": ("wrd",)}, r"--projection names column 'wrd', .*Did you mean 'word'\?"),
+        ({"sort_by": ("ts",)}, "got no --cluster-by"),
+        ({"row_group_rows": 0}, "--row-group-rows is out of range: got 0"),
+        ({"flatten_coverage": 2.0}, "--flatten-coverage is no share: got 2.0"),
+        ({"goal": "speed"}, "goal is unknown: got 'speed', expected one of decode, balanced, size"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    with pytest.raises(TableError, match=words):
+        rewrite(source, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_targets_that_are_not_ours_are_refused(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=1)
+    for target in (source, source / "sub", tmp_path):
+        with pytest.raises(TableError, match=r"source and target overlap: got .*Name another target"):
+            rewrite(source, target)
+    (tmp_path / "link").symlink_to(source)
+    with pytest.raises(TableError, match="overlap"):
+        rewrite(source, tmp_path / "link" / "x")
+    for name, write in (
+        ("notes.txt", lambda path: path.write_text("mine")),
+        ("x.parquet", lambda path: pq.write_table(events(5), path)),
+    ):
+        folder = _made(tmp_path / f"of {name}")
+        write(folder / name)
+        with pytest.raises(TableError, match=rf"is not empty: it holds {name}, which feedline optimize did not write"):
+            rewrite(source, folder)
+        assert [path.name for path in folder.iterdir()] == [name]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TableError, match="is not empty: it holds a file"):
+        rewrite(source, tmp_path / "file")
+    with pytest.raises(TableNotFoundError, match="is empty"):
+        rewrite(_made(tmp_path / "nothing"), tmp_path / "out")
+
+
+def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    write, written = TableWriter._write_group, []
+
+    def full(self: TableWriter, rows: int) -> None:
+        written.append(rows)
+        if len(written) > 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, rows)
+
+    monkeypatch.setattr(TableWriter, "_write_group", full)
+    with pytest.raises(TableError, match=r"out has no space left: .*make room and run the same command again"):
+        rewrite(source, target, **CLUSTERED)
+    assert len(files_of(target)) == 1
+    assert not (target / "_feedline").exists()
+    monkeypatch.undo()
+    assert rewrite(source, target, **CLUSTERED).written == 2
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+
+
+def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = warehouse(tmp_path / "in"), tmp_path / "out"
+    rewritten: Callable[..., Any] = rewriting.rewrite_partition
+
+    def run(function: Callable[[Any], Any], tasks: list[Any]) -> list[Any]:
+        if function is rewritten:
+            pq.write_table(events(10), source / "ds=2026-01-02" / "0.parquet")
+        return [function(task) for task in tasks]
+
+    with pytest.raises(TableChangedError, match=r"ds=2026-01-02/0\.parquet changed"):
+        rewrite(source, target, **CLUSTERED, map=run)
+    rewrite(source, target, **CLUSTERED)
+    assert multiset(in_arrow(target)) == multiset(in_arrow(source))
+
+
+def test_the_front_door(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=2)
+    said: list[str] = []
+    report = Table(source).optimize(
+        tmp_path / "out", cluster_by="session", sort_by=["ts"], order=["word"], goal="size", row_group_rows=512,
+        projection="price", say=said.append,
+    )  # fmt: skip
+    assert_clustered(tmp_path / "out")
+    assert report.projection == ("price",)
+    assert report.columns[0] == "word"
+    assert said == ["2 of 2 partitions to write; 7 columns measured", "2 of 2 partitions written"]
+
+
+def test_partitions_within_partitions_and_without_rows(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    for number, folder in enumerate(("a=1", "a=1/b=2", "a=1/b=2/c=3", "a=2/b=1", ".")):
+        pq.write_table(events(200, seed=number), _made(source / folder) / "x.parquet")
+    pq.write_table(events(0), _made(source / "a=5") / "x.parquet")
+    expected = multiset(Table(str(source)).read())
+    for settings in (CLUSTERED, {**CLUSTERED, "goal": "size", "small_partitions": "keep"}, CLUSTERED):
+        report = rewrite(source, target, **settings, threads=2)
+        assert report.written == 6
+        assert multiset(Table(str(target)).read()) == expected
+        assert rewrite(source, target, **settings).finished == 6
+    for path in files_of(source / "a=1" / "b=2"):
+        path.unlink()
+    assert rewrite(source, target, **CLUSTERED).taken_away == 2
+    assert multiset(Table(str(target)).read()) == multiset(Table(str(source)).read())
+
+
+def test_lists_of_files_and_globs_are_tables_too(tmp_path: Path) -> None:
+    source = warehouse(tmp_path / "in", days=2)
+    some = [str(path) for path in files_of(source / "ds=2026-01-02")]
+    for names, target in ((some, tmp_path / "in" / "listed"), (f"{source}/ds=*/1.parquet", tmp_path / "globbed")):
+        Table(names).optimize(target, cluster_by="session", threads=1)
+        assert multiset(Table(target).read()) == multiset(Table(names).read())

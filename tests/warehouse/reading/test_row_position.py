@@ -1,0 +1,139 @@
+"""Does an error about a value name the row of the file it stands in, whatever was left out before that row?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import furnished
+from warehouse_samples import write
+
+from feedline import Pipeline
+from feedline.errors import DataError
+from feedline.expressions import bind_where
+from feedline.warehouse.reading.masks import packed
+from feedline.warehouse.reading.read import Fragment, fragment_at, read_fragment
+from feedline.warehouse.reading.row_position import located, row_in_file
+from feedline.warehouse.reading.sample import Sample, bind_sample
+from feedline.warehouse.selection.select import select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+
+ROWS, GROUP = 100, 24
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """One file whose column `row` says which row it is."""
+    x = [None if row % 7 == 3 else row % 10 for row in range(ROWS)]
+    held = pa.table({"x": pa.array(x, pa.int64()), "row": range(ROWS)})
+    return take_snapshot(write(tmp_path_factory.mktemp("places"), {"k=1/f.parquet": held}, row_group_size=GROUP))
+
+
+def fragment_with(snapshot: Snapshot, rows: np.ndarray, left_out: list[np.ndarray] | None) -> Fragment:
+    groups = np.arange(len(rows))
+    fragment = fragment_at(snapshot, 0, groups, rows)
+    if left_out is None:
+        return fragment
+    bits = tuple(packed(mask[:count]) for mask, count in zip(left_out, rows.tolist(), strict=True) if count)
+    return Fragment(**{**{name: getattr(fragment, name) for name in Fragment.__dataclass_fields__}, "excluded": bits})
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([None, "x > 4", "x is None", "k == 1", "row >= 30 and x != 2"]),
+    st.sampled_from([None, {"fraction": 0.5}, {"fraction": 0.3, "where": "x < 5"}, {"fraction": 0.4, "key": "row"}]),
+    st.booleans(),
+    st.integers(1, 40),
+    st.sampled_from([["row"], ["row", "sample_weight"], ["row", "k"]]),
+)
+def test_rows_are_found_again(
+    table: Snapshot, text: str | None, asked: dict[str, Any] | None, masked: bool, chunk_rows: int, columns: list[str]
+):
+    where = None if text is None else bind_where(text, table.schema)
+    sample = None if asked is None else bind_sample(Sample.of(asked), table.schema)
+    if sample is None:
+        columns = [name for name in columns if name != "sample_weight"]
+    schema = table.schema if sample is None else table.schema.append(pa.field("sample_weight", pa.float32()))
+    selection = select_rows(table, where, sample=sample, work_dir=f"{table.uri}/work")
+    random = np.random.default_rng(chunk_rows)
+    masks = [random.random(GROUP) < 0.3 for _ in selection.rows] if masked else None
+    fragment = fragment_with(table, selection.rows, masks)
+    for chunk in read_fragment(fragment, columns, where, schema, sample=sample, chunk_rows=chunk_rows):
+        for start, stop in ((0, chunk.frame.height), (chunk.frame.height // 2, chunk.frame.height)):
+            part = chunk.part(start, stop)
+            for row in {0, (stop - start) // 2, stop - start - 1}:
+                assert row_in_file(part, row, where, schema, sample=sample) == part.frame["row"][row]
+
+
+def test_an_error_about_chunks_laid_end_to_end(table: Snapshot):
+    where = bind_where("x > 4", table.schema)
+    fragment = fragment_with(table, select_rows(table, where, work_dir=f"{table.uri}/work").rows, None)
+    chunks = list(read_fragment(fragment, ["row"], where, table.schema))
+    rows = pl.concat([chunk.frame for chunk in chunks])["row"].to_list()
+    for row in range(len(rows)):
+        error = located(DataError("wrong").at(row), chunks, where, table.schema)
+        assert str(error).startswith("wrong (file ")
+        assert str(error).endswith(f"k=1/f.parquet, row group {rows[row] // GROUP}, row {rows[row]})")
+    assert str(located(DataError("wrong"), chunks, where, table.schema)).endswith("f.parquet, row group 0)")
+
+
+def test_a_file_that_is_gone_by_then(tmp_path: Path):
+    snapshot = take_snapshot(write(tmp_path, {"f.parquet": pa.table({"x": [1, 2]})}))
+    [chunk] = read_fragment(fragment_with(snapshot, np.array([2]), None), ["x"], None, snapshot.schema)
+    (tmp_path / "f.parquet").unlink()
+    assert str(located(DataError("wrong").at(1), [chunk], None, snapshot.schema)).endswith("f.parquet, row group 0)")
+
+
+FEATURES: dict[str, Any] = {"dense": {"x": [], "n": {"column": "text", "ops": [{"cast": "float32"}]}}}
+BAD = 7_531  # a row of the file
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": None}, r"feature 'x' holds a null: got 1 nulls in [\d,]+ rows, expected none"),
+        ({"text": "1.5?"}, r"feature 'n' of column 'text' cannot be computed \(cast\): .*1\.5\?"),
+    ],
+    ids=["a null in the batch", "a strict cast in the pass"],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shuffle": "off"},
+        {"source": {"where": "row % 3 == 1"}, "shuffle": {"window_rows": 700}},
+        {"source": {"sample": {"fraction": 0.5, "where": "row != 7531"}, "where": "row > 100"}, "lanes": 3},
+    ],
+    ids=["as it comes", "filtered and shuffled", "sampled in lanes"],
+)
+def test_errors_of_a_run_name_the_row(tmp_path: Path, changes: dict[str, Any], words: str, settings: dict[str, Any]):
+    columns: dict[str, list[Any]] = {"x": [0.5] * 9000, "text": ["1.5"] * 9000, "row": list(range(9000))}
+    for name, value in changes.items():
+        columns[name][BAD] = value
+    (tmp_path / "table").mkdir()
+    # without statistics: nulls that footers tell of are said before the first batch
+    pq.write_table(pa.table(columns), tmp_path / "table" / "f.parquet", row_group_size=1000, write_statistics=False)
+    with furnished(tmp_path, tmp_path / "table") as place:
+        rules = {**settings, "source": {"split_rows": 2000, **settings.get("source", {})}}
+        path = place.write(features=FEATURES, batch={"size": 100, "tail": "partial"}, **rules)
+        with pytest.raises(DataError) as caught:
+            list(Pipeline.from_yaml(path).batches())
+        assert re.search(words, str(caught.value))
+        assert str(caught.value).endswith(f"f.parquet, row group {BAD // 1000}, row {BAD})")
+
+
+def test_transform_names_the_row_of_what_it_was_given(tmp_path: Path):
+    with furnished(tmp_path, tmp_path) as place:
+        pipeline = Pipeline.from_yaml(place.write(features=FEATURES))
+    given_rows = pa.table({"x": [0.5, 1.5, None], "text": ["1", "2", "x"]})
+    with pytest.raises(DataError, match=r"feature 'n' of column 'text' .* \(row 2\)$"):
+        pipeline.transform(given_rows)
+    with pytest.raises(DataError, match=r"feature 'x' holds a null: got 1 nulls in 1 rows.* \(row 0\)$"):
+        pipeline.transform(given_rows.slice(2).set_column(1, "text", pa.array(["1"])))

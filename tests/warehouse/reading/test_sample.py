@@ -1,0 +1,452 @@
+"""Sampling: the set of kept rows against the written definition in plain Python, however a table is cut and read."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import pickle
+import re
+import struct
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_hashing import GOLDEN, MASK, digest_of, hash_of, mix
+from warehouse_samples import write
+
+from feedline.errors import ExpressionError, SpecError
+from feedline.expressions import bind_where
+from feedline.warehouse.dask_frame import plan_fragments
+from feedline.warehouse.reading.read import UNCOUNTED, read_arrow, read_fragment
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
+from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.table import Table
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+# -- the definition, one value at a time -------------------------------------------------------------------------------
+
+
+def place_hash(path: str, index: int, seed: int) -> int:
+    return mix(hash_of(path, seed) + (index + 1) * GOLDEN)
+
+
+def word(value: Any) -> int:
+    match value:
+        case None:
+            return 0x6C6C756E
+        case bool() | int():
+            return int(value)
+        case float():
+            number = 0.0 if value == 0 else value
+            return 0x7FF8000000000000 if math.isnan(number) else struct.unpack("<Q", struct.pack("<d", number))[0]
+        case str():
+            return digest_of(value.encode())
+        case bytes():
+            return digest_of(value)
+        case datetime.datetime():
+            since = (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)) - EPOCH
+            seconds = since.days * 86_400 + since.seconds
+            return digest_of(struct.pack("<qq", seconds, since.microseconds * 1000))
+        case datetime.date():
+            return (value - EPOCH.date()).days
+    raise AssertionError(value)
+
+
+def key_hash(values: tuple[Any, ...], seed: int) -> int:
+    hashed = [hash_of(word(value), seed) for value in values]
+    combined = hashed[0]
+    for value in hashed[1:]:
+        combined = (mix(combined + GOLDEN) + value) & MASK
+    return combined
+
+
+def stays(hashed: int, fraction: float) -> bool:
+    return fraction == 1 or hashed < math.floor(Fraction(fraction) * 2**64)
+
+
+fractions = st.one_of(st.sampled_from([1.0, 0.5, 0.1, 1e-30]), st.floats(0.01, 1.0))
+seeds = st.integers(0, 2**63 - 1)
+
+
+@given(st.text(max_size=40), st.integers(0, 10_000), st.integers(0, 60), fractions, seeds)
+def test_by_place(path: str, first: int, rows: int, fraction: float, seed: int) -> None:
+    sample = Sample(fraction=fraction, seed=seed)
+    expected = [stays(place_hash(path, first + index, seed), fraction) for index in range(rows)]
+    data = pa.record_batch({"x": np.zeros(rows)})
+    assert bind_sample(sample, data.schema).chosen(data, path, first).tolist() == expected
+    assert sampled_rows(sample, path, first, rows) == sum(expected)
+
+
+KINDS: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
+    "integers": (st.integers(0, 127), [pa.int8(), pa.uint8(), pa.int16(), pa.int32(), pa.int64(), pa.uint64()]),
+    "signed": (st.integers(-(2**31), 2**31 - 1), [pa.int32(), pa.int64()]),
+    "large": (st.integers(0, 2**64 - 1), [pa.uint64()]),
+    "flags": (st.booleans(), [pa.bool_()]),
+    "floats": (st.floats(width=32), [pa.float32(), pa.float64()]),
+    "texts": (st.text(max_size=30), [pa.string(), pa.large_string(), pa.string_view()]),
+    "bytes": (st.binary(max_size=30), [pa.binary(), pa.large_binary(), pa.binary_view()]),
+    "fixed": (st.binary(min_size=4, max_size=4), [pa.binary(4), pa.binary()]),
+    "days": (st.dates(), [pa.date32()]),
+    "seconds": (
+        st.datetimes(datetime.datetime(1800, 1, 1), datetime.datetime(2200, 1, 1)).map(
+            lambda moment: moment.replace(microsecond=0)
+        ),
+        [pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")],
+    ),
+    "moments": (
+        st.datetimes(datetime.datetime(1800, 1, 1), datetime.datetime(2200, 1, 1)).map(
+            lambda moment: moment.replace(tzinfo=datetime.UTC)
+        ),
+        [pa.timestamp("us", "UTC"), pa.timestamp("ns", "Europe/Berlin")],
+    ),
+}
+
+
+@settings(max_examples=150)
+@given(st.data(), st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3), fractions, seeds)
+def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fraction: float, seed: int) -> None:
+    count = data.draw(st.integers(0, 12))
+    columns = [
+        data.draw(st.lists(st.one_of(st.none(), KINDS[kind][0]), min_size=count, max_size=count)) for kind in kinds
+    ]
+    names = [f"k{index}" for index in range(len(kinds))]
+    rows = list(zip(*columns, strict=True))
+    expected = [stays(key_hash(row, seed), fraction) for row in rows]
+    types = [data.draw(st.sampled_from(KINDS[kind][1])) for kind in kinds]
+    batch = pa.record_batch([pa.array(values, kind) for values, kind in zip(columns, types, strict=True)], names)
+    sample = bind_sample(Sample(fraction=fraction, seed=seed, key=tuple(names)), batch.schema)
+    assert sample.chosen(batch, "any", 7).tolist() == expected
+    if count:
+        assert sample.chosen(batch.slice(1), "other", 0).tolist() == expected[1:]
+
+
+def test_hashes_that_the_documentation_shows() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    placed = re.findall(r"^\| `(.+)`, row (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(placed) == 4
+    for path, index, seed, shown in placed:
+        assert place_hash(path, int(index), int(seed)) == int(shown)
+    keyed = re.findall(r"^\| key (.+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(keyed) == 10
+    meanings = {"null": None, "true": True, "2026-01-01": datetime.date(2026, 1, 1)}
+    meanings["2026-01-01 12:00:00"] = datetime.datetime(2026, 1, 1, 12)
+    for shown_key, seed, shown in keyed:
+        key = [meanings[part] if part in meanings else json.loads(part) for part in shown_key.split(", ")]
+        assert key_hash(tuple(key), int(seed)) == int(shown)
+        batch = pa.record_batch({f"k{index}": [value] for index, value in enumerate(key)})
+        names = tuple(batch.schema.names)
+        exact = Sample(fraction=(int(shown) + 2**12) / 2**64, seed=int(seed), key=names)
+        below = Sample(fraction=(int(shown) - 2**12) / 2**64, seed=int(seed), key=names)
+        assert bind_sample(exact, batch.schema).chosen(batch, "f", 0).tolist() == [True]
+        assert bind_sample(below, batch.schema).chosen(batch, "f", 0).tolist() == [False]
+
+
+@pytest.mark.parametrize("key", [(), ("k",)])
+def test_the_share_is_binomial_over_many_seeds(key: tuple[str, ...]) -> None:
+    rows, fraction = 4_000, 0.2
+    batch = pa.record_batch({"k": np.arange(rows)})
+    kept = np.array(
+        [
+            bind_sample(Sample(fraction=fraction, seed=seed, key=key), batch.schema).chosen(batch, "f", 0)
+            for seed in range(200)
+        ]
+    )
+    deviation = math.sqrt(rows * fraction * (1 - fraction))
+    z = (kept.sum(axis=1) - rows * fraction) / deviation
+    assert abs(z).max() < 4.5
+    assert abs(z.std() - 1) < 0.2
+    per_row = (kept.sum(axis=0) - 200 * fraction) / math.sqrt(200 * fraction * (1 - fraction))
+    assert abs(per_row.std() - 1) < 0.05, "every row has the same chance"
+    together = np.corrcoef(kept.astype(float))
+    np.fill_diagonal(together, 0)
+    assert abs(together).max() < 6 / math.sqrt(rows), "seeds are independent"
+    neighbours = np.mean(kept[:, 1:] & kept[:, :-1])
+    assert abs(neighbours - fraction**2) < 0.002, "neighbours are independent"
+
+
+def test_smaller_fractions_keep_a_part_of_larger_ones() -> None:
+    batch = pa.record_batch({"k": np.arange(5_000)})
+    for key in ((), ("k",)):
+        kept = [
+            bind_sample(Sample(fraction=fraction, seed=3, key=key), batch.schema).chosen(batch, "f", 0)
+            for fraction in (0.05, 0.1, 0.5, 1.0)
+        ]
+        assert all((small <= large).all() for small, large in itertools.pairwise(kept))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+WHERES = [None, "x >= 20", "x < 35", "y != 2", 'c == "a"', "z is not None and x > 5", "x > 1000"]
+SAMPLE_WHERES = [None, "y == 0", "x < 30", "z is None", 'c != "a"', "x >= 0", "z > 0", "x > 1000"]
+KEYS = [(), ("u",), ("u", "c"), ("z",)]
+
+
+def keeps(text: str | None, row: dict[str, Any]) -> bool:
+    """The few conditions above, judged by Python with SQL's nulls."""
+    if text is None:
+        return True
+    if text.endswith("is None"):
+        return row["z"] is None
+    if text.startswith("z is not None"):
+        return row["z"] is not None and row["x"] > 5
+    name, operator, literal = text.split()
+    value = row[name]
+    if value is None:
+        return False
+    other = literal.strip('"') if name == "c" else int(literal)
+    return {
+        "==": value == other,
+        "!=": value != other,
+        ">=": value >= other,
+        "<": value < other,
+        ">": value > other,
+    }[operator]
+
+
+def shop(seed: int, rows: int) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.integers(0, 50, rows))
+    z = [None if rng.random() < 0.3 else float(value) for value in rng.normal(size=rows).round(1)]
+    users = [f"u{value}" for value in rng.integers(0, 9, rows)]
+    return pa.table({"x": x, "y": x % 3, "z": pa.array(z, pa.float64()), "u": users, "id": rng.permutation(rows)})
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    root = tmp_path_factory.mktemp("shops")
+    tables = {f"c={c}/f{part}.parquet": shop(10 * part + ord(c), 40 + part) for c in "ab" for part in (0, 1)}
+    return take_snapshot(write(root, tables, row_group_size=12))
+
+
+def oracle(snapshot: Snapshot, where: str | None, sample: Sample) -> tuple[list[dict[str, Any]], list[int], list[int]]:
+    """Kept rows with their weights, kept and matched rows per row group: row by row, by pyarrow and Python."""
+    kept, counts, matched = [], [], []
+    for path in snapshot.files["path"].to_pylist():
+        file = pq.ParquetFile(f"{snapshot.uri}/{path}")
+        index = 0
+        for group in range(file.num_row_groups):
+            counts.append(0)
+            matched.append(0)
+            for stored in file.read_row_group(group).to_pylist():
+                row = stored | {"c": path[2]}
+                index += 1
+                if not keeps(where, row):
+                    continue
+                matched[-1] += 1
+                sampled = keeps(sample.where, row)
+                key = tuple(row[name] for name in sample.key)
+                hashed = key_hash(key, sample.seed) if key else place_hash(path, index - 1, sample.seed)
+                if not sampled or stays(hashed, sample.fraction):
+                    counts[-1] += 1
+                    kept.append(row | {SAMPLE_WEIGHT: 1 / sample.fraction if sampled else 1.0})
+    return kept, counts, matched
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(st.sampled_from(WHERES), st.sampled_from(SAMPLE_WHERES), st.sampled_from(KEYS)),
+    st.sampled_from([0.01, 0.3, 0.9, 1]),
+    st.integers(0, 5),
+    st.sampled_from([5, 30, 1000]),
+    st.sampled_from([3, 7, 1000]),
+)
+def test_counts_and_rows_are_those_of_the_definition(
+    shops: Snapshot,
+    conditions: tuple[str | None, str | None, tuple[str, ...]],
+    fraction: float,
+    seed: int,
+    split_rows: int,
+    chunk_rows: int,
+) -> None:
+    where, sample_where, key = conditions
+    sample = Sample(fraction=fraction, where=sample_where, seed=seed, key=key)
+    rows, counts, matched = oracle(shops, where, sample)
+    bound = bind_where(where, shops.schema) if where else None
+    sampled = bind_sample(sample, shops.schema)
+    with tempfile.TemporaryDirectory() as work_dir:
+        selection = select_rows(shops, bound, sample=sampled, work_dir=work_dir)
+        again = select_rows(shops, bound, sample=sampled, work_dir=work_dir, map=refuse)
+    assert selection.rows.tolist() == again.rows.tolist() == counts
+    assert selection.matched.tolist() == matched
+    assert (selection.report.kept.rows, selection.report.matched.rows) == (sum(counts), sum(matched))
+    schema = with_weight(shops.schema, None)
+    screened = screen_rows(shops, bound, sample=sampled)
+    assert all(a in (UNCOUNTED, b) for a, b in zip(screened.rows.tolist(), counts, strict=True))
+    asked = ((["id", "c", SAMPLE_WEIGHT], selection), (["id", SAMPLE_WEIGHT], screened), (["x"], selection))
+    for names, chosen in asked:
+        expected = [
+            tuple(np.float32(row[name]) if name == SAMPLE_WEIGHT else row[name] for name in names) for row in rows
+        ]
+        fragments = plan_fragments(shops, chosen, split_rows)
+        tables = [read_arrow(f, names, bound, schema, sample=sampled, chunk_rows=chunk_rows) for f in fragments]
+        assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == expected
+        frames = [
+            chunk.frame
+            for f in fragments
+            for chunk in read_fragment(f, names, bound, schema, sample=sampled, chunk_rows=chunk_rows)
+        ]
+        assert [row for frame in frames for row in frame.rows()] == expected
+
+
+def refuse(function: object, tasks: list[CountTask]) -> list[tuple[Any, ...]]:
+    raise AssertionError("counted again")
+
+
+def ids(snapshot: Snapshot, **sample: Any) -> list[int]:
+    return Table(snapshot.uri).read(["id"], sample=sample)["id"].to_pylist()
+
+
+def selected(snapshot: Snapshot, work_dir: Path, text: str | None = None, map: Any = None, **sample: Any) -> Selection:
+    bound = bind_where(text, snapshot.schema) if text else None
+    sampled = bind_sample(Sample.of(sample), snapshot.schema)
+    return select_rows(snapshot, bound, sample=sampled, work_dir=str(work_dir), map=map)
+
+
+def test_nothing_is_read_where_arithmetic_or_statistics_tell(shops: Snapshot, tmp_path: Path) -> None:
+    for sample in (
+        {"fraction": 0.3},
+        {"fraction": 0.3, "where": 'c == "a"'},
+        {"fraction": 0.3, "where": "x >= 0"},
+        {"fraction": 0.3, "where": "x > 1000", "key": "u"},
+        {"fraction": 1, "where": "z > 0", "key": "u"},
+    ):
+        selection = selected(shops, tmp_path, map=refuse, **sample)
+        report = selection.report
+        assert (report.counted.row_groups, report.counted_bytes) == (0, 0)
+        assert report.whole.row_groups + report.by_place.row_groups == report.table.row_groups
+        assert (report.matched.rows, report.table.rows) == (shops.rows, shops.rows)
+
+
+def test_only_what_decides_is_read_to_count(shops: Snapshot, tmp_path: Path) -> None:
+    def stored(names: set[str], wanted: Any = lambda path, group: True) -> int:
+        total = 0
+        for path in shops.files["path"].to_pylist():
+            metadata = pq.read_metadata(f"{shops.uri}/{path}")
+            for group in range(metadata.num_row_groups):
+                chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
+                if wanted(path, metadata.row_group(group)):
+                    total += sum(c.total_compressed_size for c in chunks if c.path_in_schema in names)
+        return total
+
+    def on_day_a(path: str, group: Any) -> bool:
+        return path.startswith("c=a")
+
+    def bytes_of(text: str | None = None, **sample: Any) -> int:
+        return selected(shops, tmp_path, text, **sample).report.counted_bytes
+
+    assert bytes_of(fraction=0.3, key=["u"]) == stored({"u"})
+    assert bytes_of(fraction=0.3, key=["u", "c"]) == stored({"u"})
+    assert bytes_of(fraction=0.3, where="z != 0.5", key=["u", "z"]) == stored({"u", "z"})
+    assert bytes_of(fraction=0.3, where="z != 0.5") == stored({"z"})
+    assert bytes_of('c == "a"', fraction=0.3, where="z != 0.5") == stored({"z"}, on_day_a)
+    assert bytes_of(fraction=0.3, where='c == "a"', key="u") == stored({"u"}, on_day_a)
+    assert bytes_of("u.str.len_chars() > 1", fraction=0.3) == stored({"u"})
+    assert bytes_of("u.str.len_chars() > 1", fraction=0.3, where="u is None", key="u") == stored({"u"})
+
+
+def test_counts_are_remembered_per_sample(shops: Snapshot, tmp_path: Path) -> None:
+    variants: list[dict[str, Any]] = [
+        {"fraction": 0.3},
+        {"fraction": 0.31},
+        {"fraction": 0.3, "seed": 1},
+        {"fraction": 0.3, "where": "y == 0"},
+        {"fraction": 0.3, "key": ["u"]},
+        {"fraction": 0.3, "key": ["u", "x"]},
+        {"fraction": 0.3, "key": ["x", "u"]},
+    ]
+    for number, sample in enumerate(variants):
+        assert not selected(shops, tmp_path, **sample).report.cached
+        assert selected(shops, tmp_path, map=refuse, **sample).report.cached
+        assert len(list((tmp_path / "counts").iterdir())) == number + 1
+
+
+def test_tasks_with_a_sample_are_small_and_picklable(shops: Snapshot, tmp_path: Path) -> None:
+    def pickling(function: Any, tasks: list[CountTask]) -> list[Any]:
+        wired = [pickle.dumps((function, task)) for task in tasks]
+        assert max(map(len, wired)) < 4_000
+        return [call(task) for call, task in map(pickle.loads, wired)]
+
+    sample = {"fraction": 0.5, "where": "y == 0", "key": ["u"]}
+    there = selected(shops, tmp_path / "a", "x > 3", map=pickling, **sample)
+    assert there.rows.tolist() == selected(shops, tmp_path / "b", "x > 3", **sample).rows.tolist()
+
+
+def test_keys_stay_together_and_survive_a_rewrite(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = 3_000
+    table = pa.table(
+        {
+            "user": pa.array([None if value == 7 else int(value) for value in rng.integers(0, 300, rows)], pa.int16()),
+            "item": [f"item-{value}" for value in rng.integers(0, 40, rows)],
+            "id": np.arange(rows),
+        }
+    )
+    first = take_snapshot(write(tmp_path / "a", {"f.parquet": table}, row_group_size=500))
+    shuffled = table.take(rng.permutation(rows))
+    wide = pa.schema([("user", pa.int64()), ("item", pa.large_string()), ("id", pa.int64())])
+    parts = {f"p={part}/f.parquet": shuffled.cast(wide).slice(part * 750, 750) for part in range(4)}
+    second = take_snapshot(write(tmp_path / "b", parts, row_group_size=97, use_dictionary=False))
+    for key in (["user"], ["item"], ["user", "item"]):
+        kept = ids(first, fraction=0.2, seed=5, key=key)
+        assert sorted(ids(second, fraction=0.2, seed=5, key=key)) == kept
+        groups = table.select(key).to_pylist()
+        chosen = {tuple(groups[i].values()) for i in kept}
+        assert sorted(i for i, row in enumerate(groups) if tuple(row.values()) in chosen) == kept
+        assert 0 < len(kept) < rows
+    assert sorted(ids(second, fraction=0.2, seed=5)) != ids(first, fraction=0.2, seed=5)
+
+
+def test_sampled_frames_of_dask(shops: Snapshot) -> None:
+    sample = {"fraction": 0.4, "where": "y == 0", "seed": 2}
+    rows, _, _ = oracle(shops, "x > 5", Sample(**sample))
+    table = Table(shops.uri)
+    for split_rows in (7, 1000):
+        frame = table.to_dask(["id", SAMPLE_WEIGHT], "x > 5", sample=sample, split_rows=split_rows)
+        with pytest.MonkeyPatch.context():
+            found = frame.compute(scheduler="synchronous")
+        assert found["id"].tolist() == [row["id"] for row in rows]
+        assert str(found[SAMPLE_WEIGHT].dtype) == "float[pyarrow]"
+        assert found[SAMPLE_WEIGHT].tolist() == [np.float32(row[SAMPLE_WEIGHT]) for row in rows]
+        assert len(table.to_dask(sample=sample, where="x > 5")) == len(rows)
+    read = table.read(["id", SAMPLE_WEIGHT], "x > 5", sample=sample)  # in threads
+    assert read["id"].to_pylist() == [row["id"] for row in rows]
+    assert read[SAMPLE_WEIGHT].to_pylist() == [np.float32(row[SAMPLE_WEIGHT]) for row in rows]
+    assert table.read(where="x > 5", sample=Sample(**sample)).column_names == ["x", "y", "z", "u", "id", "c"]
+
+
+def test_weights_estimate_the_whole(shops: Snapshot) -> None:
+    total = Table(shops.uri).read([SAMPLE_WEIGHT], sample={"fraction": 0.5, "where": "y == 0"})[SAMPLE_WEIGHT]
+    assert abs(sum(total.to_pylist()) - shops.rows) < 40
+
+
+def test_what_a_sample_may_not_be(tmp_path: Path) -> None:
+    kinds = {"ids": pa.list_(pa.int64()), "d": pa.decimal128(5, 2), "s": pa.struct({"a": pa.int8()}), "x": pa.int64()}
+    schema = pa.schema(list(kinds.items()))
+    for name in ("ids", "d", "s"):
+        with pytest.raises(SpecError, match=f"the sample's key has a column without a hash: got '{name}' of type"):
+            bind_sample(Sample(fraction=0.1, key=(name,)), schema)
+    with pytest.raises(SpecError, match=r"unknown column: got 'idz'. Did you mean `ids`"):
+        bind_sample(Sample(fraction=0.1, key=("idz",)), schema)
+    with pytest.raises(ExpressionError, match="the sample's where:"):
+        bind_sample(Sample(fraction=0.1, where="y > 1"), schema)
+    for wrong in ({"fraction": 0}, {"fraction": 2}, {"fraction": "x"}, {}, {"fraction": 0.1, "sed": 1}):
+        with pytest.raises(SpecError, match=r"^sample"):
+            Sample.of(wrong)
+    root = write(tmp_path, {"f.parquet": pa.table({"x": [1, 2], SAMPLE_WEIGHT: [3, 4]})})
+    for columns in (None, [SAMPLE_WEIGHT]):
+        with pytest.raises(SpecError, match="sample_weight has two meanings: got a column of the table"):
+            Table(root).read(columns, sample={"fraction": 0.5})
+    assert Table(root).read(["x"], "sample_weight > 3", sample={"fraction": 1}).to_pydict() == {"x": [2]}
+    assert Table(root).read([SAMPLE_WEIGHT]).to_pydict() == {SAMPLE_WEIGHT: [3, 4]}

@@ -1,0 +1,365 @@
+"""Selecting rows: the counts of every row group against DuckDB, the report against an independent recount."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from warehouse_samples import sample, write
+
+from feedline.errors import TableChangedError
+from feedline.expressions import bind_where
+from feedline.warehouse.reading.read import UNCOUNTED
+from feedline.warehouse.selection.counting import Count
+from feedline.warehouse.selection.select import CountTask, Selection, count_task, screen_rows, select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+
+ATOMS = [  # the same condition for Feedline and for DuckDB, over columns of `events`
+    ("i >= 3", "i >= 3"),
+    ("i == 2", "i = 2"),
+    ("i != 2", "i <> 2"),
+    ("i in [0, 5]", "i in (0, 5)"),
+    ("i not in [1, 2]", "i not in (1, 2)"),
+    ("1 < i <= 4", "1 < i and i <= 4"),
+    ("f < 0.25", "f < 0.25"),
+    ("f >= -0.5", "f >= -0.5"),
+    ("f32 <= 0.1", "f32 <= 0.1::float"),
+    ('s == "b"', "s = 'b'"),
+    ('s in ["a", "zz"]', "s in ('a', 'zz')"),
+    ('s > "am"', "s > 'am'"),
+    ("s is None", "s is null"),
+    ("i is not None", "i is not null"),
+    ("flag", "flag"),
+    ("not flag", "not flag"),
+    ('d >= "2026-01-03"', "d >= date '2026-01-03'"),
+    ('t < "2026-01-01T00:00:02"', "t < timestamp '2026-01-01 00:00:02'"),
+    ("p < 1.5", "p < 1.5"),
+    ('ds == "2026-01-02"', "ds = date '2026-01-02'"),
+    ('ds > "2026-01-01"', "ds > date '2026-01-01'"),
+    ("ds is None", "ds is null"),
+    ('c != "x"', "c <> 'x'"),
+    ("part < 2", "part < 2"),
+    ("i + part > 4", "i + part > 4"),
+    ("s.str.len_chars() == 1", "length(s) = 1"),
+]
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> tuple[str, str]:
+    text, sql = draw(st.sampled_from(ATOMS))
+    for _ in range(draw(st.integers(0, 3))):
+        more, more_sql = draw(st.sampled_from(ATOMS))
+        joined = draw(st.sampled_from(["and", "or", "and not", "or not"]))
+        text, sql = f"({text}) {joined} ({more})", f"({sql}) {joined} ({more_sql})"
+    return text, sql
+
+
+def events(rng: np.random.Generator, rows: int, spread: int) -> pa.Table:
+    """Rows whose values lie close together, so that statistics can decide something."""
+    start = int(rng.integers(0, 5))
+    ints = rng.integers(start, start + spread, rows)
+    share = float(rng.choice([0.0, 0.3, 1.0], p=[0.5, 0.45, 0.05]))
+
+    def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind, mask=rng.random(rows) < share)
+
+    moments = [datetime.datetime(2026, 1, 1, 0, 0, int(i)) for i in ints]
+    return pa.table(
+        {
+            "i": column(ints.tolist(), pa.int32()),
+            "f": column((ints / 4 - 1).tolist(), pa.float64()),
+            "f32": column((ints / 10).tolist(), pa.float32()),
+            "s": column([["a", "b", "am", "zz", "é", ""][i % 6] for i in ints], pa.string()),
+            "flag": column((ints > 3).tolist(), pa.bool_()),
+            "d": column(
+                [moment.date() + datetime.timedelta(int(i)) for moment, i in zip(moments, ints, strict=True)],
+                pa.date32(),
+            ),
+            "t": column(moments, pa.timestamp("us")),
+            "p": column([round(i / 2, 2) for i in ints], pa.float64()).cast(pa.decimal128(9, 2)),
+        }
+    )
+
+
+def warehouse(root: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    null = "__HIVE_DEFAULT_PARTITION__"
+    for ds in ("2026-01-01", "2026-01-02", null):
+        for c in ("x", "y%2Fz"):
+            table = events(rng, int(rng.integers(0, 25)), int(rng.integers(1, 4)))
+            part = int(rng.integers(1, 4))
+            write(root, {f"ds={ds}/c={c}/part={part}/f.parquet": table}, row_group_size=6)
+
+
+def counted_by_duckdb(snapshot: Snapshot, sql: str) -> list[int]:
+    """Kept rows per row group: DuckDB reads each file, numbers its rows, and gets the keys as constants."""
+    counts = []
+    for index, path in enumerate(snapshot.files["path"].to_pylist()):
+        keys = dict(snapshot.partition_of(index))
+        kinds = {"ds": "date", "c": "varchar", "part": "bigint"}
+        constants = ", ".join(
+            f"{'null' if value is None else repr(str(value))}::{kinds[name]} as {name}" for name, value in keys.items()
+        )
+        kept = duckdb.sql(
+            f"with t as (select *, {constants} from read_parquet('{snapshot.uri}/{path}', file_row_number=true, "
+            f"hive_partitioning=false)) select file_row_number from t where {sql}"
+        ).fetchnumpy()["file_row_number"]
+        groups = snapshot.rows_per_row_group[snapshot.file_of_row_group == index]
+        edges = np.concatenate([[0], np.cumsum(groups)])
+        counts += np.histogram(kept, edges)[0].tolist() if len(groups) else []
+    return counts
+
+
+@pytest.fixture(scope="module")
+def tables() -> Iterator[Callable[[int], Snapshot]]:
+    with tempfile.TemporaryDirectory() as folder:
+        known: dict[int, Snapshot] = {}
+
+        def table(seed: int) -> Snapshot:
+            if seed not in known:
+                warehouse(Path(folder) / str(seed), seed)
+                known[seed] = take_snapshot(f"{folder}/{seed}")
+            return known[seed]
+
+        yield table
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 7), conditions())
+def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condition: tuple[str, str]) -> None:
+    snapshot = tables(seed)
+    where = bind_where(condition[0], snapshot.schema)
+    with tempfile.TemporaryDirectory() as work_dir:
+        selection = select_rows(snapshot, where, work_dir=work_dir)
+    expected = counted_by_duckdb(snapshot, condition[1])
+    assert selection.rows.dtype == np.int64
+    assert selection.rows.tolist() == expected
+    screened = screen_rows(snapshot, where).rows
+    assert all(found in (UNCOUNTED, count) for found, count in zip(screened.tolist(), expected, strict=True))
+    report = selection.report
+    assert (report.kept.row_groups, report.kept.rows) == (sum(count > 0 for count in expected), sum(expected))
+    parts = (report.by_partition, report.by_statistics, report.by_bloom, report.whole, report.by_place, report.counted)
+    assert sum(part.row_groups for part in parts) == report.table.row_groups == len(expected)
+    assert sum(part.rows for part in parts) == report.table.rows == snapshot.rows
+
+
+def numbers(selection: Selection) -> dict[str, tuple[int, int]]:
+    names = ("by_partition", "by_statistics", "whole", "counted", "kept")
+    shares = {name: getattr(selection.report, name) for name in names}
+    return {name: (share.row_groups, share.rows) for name, share in shares.items()}
+
+
+@pytest.fixture
+def ladder(tmp_path: Path) -> Snapshot:
+    """Two days of one file of 10 row groups of 10 rows each; x counts up, y repeats 0..9."""
+    x = np.arange(100)
+    table = pa.table({"x": x, "y": x % 10, "z": x / 7, "s": [str(i) for i in x]})
+    return take_snapshot(
+        write(tmp_path / "t", {f"ds=2026-01-0{d}/f.parquet": table for d in (1, 2)}, row_group_size=10)
+    )
+
+
+def test_the_report_says_what_was_pruned_and_why(ladder: Snapshot, tmp_path: Path) -> None:
+    where = bind_where('ds == "2026-01-02" and x >= 35', ladder.schema)
+    selection = select_rows(ladder, where, work_dir=str(tmp_path / "w"))
+    assert numbers(selection) == {
+        "by_partition": (10, 100),
+        "by_statistics": (3, 30),
+        "whole": (6, 60),
+        "counted": (1, 10),
+        "kept": (7, 65),
+    }
+    assert selection.rows.tolist() == [0] * 13 + [5] + [10] * 6
+    size = duckdb.sql(
+        "select total_compressed_size from parquet_metadata(?) where path_in_schema = 'x' and row_group_id = 3",
+        params=[f"{ladder.uri}/ds=2026-01-02/f.parquet"],
+    ).fetchall()[0][0]
+    assert selection.report.counted_bytes == size
+
+
+def test_without_a_filter_all_rows_are_taken_whole(ladder: Snapshot, tmp_path: Path) -> None:
+    selection = select_rows(ladder, None, work_dir=str(tmp_path / "w"))
+    assert selection.rows.tolist() == [10] * 20
+    assert numbers(selection)["whole"] == (20, 200)
+    assert selection.report.counted_bytes == 0
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_pass_runs_on_any_map_with_small_picklable_tasks(
+    ladder: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.warehouse.selection.select._TASK_ROWS", 30)
+    where = bind_where("y < 3", ladder.schema)
+    seen: list[CountTask] = []
+
+    def pickling(function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]) -> list[tuple[Count, ...]]:
+        seen.extend(tasks)
+        wired = [pickle.dumps((function, task)) for task in tasks]
+        assert max(map(len, wired)) < 4_000
+        return [call(task) for call, task in map(pickle.loads, wired)]
+
+    selection = select_rows(ladder, where, work_dir=str(tmp_path / "w"), map=pickling)
+    assert selection.rows.tolist() == [3] * 20
+    assert len(seen) > 4
+    assert sum(len(fragment.row_groups) for task in seen for fragment in task.fragments) == 20
+    assert sum(len(count_task(task)) for task in seen) == 20
+
+
+def test_many_small_files_share_tasks(tmp_path: Path) -> None:
+    table = pa.table({"x": [1, 2, 3]})
+    snapshot = take_snapshot(write(tmp_path / "t", {f"p={i}/f.parquet": table for i in range(70)}))
+    tasks: list[CountTask] = []
+
+    def noting(function: Callable[[CountTask], tuple[Count, ...]], todo: list[CountTask]) -> list[tuple[Count, ...]]:
+        tasks.extend(todo)
+        return [function(task) for task in todo]
+
+    selection = select_rows(snapshot, bind_where("x > 1", snapshot.schema), work_dir=str(tmp_path / "w"), map=noting)
+    assert selection.rows.tolist() == [2] * 70
+    assert [len(task.fragments) for task in tasks] == [32, 32, 6]
+
+
+def refuse(function: object, tasks: list[CountTask]) -> list[tuple[Count, ...]]:
+    raise AssertionError("counted again")
+
+
+def test_counts_are_remembered_per_snapshot_and_filter(ladder: Snapshot, tmp_path: Path) -> None:
+    work_dir = str(tmp_path / "w")
+    where = bind_where("y < 3", ladder.schema)
+    first = select_rows(ladder, where, work_dir=work_dir)
+    assert not first.report.cached
+    again = select_rows(ladder, where, work_dir=work_dir, map=refuse)
+    assert again.report.cached
+    assert again.rows.tolist() == first.rows.tolist()
+    assert select_rows(ladder, bind_where("y < 4", ladder.schema), work_dir=work_dir).rows.tolist() == [4] * 20
+    os.utime(f"{ladder.uri}/ds=2026-01-01/f.parquet", ns=(0, 0))
+    later = take_snapshot(ladder.uri)
+    assert not select_rows(later, where, work_dir=work_dir).report.cached
+
+
+def test_ranks_that_start_together_count_once(ladder: Snapshot, tmp_path: Path) -> None:
+    where = bind_where("y < 3", ladder.schema)
+    every, several, counted = threading.Barrier(4), threading.Event(), []
+
+    def noting(function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]) -> list[tuple[Count, ...]]:
+        counted.append(len(tasks))
+        if len(counted) > 1:
+            several.set()
+        several.wait(0.2)  # time for another rank to begin, were it let
+        return [function(task) for task in tasks]
+
+    def rank(_: int) -> Selection:
+        every.wait()
+        return select_rows(ladder, where, work_dir=str(tmp_path / "w"), map=noting)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(rank, range(4)))
+    assert len(counted) == 1
+    assert sorted(selection.report.cached for selection in found) == [False, True, True, True]
+    assert all(selection.rows.tolist() == [3] * 20 for selection in found)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda good: good[:-1], lambda good: b"", lambda good: good[:90] + b"x" + good[91:]]
+)
+def test_damaged_counts_are_counted_anew(ladder: Snapshot, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    work_dir = str(tmp_path / "w")
+    where = bind_where("y < 3", ladder.schema)
+    first = select_rows(ladder, where, work_dir=work_dir)
+    (file,) = (tmp_path / "w" / "counts").iterdir()
+    good = file.read_bytes()
+    file.write_bytes(damage(good))
+    again = select_rows(ladder, where, work_dir=work_dir)
+    assert not again.report.cached
+    assert again.rows.tolist() == first.rows.tolist()
+    assert file.read_bytes() == good
+
+
+def test_counts_of_other_row_groups_are_not_used(ladder: Snapshot, tmp_path: Path) -> None:
+    from feedline.warehouse.storage import content_store
+
+    work_dir = str(tmp_path / "w")
+    where = bind_where("y < 3", ladder.schema)
+    select_rows(ladder, where, work_dir=work_dir)
+    (file,) = (tmp_path / "w" / "counts").iterdir()
+    (good,) = content_store.load(work_dir, f"counts/{file.name}", tables=1)
+    rows = [("rows", [value] * 20) for value in (11, -1)] + [("matched", [value] * 20) for value in (2, 11)]
+    wrong = [good.slice(1), good.drop_columns(["matched"])]
+    wrong += [good.set_column(good.column_names.index(name), name, pa.array(values)) for name, values in rows]
+    for table in wrong:
+        content_store.create(work_dir, f"counts/{file.name}", [table])
+        again = select_rows(ladder, where, work_dir=work_dir)
+        assert not again.report.cached
+        assert again.rows.tolist() == [3] * 20
+
+
+def test_nan_is_counted_as_the_language_says(tmp_path: Path) -> None:
+    nan = float("nan")
+    table = pa.table({"x": [nan, nan, 1.0, 2.0, None, nan, 3.0, 3.0]})
+    snapshot = take_snapshot(write(tmp_path / "t", {"f.parquet": table}, row_group_size=2))
+
+    def counts(text: str) -> list[int]:
+        selection = select_rows(snapshot, bind_where(text, snapshot.schema), work_dir=str(tmp_path / "w"))
+        return selection.rows.tolist()
+
+    assert counts("x > 0") == [0, 2, 0, 2]
+    assert counts("x < 5") == [0, 2, 0, 2]
+    assert counts("x != 3") == [2, 2, 1, 0]
+    assert counts("not (x > 0)") == [2, 0, 1, 0]
+    assert counts("not (x < 5)") == [2, 0, 1, 0]
+
+
+def test_every_kind_of_column_filters(tmp_path: Path) -> None:
+    table = sample(60)
+    snapshot = take_snapshot(write(tmp_path / "t", {"f.parquet": table}, row_group_size=7))
+    conditions = [
+        ("i8 > 20", lambda row: row["i8"] is not None and row["i8"] > 20),
+        ("u64 >= 18446744073709551000", lambda row: row["u64"] is not None and row["u64"] >= 18446744073709551000),
+        ('ns > "1970-01-01T00:00:00Z"', lambda row: row["ns"] is not None and row["ns"].value > 0),
+        ("price <= -12.5", lambda row: row["price"] is not None and row["price"] <= -12.5),
+        ('word == "w1"', lambda row: row["word"] == "w1"),
+        ('user["age"] > 0', lambda row: row["user"] is not None and row["user"]["age"] > 0),
+        ("ids.list.len() == 2", lambda row: row["ids"] is not None and len(row["ids"]) == 2),
+        ('col("a.b") < 0', lambda row: row["a.b"] is not None and row["a.b"] < 0),
+    ]
+    rows = table.to_pylist()
+    for text, keeps in conditions:
+        selection = select_rows(snapshot, bind_where(text, snapshot.schema), work_dir=str(tmp_path / "w"))
+        expected = [sum(keeps(row) for row in rows[start : start + 7]) for start in range(0, 60, 7)]
+        assert selection.rows.tolist() == expected, text
+
+
+def test_a_file_that_changed_ends_the_pass(ladder: Snapshot, tmp_path: Path) -> None:
+    shutil.rmtree(f"{ladder.uri}/ds=2026-01-01")
+    with pytest.raises(TableChangedError, match=r"ds=2026-01-01/f.parquet is gone"):
+        select_rows(ladder, bind_where("y < 3", ladder.schema), work_dir=str(tmp_path / "w"))
+
+
+def test_bounds_of_strings_take_whole_only_where_they_are_marked_exact(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": ["b", "c"]}), tmp_path / "f.parquet")
+
+    def verdict(text: str) -> str:
+        snapshot = take_snapshot(str(tmp_path))
+        report = screen_rows(snapshot, bind_where(text, snapshot.schema)).report
+        return next(name for name in ("by_statistics", "whole", "counted") if getattr(report, name).row_groups)
+
+    assert [verdict(text) for text in ('s > "a"', 's > "b"', 's > "d"')] == ["whole", "counted", "by_statistics"]
+    content = (tmp_path / "f.parquet").read_bytes()
+    place = content.rindex(b"\x11\x11")  # in the footer: is_max_value_exact and is_min_value_exact, both true
+    (tmp_path / "f.parquet").write_bytes(content[:place] + b"\x12" + content[place + 1 :])
+    assert [verdict(text) for text in ('s > "a"', 's > "b"', 's > "d"')] == ["counted", "counted", "by_statistics"]

@@ -1,0 +1,187 @@
+"""Does a count in waves give what one in a single go gives, and does an interrupted one go on where it stopped?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline import cli
+from feedline.expressions import BoundExpression, bind_where
+from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
+from feedline.warehouse.selection import select
+from feedline.warehouse.selection.select import CountTask, Selection, select_rows
+from feedline.warehouse.selection.waves import FIRST_TASKS, WAVE_S, CountProgress, heard_by, next_tasks, tell
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.storage import content_store
+
+FILES, GROUPS, ROWS = 12, 2, 5
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Snapshot:
+    """Twelve files of two row groups of five rows."""
+    for file in range(FILES):
+        values = pa.table({"x": pa.array(range(10 * file, 10 * file + 10))})
+        (tmp_path / "t").mkdir(exist_ok=True)
+        pq.write_table(values, tmp_path / "t" / f"{file:02d}.parquet", row_group_size=ROWS)
+    return take_snapshot(str(tmp_path / "t"))
+
+
+@pytest.fixture
+def where(table: Snapshot) -> BoundExpression:
+    """What statistics cannot decide."""
+    return bind_where("x % 3 == 0", table.schema)
+
+
+class Waves:
+    """A map that runs tasks here and notes them; it fails in a wave if asked to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, tasks: int = 2, fails: int | None = None) -> None:
+        monkeypatch.setattr(select, "_TASK_FILES", 1)
+        monkeypatch.setattr(select, "FIRST_TASKS", tasks)
+        monkeypatch.setattr(select, "next_tasks", lambda count, seconds: tasks)
+        self.sizes: list[int] = []
+        self.paths: list[str] = []
+        self._fails = fails
+
+    def __call__(self, function: Callable[[CountTask], Any], tasks: list[CountTask]) -> Iterable[Any]:
+        self.sizes.append(len(tasks))
+        if len(self.sizes) - 1 == self._fails:
+            raise KeyboardInterrupt
+        self.paths += [fragment.path for task in tasks for fragment in task.fragments]
+        return [function(task) for task in tasks]
+
+
+def expected() -> list[int]:
+    return [sum(x % 3 == 0 for x in range(first, first + ROWS)) for first in range(0, FILES * 10, ROWS)]
+
+
+def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, say: Any = print) -> Selection:
+    with heard_by(say):
+        return select_rows(table, where, work_dir=str(folder), map=map)
+
+
+def begun(folder: Path) -> list[Path]:
+    return sorted((folder / "counts").glob("*.begun.arrow"))
+
+
+def test_waves_cover_the_table_in_order(table, where, tmp_path, monkeypatch):
+    waves, said = Waves(monkeypatch, tasks=5), []
+    found = counted(table, where, tmp_path / "w", waves, say=said.append)
+    assert found.rows.tolist() == expected()
+    assert waves.sizes == [5, 5, 2]
+    assert waves.paths == table.files["path"].to_pylist()
+    assert said == [CountProgress(rows=rows, all_rows=120) for rows in (50, 100, 120)]
+    assert begun(tmp_path / "w") == []
+    assert counted(table, where, tmp_path / "w", None).report.cached
+
+
+def test_an_interrupted_count_goes_on_where_it_stopped(table, where, tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        counted(table, where, tmp_path / "w", Waves(monkeypatch, tasks=3, fails=2))
+    assert len(begun(tmp_path / "w")) == 1
+    again, said = Waves(monkeypatch, tasks=4), []
+    found = counted(table, where, tmp_path / "w", again, say=said.append)
+    assert found.rows.tolist() == expected()
+    assert again.paths == table.files["path"].to_pylist()[6:]
+    assert said[0] == CountProgress(rows=100, all_rows=120)
+    assert begun(tmp_path / "w") == []
+
+
+def test_only_the_same_count_goes_on(table, where, tmp_path, monkeypatch):
+    """Another filter, and another snapshot, have nothing of it; nor has one whose file is damaged."""
+    with pytest.raises(KeyboardInterrupt):
+        counted(table, where, tmp_path / "w", Waves(monkeypatch, fails=2))
+    other = Waves(monkeypatch)
+    counted(table, bind_where("x % 3 == 1", table.schema), tmp_path / "w", other)
+    assert len(other.paths) == FILES
+    smaller = Waves(monkeypatch)
+    less = table.without(["00.parquet"])
+    assert counted(less, where, tmp_path / "w", smaller).rows.tolist() == expected()[GROUPS:]
+    assert len(smaller.paths) == FILES - 1
+    (file,) = begun(tmp_path / "w")
+    file.write_bytes(file.read_bytes()[:-3])
+    whole = Waves(monkeypatch)
+    assert counted(table, where, tmp_path / "w", whole).rows.tolist() == expected()
+    assert len(whole.paths) == FILES
+
+
+@pytest.mark.parametrize(
+    ("row_group", "rows", "matched"),
+    [([0, 99], [1, 1], [1, 1]), ([1, 0], [1, 1], [1, 1]), ([0, 1], [2, 1], [1, 1]), ([0, 1], [1, 1], [1, 6])],
+    ids=["no such row group", "out of order", "more than matched", "more than stored"],
+)
+def test_counts_that_cannot_be_right_are_counted_anew(table, where, tmp_path, monkeypatch, row_group, rows, matched):
+    with pytest.raises(KeyboardInterrupt):
+        counted(table, where, tmp_path / "w", Waves(monkeypatch, fails=1))
+    (file,) = begun(tmp_path / "w")
+    wrong = {"row_group": row_group, "rows": rows, "matched": matched, "by_bloom": [False] * 2, "bloom_bytes": [0] * 2}
+    content_store.create(str(tmp_path / "w"), f"counts/{file.name}", [pa.table(wrong)])
+    waves = Waves(monkeypatch)
+    assert counted(table, where, tmp_path / "w", waves).rows.tolist() == expected()
+    assert len(waves.paths) == FILES
+
+
+def test_all_bad_files_are_met_in_one_count(table, where, tmp_path, monkeypatch):
+    """Whichever wave they are in: the table is looked at again once, not once a wave."""
+    for file in (1, 6):
+        path = tmp_path / "t" / f"{file:02d}.parquet"
+        content = bytearray(path.read_bytes())
+        content[4:40] = bytes(36)
+        status = path.stat()
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    waves = Waves(monkeypatch, tasks=3)
+    forgiving = ForgivingMap(waves)
+    with pytest.raises(BadFilesMetError) as met:
+        counted(table, where, tmp_path / "w", forgiving)
+    assert sorted(met.value.reasons) == ["01.parquet", "06.parquet"]
+    assert begun(tmp_path / "w") == []
+    before = len(waves.paths)
+    left = table.without(met.value.reasons)
+    rows = expected()
+    assert counted(left, where, tmp_path / "w", forgiving).rows.tolist() == [*rows[:2], *rows[4:12], *rows[14:]]
+    assert len(waves.paths) == before, "counted again"
+
+
+@given(st.integers(1, 4096), st.floats(0, 1e6))
+def test_a_wave_takes_its_time(tasks: int, seconds: float):
+    following = next_tasks(tasks, seconds)
+    assert 1 <= following <= 4096
+    assert following <= 4 * tasks
+    if 1 < following < min(4 * tasks, 4096):
+        assert WAVE_S / 2 <= following * seconds / tasks <= WAVE_S * 1.001
+
+
+def test_waves_follow_the_pace():
+    sizes, tasks = [], FIRST_TASKS
+    for pace_s in (0.001, 0.001, 0.001, 1.0, 100.0, 0.01):
+        sizes.append(tasks)
+        tasks = next_tasks(tasks, tasks * pace_s)
+    assert [*sizes, tasks] == [64, 256, 1024, 4096, 30, 1, 4]
+
+
+def test_progress_is_in_the_log_where_nobody_hears(caplog):
+    heard: list[CountProgress] = []
+    with caplog.at_level("INFO", logger="feedline.warehouse.selection.waves"):
+        with heard_by(heard.append):
+            tell(CountProgress(rows=1, all_rows=2))
+        assert caplog.messages == []
+        tell(CountProgress(rows=1_000, all_rows=2_000))
+    assert heard == [CountProgress(rows=1, all_rows=2)]
+    assert caplog.messages == ["counted 1,000 of 2,000 rows"]
+
+
+def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
+    for rows in (1_000, 2_000):
+        cli._say_counted(CountProgress(rows=rows, all_rows=2_000))
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")

@@ -1,0 +1,306 @@
+"""What a second run reads again: only what changed, and the result is that of a run that knew nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from warehouse_samples import sample, write
+
+from feedline.errors import CorruptFileError, TableError
+from feedline.service.cluster.cluster import Cluster
+from feedline.spec.sections import ClusterSpec
+from feedline.warehouse.discovery.hive import discover
+from feedline.warehouse.parquet.schemas import SchemaRules
+from feedline.warehouse.snapshot import footer_tasks
+from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.storage import content_store
+
+LONG_AGO = 1_700_000_000
+# Drifted kinds of one table: any of them go together.
+KINDS = (
+    pa.table({"id": pa.array([1, None], pa.int32()), "gone": ["x", "y"], "late": pa.nulls(2)}),
+    pa.table({"late": pa.array([0.5, 1.5], pa.float32()), "id": pa.array([2**40, 3], pa.int64())}),
+    pa.table({"id": pa.array([7], pa.int8()), "word": pa.array(["w"]).dictionary_encode()}),
+    pa.table({"id": pa.array([2**60, -5], pa.int64()), "late": [0.1, float("nan")], "gone": ["z" * 100, None]}),
+    pa.table({"id": pa.array([], pa.int16()), "word": pa.array([], pa.string())}),
+)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose footers were read."""
+    names: list[str] = []
+    original = footer_tasks.file_facts
+
+    def facts(filesystem: Any, path: str, size: int, name: str) -> Any:
+        names.append(Path(path).name)
+        return original(filesystem, path, size, name)
+
+    monkeypatch.setattr(footer_tasks, "file_facts", facts)
+    return names
+
+
+def put(path: Path, table: pa.Table, *, age: int = 0, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    os.utime(path, (LONG_AGO + age, LONG_AGO + age))
+
+
+def same(one: Snapshot, other: Snapshot) -> None:
+    assert one.id == other.id
+    assert one.schema.equals(other.schema, check_metadata=True)
+    assert one.files.equals(other.files)
+    assert one.row_groups.equals(other.row_groups)
+    assert one.file_schemas == other.file_schemas
+    for name in one.file_columns:
+        assert one.column_facts(name).equals(other.column_facts(name)), name
+
+
+def test_an_unchanged_table_reads_no_footer(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    for name in "abc":
+        put(root / f"k={name}" / f"{name}.parquet", sample(20, ord(name)))
+    fresh = take_snapshot(str(root))
+    first = take_snapshot(str(root), work_dir=work_dir)
+    assert sorted(parsed) == sorted(2 * ["a.parquet", "b.parquet", "c.parquet"])
+    parsed.clear()
+    again = take_snapshot(str(root), work_dir=work_dir)
+    assert parsed == []
+    same(first, fresh)
+    same(again, fresh)
+    same(Snapshot.load(work_dir, fresh.id), fresh)
+    (root / "notes.txt").write_text("x")
+    assert take_snapshot(str(root), work_dir=work_dir).ignored == 1
+    assert parsed == []
+
+
+def test_only_what_changed_is_read(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    for name in "abcd":
+        put(root / f"{name}.parquet", sample(20, ord(name)))
+    take_snapshot(str(root), work_dir=work_dir)
+    parsed.clear()
+    put(root / "b.parquet", sample(20, ord("b")), age=1)  # the same bytes at another time
+    put(root / "c.parquet", sample(30, 1))
+    put(root / "e.parquet", sample(5, 2))
+    (root / "d.parquet").unlink()
+    changed = take_snapshot(str(root), work_dir=work_dir)
+    assert sorted(parsed) == ["b.parquet", "c.parquet", "e.parquet"]
+    same(changed, take_snapshot(str(root)))
+
+
+def test_a_copy_of_the_table_is_found_where_it_lies(tmp_path: Path) -> None:
+    """One id, two places: whoever loads the snapshot reads the files of the run that took it last."""
+    work_dir = str(tmp_path / "w")
+    put(tmp_path / "one" / "a.parquet", sample(20, 1))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for name in ("one", "two", "one", "one"):
+        taken = take_snapshot(str(tmp_path / name), work_dir=work_dir)
+        assert taken.uri == Snapshot.load(work_dir, taken.id).uri == str(tmp_path / name)
+
+
+def test_files_younger_than_the_clocks_grain_are_read_again(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "old.parquet", sample(20, 1))
+    pq.write_table(sample(20, 2), root / "new.parquet")
+    take_snapshot(str(root), work_dir=work_dir)
+    parsed.clear()
+    take_snapshot(str(root), work_dir=work_dir)
+    assert parsed == ["new.parquet"]
+
+
+def test_files_of_one_time_and_size_are_told_apart_by_their_etags(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "a.parquet", sample(20, 1))
+    put(root / "b.parquet", sample(20, 2))
+
+    def tagged(*tags: str | None) -> Snapshot:
+        listing = discover(str(root))
+        files = listing.files.append_column("etag", pa.array(tags, pa.string()))
+        return snapshot_of(dataclasses.replace(listing, files=files), work_dir=work_dir)
+
+    first = tagged("x", "y")
+    parsed.clear()
+    second = tagged("x", "z")
+    assert parsed == ["b.parquet"]
+    assert second.id != first.id
+    parsed.clear()
+    tagged(None, "z")
+    tagged("x", "z")
+    assert parsed == ["a.parquet", "a.parquet"]
+
+
+def test_damage_of_what_was_remembered_costs_time_only(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", tmp_path / "w"
+    put(root / "a.parquet", sample(20, 1))
+    first = take_snapshot(str(root), work_dir=str(work_dir))
+    for file in (*(work_dir / "tables").iterdir(), *(work_dir / "snapshots").iterdir()):
+        good = file.read_bytes()
+        for bad in (b"", good[:-1], good[:10] + b"\xff" + good[11:], None):
+            parsed.clear()
+            if bad is None:
+                file.unlink()
+            else:
+                file.write_bytes(bad)
+            assert take_snapshot(str(root), work_dir=str(work_dir)).id == first.id
+            assert parsed == ["a.parquet"]
+            parsed.clear()
+            same(take_snapshot(str(root), work_dir=str(work_dir)), first)
+            assert parsed == []
+
+
+def test_a_snapshot_with_a_damaged_column_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:
+    work_dir = tmp_path / "w"
+    snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": pa.table({"x": [1], "y": [2]})}))
+    snapshot.save(str(work_dir))
+    file = work_dir / "snapshots" / f"{snapshot.id}.arrow"
+    artifact = content_store.find(str(work_dir), f"snapshots/{snapshot.id}.arrow")
+    content = bytearray(file.read_bytes())
+    content[artifact.starts[-1] - 20] ^= 1  # in the last column's part
+    file.write_bytes(content)
+    loaded = Snapshot.load(str(work_dir), snapshot.id)
+    assert loaded.column_facts("x").equals(snapshot.column_facts("x"))
+    with pytest.raises(CorruptFileError, match="does not hold the bytes that were written"):
+        loaded.column_facts("y")
+    snapshot.save(str(work_dir))  # a whole one would be left alone
+    assert Snapshot.load(str(work_dir), snapshot.id).column_facts("y")[0].as_py()["max"] == 2
+
+
+def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = take_snapshot(write(tmp_path / "t", {"a.parquet": sample(20)}))
+    snapshot.save(str(tmp_path / "w"))
+    loaded = Snapshot.load(str(tmp_path / "w"), snapshot.id)
+    read: list[int] = []
+    original = content_store.Artifact.table
+    monkeypatch.setattr(content_store.Artifact, "table", lambda self, part: read.append(part) or original(self, part))
+    for _ in range(3):
+        loaded.column_facts("i8")
+        loaded.column_facts("text")
+    assert read == [4 + loaded.file_columns.index("i8"), 4 + loaded.file_columns.index("text")]
+
+
+def test_a_column_that_stops_being_a_key_is_read_again(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "plain.parquet", pa.table({"k": [5], "x": [1]}))
+    put(root / "k=1" / "keyed.parquet", pa.table({"x": [1]}))
+    with pytest.warns(UserWarning, match="both as partition key"):
+        take_snapshot(str(root), work_dir=work_dir)
+    shutil.rmtree(root / "k=1")
+    parsed.clear()
+    found = take_snapshot(str(root), work_dir=work_dir)
+    assert parsed == ["plain.parquet"]
+    same(found, take_snapshot(str(root)))
+
+
+def test_other_rules_use_the_same_memory(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "k=01" / "a.parquet", pa.table({"x": pa.array([1, 300], pa.int16()), "t": ["a", "b"]}))
+    narrow = take_snapshot(str(root), work_dir=work_dir)
+    rules = SchemaRules(columns={"x": pa.float64()})
+    parsed.clear()
+    wide = take_snapshot(str(root), rules=rules, partitions={"k": "string"}, work_dir=work_dir)
+    assert parsed == []
+    assert wide.id != narrow.id
+    same(wide, take_snapshot(str(root), rules=rules, partitions={"k": "string"}))
+    assert wide.partition_of(0) == (("k", "01"),)
+    parsed.clear()
+    same(take_snapshot(str(root), work_dir=work_dir), narrow)
+    assert parsed == []
+
+
+def test_a_corrupt_file_is_tried_again_each_time(tmp_path: Path, parsed: list[str]) -> None:
+    root, work_dir = tmp_path / "t", str(tmp_path / "w")
+    put(root / "a.parquet", sample(20, 1))
+    put(root / "c.parquet", sample(20, 2))
+    (root / "b.parquet").write_bytes(b"this is no Parquet")
+    with pytest.raises(CorruptFileError, match=r"b\.parquet is not Parquet"):
+        take_snapshot(str(root), work_dir=work_dir)
+    for _ in range(2):
+        bad: list[str] = []
+        snapshot = take_snapshot(str(root), on_bad=lambda path, error: bad.append(path), work_dir=work_dir)  # noqa: B023
+        assert bad == ["b.parquet"]
+        assert snapshot.files["path"].to_pylist() == ["a.parquet", "c.parquet"]
+    assert parsed[-1:] == ["b.parquet"]
+    (root / "b.parquet").unlink()
+    same(snapshot, take_snapshot(str(root)))
+
+
+def test_tasks_run_by_any_map_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footer_tasks, "_TASK_FILES", 3)
+    monkeypatch.setattr(footer_tasks, "_WAVE_TASKS", 2)
+    for index in range(20):
+        put(tmp_path / f"k={index % 4}" / f"{index}.parquet", KINDS[index % len(KINDS)], row_group_size=1)
+    waves: list[int] = []
+
+    def run(function: Callable[[Any], Any], tasks: list[Any]) -> list[Any]:
+        waves.append(len(tasks))
+        return [function(task) for task in tasks]
+
+    found = take_snapshot(str(tmp_path), map=run)
+    assert waves == [2, 2, 2, 1]
+    monkeypatch.undo()
+    same(found, take_snapshot(str(tmp_path)))
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "drop"]), st.integers(0, 5), st.sampled_from(range(len(KINDS)))), max_size=5
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEPS, min_size=2, max_size=4), st.booleans())
+def test_what_is_remembered_never_shows(tmp_path_factory: pytest.TempPathFactory, runs: Any, keyed: bool) -> None:
+    """Files come, change and go between runs; every snapshot is the one that a first run would take."""
+    folder = tmp_path_factory.mktemp("remembered")
+    root, work_dir = folder / "t", str(folder / "w")
+    put(root / "first.parquet", KINDS[0])
+    age = 0
+    for steps in runs:
+        for step, number, kind in steps:
+            path = root / (f"k={number % 2}" if keyed else "plain") / f"{number}.parquet"
+            if step == "drop":
+                path.unlink(missing_ok=True)
+            else:
+                age += 10
+                put(path, KINDS[kind], age=age, row_group_size=1)
+        same(take_snapshot(str(root), work_dir=work_dir), take_snapshot(str(root)))
+    shutil.rmtree(folder)
+
+
+def test_a_cluster_reads_footers_too(tmp_path: Path) -> None:
+    for index in range(12):
+        put(tmp_path / f"{index}.parquet", sample(10, index), row_group_size=4)
+    (tmp_path / "bad.parquet").write_bytes(b"this is no Parquet")
+    with contextlib.closing(Cluster(ClusterSpec(workers=1), threads=1)) as cluster:
+        with pytest.raises(CorruptFileError, match=r"bad\.parquet is not Parquet"):
+            take_snapshot(str(tmp_path), map=cluster.map)
+        found = take_snapshot(str(tmp_path), map=cluster.map, on_bad=lambda path, error: None)
+    (tmp_path / "bad.parquet").unlink()
+    same(found, take_snapshot(str(tmp_path)))
+
+
+def test_saved_files_of_random_damage_are_refused_or_right(tmp_path: Path) -> None:
+    snapshot = take_snapshot(write(tmp_path / "t", {"k=1/a.parquet": sample(20)}))
+    snapshot.write(str(tmp_path), "saved")
+    good = (tmp_path / "saved").read_bytes()
+    draw = random.Random(7)
+    for _ in range(300):
+        content = bytearray(good)
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (tmp_path / "saved").write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
+        with pytest.raises(TableError):  # noqa: PT012 -- whichever of these meets the damage
+            loaded, _ = Snapshot.read(str(tmp_path), "saved")
+            for name in loaded.file_columns:
+                loaded.column_facts(name)

@@ -1,0 +1,174 @@
+"""fsspec file systems remember listings, and nothing that Feedline asks a store may be answered from there."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from feedline import Table
+from feedline.errors import TableChangedError
+from feedline.warehouse.dask_frame import plan_fragments
+from feedline.warehouse.discovery.hive import discover
+from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.select import screen_rows
+from feedline.warehouse.storage.locations import _Handler, locate
+
+TABLE, FIRST = "remembering://t", "t/k=0/f.parquet"
+
+
+class _File(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.objects[self.path][0][start:end]
+
+
+class Remembering(AbstractFileSystem):  # type: ignore[misc]
+    """Objects in memory, and listings that are kept for good. What another process does is done to `objects`.
+
+    heads: whether a file that no listing names is asked for by itself, as s3fs and gcsfs do; else its folder is listed,
+    as fsspec does by default.
+    """
+
+    protocol = "remembering"
+    objects: dict[str, tuple[bytes, float]]  # content and time by path
+    requests: list[str]
+    heads = True
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        found = self.dircache.get(path)
+        if found is None:
+            self.requests.append(f"list {path}")
+            found = self._listed(path)
+            self.dircache[path] = found
+        return found if detail else [entry["name"] for entry in found]
+
+    def _listed(self, path: str) -> list[dict[str, Any]]:
+        below = f"{path}/" if path else ""
+        names = [name for name in self.objects if name.startswith(below)]
+        children = dict.fromkeys(below + name[len(below) :].partition("/")[0] for name in names)
+        entries = {child: self._entry(child) for child in children}
+        return list(entries.values()) or ([self._entry(path)] if path in self.objects else [])
+
+    def _entry(self, path: str) -> dict[str, Any]:
+        if path not in self.objects:
+            return {"name": path, "type": "directory", "size": 0}
+        content, mtime = self.objects[path]
+        return {"name": path, "type": "file", "size": len(content), "mtime": mtime}
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        known = self._ls_from_cache(path)
+        if not self.heads or known or not self._exists(path):
+            return super().info(path, **options)
+        self.requests.append(f"head {path}")
+        return self._entry(path)
+
+    def _exists(self, path: str) -> bool:
+        return any(name == path or name.startswith(f"{path}/") for name in self.objects)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """What is named and nothing above or below it, as adlfs and fsspec's FTP do."""
+        if path is None:
+            self.dircache.clear()
+        else:
+            self.dircache.pop(path, None)
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> _File:
+        return _File(self, path, mode, cache_type=options.get("cache_type", "none"))
+
+    def _rm(self, path: str) -> None:
+        self.objects.pop(path, None)  # there are no folders
+
+
+@pytest.fixture(params=[True, False], ids=["heads", "lists"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remembering]:
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    made = fsspec.filesystem("remembering")
+    made.objects, made.requests, made.heads = {FIRST: (content([1, 2, 3, 4]), 10.0)}, [], request.param
+    try:
+        yield made
+    finally:
+        Remembering.clear_instance_cache()
+        locate.cache_clear()
+
+
+def content(values: list[int]) -> bytes:
+    """A file whose footer is the same for all orders of the same values."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"x": values}), sink, compression="none", use_dictionary=False)
+    return sink.getvalue()
+
+
+def test_a_replaced_file_is_not_taken_for_the_one_that_was_listed(store: Remembering) -> None:
+    snapshot = Table(TABLE).snapshot()
+    [fragment] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
+    assert read_arrow(fragment, ["x"], None, snapshot.schema)["x"].to_pylist() == [1, 2, 3, 4]
+    store.ls("t/k=0")  # by anybody in this process
+    replaced = content([1, 3, 2, 4])
+    assert replaced[-200:] == store.objects[FIRST][0][-200:]
+    assert len(replaced) == len(store.objects[FIRST][0])
+    store.objects[FIRST] = replaced, 20.0
+    with pytest.raises(TableChangedError, match="changed after the snapshot was taken"):
+        read_arrow(fragment, ["x"], None, snapshot.schema)
+
+
+def test_a_new_snapshot_sees_what_is_new(store: Remembering) -> None:
+    before = Table(TABLE).snapshot()
+    for folder in ("t", "t/k=0"):
+        store.ls(folder)
+    store.objects["t/k=0/g.parquet"] = content([7]), 20.0
+    store.objects["t/k=1/f.parquet"] = content([8]), 20.0
+    assert sorted(Table(TABLE).read()["x"].to_pylist()) == [1, 2, 3, 4, 7, 8]
+    assert Table(TABLE).snapshot().id != before.id
+    store.objects[FIRST] = content([5, 6]), 20.0
+    del store.objects["t/k=1/f.parquet"]
+    assert sorted(Table(TABLE).read()["x"].to_pylist()) == [5, 6, 7]
+
+
+def test_files_of_other_processes_are_opened_whole_and_deleted(store: Remembering) -> None:
+    location = locate("remembering://w")
+    store.objects["w/a"] = b"short", 10.0
+    location.filesystem.get_file_info(pafs.FileSelector("w"))
+    store.ls("w")
+    store.objects |= {"w/a": (b"longer than before", 20.0), "w/b": (b"new", 20.0), "w/c/d": (b"deep", 20.0)}
+    with location.filesystem.open_input_file("w/a") as file:
+        assert file.read() == b"longer than before"
+    store.dircache["w"] = []
+    with location.filesystem.open_input_stream("w/b") as stream:
+        assert stream.read() == b"new"
+    store.dircache["w"] = []
+    location.filesystem.delete_file("w/b")
+    store.dircache["w/c"] = []
+    location.filesystem.delete_dir("w/c")
+    assert list(store.objects) == [FIRST, "w/a"]
+
+
+def test_nothing_more_is_asked_where_nothing_is_remembered(store: Remembering, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.dircache.use_listings_cache = False
+
+    def requests() -> list[str]:
+        store.requests.clear()
+        discover(TABLE)
+        assert Table(TABLE).read().num_rows == 4
+        return list(store.requests)
+
+    asked = requests()
+    for name in ("_forget", "_forget_all"):
+        monkeypatch.setattr(_Handler, name, lambda *_: None)
+    assert asked == requests()
+
+
+def test_many_files_of_a_folder_are_one_listing(store: Remembering) -> None:
+    store.heads = False
+    store.objects |= {f"w/{number}": (b"", 10.0) for number in range(20)}
+    infos = locate("remembering://w").filesystem.get_file_info([f"w/{number}" for number in range(20)])
+    assert all(info.type == pafs.FileType.File for info in infos)
+    assert store.requests == ["list w"]

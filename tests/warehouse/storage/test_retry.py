@@ -1,0 +1,243 @@
+"""Which failures are worth another attempt, how many there are, what they cost, and how waiting ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from processes import running
+from s3_store import KEYS
+
+from feedline.errors import CorruptFileError, DataError, StoreError, TableError
+from feedline.warehouse.storage import retry
+from feedline.warehouse.storage.faults import Outlook, ShortBodyError, outlook
+from feedline.warehouse.storage.retry import Budget, Patience, interruptible, retried
+
+ANYWHERE = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
+RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+AWS = "When reading key 'k' in bucket 'b': AWS Error {} during GetObject operation: x"
+
+
+class AnswerError(Exception):
+    """As libraries under fsspec raise: not an OSError, and with a status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class ServerDisconnectedError(Exception):
+    """aiohttp's, by name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(AWS.format("SLOW_DOWN")), Outlook.THROTTLED),
+        (OSError(AWS.format("UNKNOWN (HTTP status 503)")), Outlook.THROTTLED),
+        (OSError(AWS.format("UNKNOWN (HTTP status 429)")), Outlook.THROTTLED),
+        (OSError(AWS.format("INTERNAL_FAILURE")), Outlook.TRANSIENT),
+        (OSError(AWS.format("UNKNOWN (HTTP status 500)")), Outlook.TRANSIENT),
+        (OSError(AWS.format("UNKNOWN (HTTP status 504)")), Outlook.TRANSIENT),
+        (OSError(AWS.format("UNKNOWN (HTTP status -1)")), Outlook.TRANSIENT),
+        (OSError(AWS.format("NETWORK_CONNECTION") + " curlCode: 56, Recv failure"), Outlook.TRANSIENT),
+        (OSError(AWS.format("NETWORK_CONNECTION") + " curlCode: 28, Timeout was reached"), Outlook.TRANSIENT),
+        (OSError(AWS.format("NETWORK_CONNECTION") + " curlCode: 6, Could not resolve hostname"), Outlook.FINAL),
+        (OSError(AWS.format("NETWORK_CONNECTION") + " curlCode: 60, SSL peer certificate"), Outlook.FINAL),
+        (OSError(AWS.format("ACCESS_DENIED")), Outlook.FINAL),
+        (OSError(AWS.format("NO_SUCH_BUCKET")), Outlook.FINAL),
+        (OSError(AWS.format("INVALID_ACCESS_KEY_ID")), Outlook.FINAL),
+        (OSError(AWS.format("UNKNOWN (HTTP status 400)")), Outlook.FINAL),
+        (OSError("google::cloud::Status(UNAVAILABLE: try again)"), Outlook.TRANSIENT),
+        (OSError("google::cloud::Status(RESOURCE_EXHAUSTED: slow down)"), Outlook.THROTTLED),
+        (OSError("google::cloud::Status(PERMISSION_DENIED: no)"), Outlook.FINAL),
+        (OSError("GetProperties failed Azure Error: [ServerBusy] 503 The server is busy"), Outlook.THROTTLED),
+        (OSError("GetProperties failed Azure Error: [] 500 Internal"), Outlook.TRANSIENT),
+        (OSError("GetProperties failed Azure Error: [AuthenticationFailed] 403 no"), Outlook.FINAL),
+        (RESET, Outlook.TRANSIENT),
+        (OSError(errno.ETIMEDOUT, "timed out"), Outlook.TRANSIENT),
+        (OSError(errno.EIO, "Input/output error"), Outlook.FINAL),
+        (TimeoutError(), Outlook.TRANSIENT),
+        (ShortBodyError("short"), Outlook.TRANSIENT),
+        (AnswerError(502), Outlook.TRANSIENT),
+        (AnswerError(429), Outlook.THROTTLED),
+        (AnswerError(404), Outlook.FINAL),
+        (ServerDisconnectedError(), Outlook.TRANSIENT),
+        (FileNotFoundError(errno.ENOENT, "gone"), Outlook.FINAL),
+        (PermissionError(errno.EACCES, "no"), Outlook.FINAL),
+        (pa.ArrowInvalid("bad"), Outlook.FINAL),
+        (DataError("x"), Outlook.FINAL),
+    ],
+    ids=lambda value: str(value)[-60:],
+)
+def test_what_passes_and_what_stays(error: Exception, expected: Outlook) -> None:
+    assert outlook(error) is expected
+
+
+class Failing:
+    """Raises its errors one after the other, then answers with how often it was asked."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.calls
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.01, deadline_s=20))
+    monkeypatch.setattr(retry, "budget", Budget())
+
+
+def test_an_operation_is_repeated_until_it_succeeds() -> None:
+    assert retried(Failing(), ANYWHERE, "x") == 1
+    assert retried(Failing(*[RESET] * 7), ANYWHERE, "x") == 8
+    assert retried(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
+
+
+def test_final_failures_and_local_files_are_not_repeated() -> None:
+    denied = Failing(RESET, OSError(AWS.format("ACCESS_DENIED")), RESET)
+    with pytest.raises(TableError, match=r"^x, row group 3 may not be read: the store denies it"):
+        retried(denied, ANYWHERE, "x", row_group=3)
+    assert denied.calls == 2
+    local = Failing(RESET)
+    with pytest.raises(ConnectionResetError):
+        retried(local, pafs.LocalFileSystem(), "x")
+    assert local.calls == 1
+    for interruption in (KeyboardInterrupt(), SystemExit()):
+        with pytest.raises(type(interruption)):
+            retried(Failing(interruption), ANYWHERE, "x")
+
+
+def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.01, longest_s=0.05, deadline_s=0.3))
+    operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
+    started_s = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        retried(operation, ANYWHERE, "s3://b/f", doing="written")
+    assert time.monotonic() - started_s < 5
+    text = str(caught.value)
+    assert text.startswith(f"s3://b/f could not be written: gave up after {operation.calls} attempts in 0.")
+    assert "INTERNAL_FAILURE during GetObject operation: x" in text
+    assert isinstance(caught.value, TableError)
+    assert isinstance(caught.value, OSError)
+    assert not isinstance(caught.value, CorruptFileError)
+
+
+def test_the_budget_in_numbers() -> None:
+    now_s = [0.0]
+    budget = Budget(lambda: now_s[0])
+    free = int(Budget.CAPACITY)
+    assert [budget.take(Outlook.TRANSIENT) for _ in range(free)] == [0.0] * free
+    assert budget.take(Outlook.TRANSIENT) == pytest.approx(1 / Budget.PER_SECOND)
+    assert budget.take(Outlook.THROTTLED) == pytest.approx(3 / Budget.PER_SECOND)  # throttling costs twice as much
+    budget.give_back(Outlook.THROTTLED)
+    now_s[0] += 2 / Budget.PER_SECOND  # time gives tokens back
+    assert budget.take(Outlook.TRANSIENT) == 0.0
+    for _ in range(round(1 / Budget.PER_SUCCESS)):  # so do successes
+        budget.succeeded()
+    assert budget.take(Outlook.TRANSIENT) == pytest.approx(0.0)
+    now_s[0] += 10**6  # but never more than there were at first
+    assert [budget.take(Outlook.TRANSIENT) for _ in range(free)] == [0.0] * free
+    assert budget.take(Outlook.TRANSIENT) > 0
+
+
+def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is down sees few requests, however many threads wait for it; each ends in bounded time."""
+    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.001, deadline_s=1))
+    calls = []
+
+    def down() -> None:
+        calls.append(time.monotonic())
+        raise OSError(AWS.format("SLOW_DOWN"))
+
+    def attempt(_: int) -> str:
+        try:
+            retried(down, ANYWHERE, "x")
+        except StoreError as error:
+            return str(error)
+        return ""
+
+    started_s = time.monotonic()
+    with interruptible(16, "test") as pool:
+        messages = list(pool.map(attempt, range(16)))
+    assert all("gave up after" in message for message in messages)
+    assert time.monotonic() - started_s < 10
+    assert len(calls) <= 16 + Budget.CAPACITY / Budget.COST[Outlook.THROTTLED] + 10 * Budget.PER_SECOND
+
+
+def test_a_failure_ends_the_waiting_of_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
+    failed = threading.Semaphore(0)
+
+    def fail() -> None:
+        failed.release()
+        raise RESET
+
+    def work(place: int) -> None:
+        if place < 2:
+            retried(fail, ANYWHERE, f"place {place}")
+        assert failed.acquire(timeout=20)
+        assert failed.acquire(timeout=20)
+        raise DataError("the real one")
+
+    with pytest.raises(DataError, match="the real one"), interruptible(3, "test") as pool:
+        list(pool.map(work, range(3)))
+
+
+def test_leaving_a_block_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise RESET
+
+    def leave() -> None:
+        with interruptible(1, "test") as pool:
+            pool.map(lambda _: retried(fail, ANYWHERE, "x"), [0])
+            assert failed.wait(20)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+
+
+WAITING = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from feedline import Table
+from feedline.warehouse.storage import retry
+waits = threading.Event()
+retry.PATIENCE = retry.Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6)
+retry.logger.log = lambda *_: (print("waits", flush=True), waits.set())
+def read():
+    Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()
+if sys.argv[1] == "main":
+    read()
+waiting = ThreadPoolExecutor(1).submit(read)
+waits.wait()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "pool"])
+def test_ctrl_c_and_the_end_of_the_process_end_the_waiting(where: str) -> None:
+    with running(sys.executable, "-c", WAITING, where, env={**os.environ, **KEYS}) as program:
+        program.line("waits")
+        if where == "main":
+            program.send(signal.SIGINT)
+        assert program.wait(30) == (-signal.SIGINT if where == "main" else 0)
+        assert ("KeyboardInterrupt" in program.text) == (where == "main")

@@ -1,0 +1,396 @@
+"""The generated click warehouse, read back with pyarrow and DuckDB."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dask
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from feedline.errors import FeedlineError, SpecError, TableError
+from feedline.spec import parse_spec
+from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe, click_logit
+from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
+
+ROWS, DAYS, PART_ROWS, GROUP_ROWS = 30_000, 3, 6_000, 2_048
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["clustered", "log"])
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Path, pa.Table]:
+    """(clustered, folder, the whole table in file order)."""
+    folder = tmp_path_factory.mktemp("clicks") / "table"
+    generate(folder, clustered=request.param)
+    return request.param, folder, read(folder)
+
+
+def generate(folder: Path, **options: Any) -> Any:
+    small = {"rows": ROWS, "days": DAYS, "part_rows": PART_ROWS, "row_group_rows": GROUP_ROWS, "threads": 2}
+    return generate_clicks(str(folder), **{**small, **options})
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
+
+
+def read(folder: Path) -> pa.Table:
+    parts = [
+        pads.dataset(file, partitioning="hive", partition_base_dir=str(folder)).to_table() for file in files(folder)
+    ]
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def unchanged(table: pa.Table, name: str) -> float:
+    """Share of rows inside a session (in time order) whose value equals the row above's, null included."""
+    ordered = table.select(["session_id", "ts", "request_id", name]).sort_by(
+        [("session_id", "ascending"), ("ts", "ascending")]
+    )
+    session = ordered.column("session_id").to_numpy()
+    values = ordered.column(name).to_pylist()
+    inside = np.flatnonzero(session[1:] == session[:-1])
+    return float(np.mean([values[i] == values[i + 1] for i in inside]))
+
+
+def auc(score: np.ndarray, label: np.ndarray) -> float:
+    rank = np.empty(len(score))
+    rank[np.argsort(score)] = np.arange(1, len(score) + 1)
+    positive = int(label.sum())
+    return float((rank[label == 1].sum() - positive * (positive + 1) / 2) / (positive * (len(label) - positive)))
+
+
+def test_layout_counts_and_types(table: tuple[bool, Path, pa.Table]) -> None:
+    _, folder, rows = table
+    assert sorted(entry.name for entry in folder.iterdir()) == ["ds=2026-01-01", "ds=2026-01-02", "ds=2026-01-03"]
+    assert [file.name for file in files(folder)] == ["part-00000.parquet", "part-00001.parquet"] * DAYS
+    counted = duckdb.sql(
+        f"select count(*), count(distinct request_id), min(request_id), max(request_id), count(distinct ds) "
+        f"from read_parquet('{folder}/*/*.parquet', hive_partitioning=true)"
+    ).fetchall()
+    assert counted == [(ROWS, ROWS, 0, ROWS - 1, DAYS)]
+    assert rows.column("request_id").to_pylist() == list(range(ROWS))
+    footers = [pq.read_metadata(file) for file in files(folder)]
+    assert {footer.num_rows for footer in footers} == {ROWS // DAYS // 2}
+    assert {footer.row_group(0).num_rows for footer in footers} == {GROUP_ROWS}
+    schema = pq.read_schema(files(folder)[0])
+    assert schema.field("dense_12").type == pa.float32()
+    assert schema.field("id_25").type == pa.int64()
+    assert schema.field("str_1").type == pa.string()
+    assert schema.field("hist_5").type == pa.list_(pa.int64())
+    assert schema.field("ts").type == pa.timestamp("us")
+    assert "ds" not in schema.names
+    assert len(schema.names) == 4 + 13 + 26 + 2 + 6 + 2
+
+
+def test_report_agrees_with_the_files(tmp_path: Path) -> None:
+    report = generate(tmp_path / "t")
+    rows = read(tmp_path / "t")
+    assert (report.rows, report.days, report.files) == (ROWS, DAYS, 6)
+    assert report.bytes == sum(file.stat().st_size for file in files(tmp_path / "t"))
+    assert report.row_groups == sum(pq.read_metadata(file).num_row_groups for file in files(tmp_path / "t"))
+    assert report.sessions == pc.count_distinct(rows.column("session_id")).as_py()
+    assert report.clicks == pc.sum(rows.column("clicked")).as_py()
+    assert asdict(report)["uri"] == str(tmp_path / "t")
+
+
+def test_time_lies_in_its_day_and_orders_the_rows(table: tuple[bool, Path, pa.Table]) -> None:
+    clustered, folder, rows = table
+    days = pc.strftime(rows.column("ts"), format="%Y-%m-%d")
+    assert days.to_pylist() == [str(day) for day in rows.column("ds").to_pylist()]
+    for file in files(folder):
+        part = pq.read_table(file, columns=["ts", "session_id"])
+        session, ts = part.column("session_id").to_numpy(), part.column("ts").cast(pa.int64()).to_numpy()
+        assert np.all(np.diff(ts)[np.diff(session) == 0] >= 0)
+        runs = 1 + np.count_nonzero(np.diff(session))
+        if clustered:
+            assert runs == len(np.unique(session))
+        else:
+            assert np.all(np.diff(ts) >= 0)
+            assert runs > 0.9 * len(session)
+
+
+def test_sessions_have_the_asked_mean(table: tuple[bool, Path, pa.Table]) -> None:
+    _, _, rows = table
+    sizes = np.unique(rows.column("session_id").to_numpy(), return_counts=True)[1]
+    assert sizes.mean() == pytest.approx(8, rel=0.06)
+    assert sizes.std() == pytest.approx(math.sqrt(8 * 7), rel=0.12)
+    users = duckdb.sql("select max(n) from (select count(distinct user_id) n from rows group by session_id)").fetchall()
+    assert users == [(1,)]
+
+
+def test_user_side_columns_are_kept_within_a_session(table: tuple[bool, Path, pa.Table]) -> None:
+    _, _, rows = table
+    for name in ("dense_0", "dense_5", "id_0", "id_12", "str_0", "hist_0", "hist_5"):
+        # a redrawn value may be the same id again, so a little above 0.95 for those of few ids
+        assert 0.945 < unchanged(rows, name) < (0.975 if name.startswith(("id", "str")) else 0.957), name
+    for name in ("dense_6", "dense_12", "id_13", "id_25", "str_1"):
+        assert unchanged(rows, name) < 0.2, name
+
+
+def test_a_changed_history_slides_by_one(table: tuple[bool, Path, pa.Table]) -> None:
+    _, _, rows = table
+    ordered = rows.sort_by([("session_id", "ascending"), ("ts", "ascending")])
+    session, lists = ordered.column("session_id").to_pylist(), ordered.column("hist_2").to_pylist()
+    pairs = [(a, b) for i, (a, b) in enumerate(pairwise(lists)) if session[i] == session[i + 1]]
+    changed = [(a, b) for a, b in pairs if a != b]
+    assert changed
+    assert all(b[1:] == a[:-1] for a, b in changed)
+
+
+def test_distributions(table: tuple[bool, Path, pa.Table]) -> None:
+    _, _, rows = table
+    for name in ("dense_0", "dense_12"):
+        column = rows.column(name)
+        assert column.null_count / ROWS == pytest.approx(0.05, abs=0.012)
+        values = column.drop_null().to_numpy()
+        assert np.isfinite(values).all()
+        assert values.min() < 0 < np.median(values) < values.mean()
+        assert np.median(values) == pytest.approx(0.9, rel=0.1)
+    for name in ("id_0", "str_0", "hist_0", "clicked"):
+        assert rows.column(name).null_count == 0
+    lengths = pc.list_value_length(rows.column("hist_3")).to_numpy()
+    assert (lengths.min(), lengths.max()) == (5, 49)
+    assert lengths.mean() == pytest.approx(27, rel=0.05)
+    sizes = duckdb.sql("select count(*) n from rows group by id_15 order by n desc").fetchnumpy()["n"]
+    assert len(sizes) > 2_000
+    assert 0.02 < sizes[0] / ROWS < 0.3
+    assert sizes[:10].sum() > 10 * sizes[100:110].sum() / 2
+    assert pc.min(rows.column("id_1")).as_py() >= 0
+    assert pc.max(rows.column("id_1")).as_py() <= 99
+    assert pc.max(rows.column("id_3")).as_py() < 10_000_000
+    assert pc.max(rows.column("id_3")).as_py() > 1_000_000
+
+
+def test_labels_follow_the_documented_logit(table: tuple[bool, Path, pa.Table]) -> None:
+    _, _, rows = table
+    logit, clicked = click_logit(rows), rows.column("clicked").to_numpy()
+    assert set(np.unique(clicked)) == {0, 1}
+    assert auc(logit, clicked) > 0.75
+    chance = 1 / (1 + np.exp(-logit))
+    assert clicked.mean() == pytest.approx(chance.mean(), abs=0.01)
+    for low in np.arange(0, 1, 0.2):  # calibrated, not only ranked
+        bucket = (chance >= low) & (chance < low + 0.2)
+        assert clicked[bucket].mean() == pytest.approx(chance[bucket].mean(), abs=0.04)
+    dwell = rows.column("dwell")
+    assert np.array_equal(dwell.is_valid().to_numpy(), clicked == 1)
+    assert pc.min(dwell).as_py() > 0
+
+
+def test_logit_matches_a_row_by_row_evaluation(tmp_path: Path) -> None:
+    generate(tmp_path / "t", rows=200, days=1, history_min=0, history_max=2)
+    rows = read(tmp_path / "t")
+
+    def effect(value: int) -> float:
+        mask = (1 << 64) - 1
+        word = (value + 0x9E3779B97F4A7C15) & mask
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & mask
+        return ((word ^ (word >> 31)) >> 11) / 2**53 * 2 - 1
+
+    expected = []
+    for row in rows.to_pylist():
+        terms = [-1.0]
+        for weight, j, k in zip((1.0, -0.8, 0.8, -0.6), (0, 1, 11, 12), (0, 1, 24, 25), strict=True):
+            dense = row[f"dense_{j}"]
+            terms.append(0 if dense is None else weight * (math.log1p(max(dense, 0)) - 0.7))
+            terms.append(weight * effect(row[f"id_{k}"]))
+        terms.append(1.5 * effect(row["hist_0"][0]) if row["hist_0"] else 0)
+        expected.append(sum(terms))
+    assert any(not row for row in rows.column("hist_0").to_pylist())
+    np.testing.assert_allclose(click_logit(rows), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_same_bytes_however_many_workers(tmp_path: Path) -> None:
+    for name, threads in (("one", 1), ("two", 2)):
+        generate(tmp_path / name, threads=threads)
+    with dask.config.set(scheduler="synchronous"):
+        generate(tmp_path / "sync", threads=None)
+    one = {file.relative_to(tmp_path / "one"): file.read_bytes() for file in files(tmp_path / "one")}
+    for other in ("two", "sync"):
+        assert {f.relative_to(tmp_path / other): f.read_bytes() for f in files(tmp_path / other)} == one
+    generate(tmp_path / "seed", seed=1)
+    assert not any((tmp_path / "seed" / name).read_bytes() == content for name, content in one.items())
+
+
+def test_a_column_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    generate(tmp_path / "wide")
+    generate(tmp_path / "narrow", dense=2, ids=2, histories=1, strings=0, user_share=0.0)
+    wide, narrow = read(tmp_path / "wide"), read(tmp_path / "narrow")
+    assert narrow.column_names[4:9] == ["dense_0", "dense_1", "id_0", "id_1", "hist_0"]
+    for name in ("request_id", "ts", "session_id", "user_id", "hist_0"):
+        assert wide.column(name).equals(narrow.column(name)), name
+    assert unchanged(narrow, "dense_0") < 0.2  # user_share 0: only histories are the user's
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 700),
+    days=st.integers(1, 5),
+    part_rows=st.integers(1, 300),
+    row_group_rows=st.integers(1, 300),
+    sessions_mean=st.sampled_from([1, 1.5, 8, 900]),
+    clustered=st.booleans(),
+    columns=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)),
+    lengths=st.sampled_from([(0, 0), (0, 3), (7, 7)]),
+    user_share=st.sampled_from([0, 0.5, 1]),
+)
+def test_any_shape_is_exact(
+    rows: int,
+    days: int,
+    part_rows: int,
+    row_group_rows: int,
+    sessions_mean: float,
+    clustered: bool,
+    columns: tuple[int, int, int, int],
+    lengths: tuple[int, int],
+    user_share: float,
+) -> None:
+    days, (dense, ids, strings, histories) = min(rows, days), columns
+    with tempfile.TemporaryDirectory() as name:
+        report = generate_clicks(
+            f"{name}/t", rows=rows, days=days, part_rows=part_rows, row_group_rows=row_group_rows, ids=ids, dense=dense,
+            sessions_mean=sessions_mean, clustered=clustered, strings=strings, histories=histories, threads=1,
+            history_min=lengths[0], history_max=lengths[1], user_share=user_share,
+        )  # fmt: skip
+        table = read(Path(name) / "t")
+        assert all(pq.read_metadata(file).num_rows <= part_rows for file in files(Path(name) / "t"))
+    table.validate(full=True)
+    assert table.column("request_id").to_pylist() == list(range(rows))
+    assert report.rows == rows
+    per_day = table.column("ds").value_counts().field("counts").to_pylist()
+    assert len(per_day) == days
+    assert max(per_day) - min(per_day) <= 1
+    for index in range(histories):
+        sizes = pc.list_value_length(table.column(f"hist_{index}"))
+        assert lengths[0] <= pc.min(sizes).as_py() <= pc.max(sizes).as_py() <= lengths[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 0}, "rows is out of range: got 0"),
+        ({"rows": 2.5}, "rows is out of range: got 2.5"),
+        ({"rows": True}, "rows is out of range"),
+        ({"days": 0}, "days is out of range"),
+        ({"rows": 2, "days": 3}, "days exceed rows"),
+        ({"sessions_mean": 0.5}, "sessions_mean is out of range"),
+        ({"sessions_mean": math.nan}, "sessions_mean is out of range"),
+        ({"seed": -1}, "seed is out of range"),
+        ({"dense": -1}, "dense is out of range"),
+        ({"user_share": 1.5}, "user_share is out of range"),
+        ({"keep_probability": -0.1}, "keep_probability is out of range"),
+        ({"null_share": "some"}, "null_share is out of range"),
+        ({"history_min": 9, "history_max": 3}, "history_min exceeds history_max"),
+        ({"row_group_rows": 0}, "row_group_rows is out of range"),
+        ({"part_rows": 1 << 25}, "part_rows is out of range"),
+        ({"rows": 1 << 40, "days": 1, "part_rows": 1}, "too many files"),
+        ({"compression": "zip"}, "compression is unknown: got 'zip'"),
+        ({"start": "yesterday"}, "start is no date: got 'yesterday'"),
+        ({"start": "9999-12-30"}, "after the calendar"),
+        ({"threads": 0}, "threads are out of range"),
+    ],
+)
+def test_silly_values_are_refused_and_write_nothing(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        generate(tmp_path / "t", **options)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_target_in_use_is_refused(tmp_path: Path) -> None:
+    generate(tmp_path / "t", rows=50, days=2)
+    with pytest.raises(TableError, match=r"is not empty: .* holds 2 entries"):
+        generate(tmp_path / "t", rows=50, days=1)
+    generate(tmp_path / "t", rows=70, days=1, overwrite=True, start=date(2026, 2, 1))
+    assert read(tmp_path / "t").num_rows == 70
+    assert [entry.name for entry in (tmp_path / "t").iterdir()] == ["ds=2026-02-01"]
+    (tmp_path / "t" / "thesis.tex").write_text("years of work")
+    with pytest.raises(TableError, match=r"'thesis.tex', which is no ds= partition"):
+        generate(tmp_path / "t", rows=70, days=1, overwrite=True)
+    assert read_names(tmp_path / "t") == ["ds=2026-02-01", "thesis.tex"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TableError, match="place is a file"):
+        generate(tmp_path / "file", rows=50, days=1)
+    with pytest.raises(FeedlineError, match="place is empty"):
+        generate_clicks("", rows=1, days=1)
+    with pytest.raises(TableError, match="no place for a table"):
+        generate_clicks("gopher://x/y", rows=1, days=1)
+
+
+def read_names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_uri_and_an_empty_folder_serve_too(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    generate_clicks((tmp_path / "t").as_uri(), rows=30, days=1, threads=1)
+    assert read(tmp_path / "t").num_rows == 30
+
+
+def test_a_failing_part_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Iterator[pa.Table]:
+        raise OSError("the disk is full")
+        yield
+
+    monkeypatch.setattr("feedline.warehouse.synthetic.clicks.ClickFile.row_groups", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        generate(tmp_path / "t", rows=10, days=1)
+    assert files(tmp_path / "t") == []
+
+
+def test_a_part_in_the_making_is_smaller_than_its_rows(tmp_path: Path) -> None:
+    peaks, sizes = [], []
+    for groups in (4, 16):
+        recipe = ClickRecipe(
+            uri="", rows=groups * 4096, days=1, sessions_mean=8, seed=0, dense=13, ids=26, strings=2, histories=6,
+            history_min=5, history_max=49, user_share=0.5, keep_probability=0.95, null_share=0.05, row_group_rows=4096,
+            part_rows=groups * 4096, clustered=False, start=date(2026, 1, 1), compression="none",
+        )  # fmt: skip
+        sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups())  # once before, to fill the caches
+        tracemalloc.start()
+        sizes.append(sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups()))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 0.3 * (sizes[1] - sizes[0])
+    assert peaks[1] < 0.6 * sizes[1]
+
+
+def test_pipeline_text_is_yaml_of_this_table(tmp_path: Path) -> None:
+    text = clicks_pipeline(
+        str(tmp_path / "a: b's"), dense=2, ids=1, strings=1, histories=1, tail="pad", shuffle={"seed": 3}
+    )
+    spec = YAML(typ="safe").load(text)
+    assert spec["source"]["table"] == str(tmp_path / "a: b's")
+    assert spec["features"]["dense"] == {
+        name: [{"fill_null": 0}, {"clip": {"min": 0, "max": 1000}}, "log1p"] for name in ("dense_0", "dense_1")
+    }
+    assert spec["features"]["categorical"] == {"id_0": [{"modulo": 1000003}], "str_0": [{"hash_bucket": 100000}]}
+    assert spec["features"]["sparse"] == {"hist_0": [{"first_x": 20}]}
+    assert spec["features"]["label"] == {"clicked": []}
+    assert spec["batch"] == {"size": 8192, "tail": "pad"}
+    assert spec["shuffle"] == {"seed": 3}
+    assert "shuffle" not in YAML(typ="safe").load(clicks_pipeline("t"))
+    assert "sparse" not in YAML(typ="safe").load(clicks_pipeline("t", histories=0))["features"]
+
+
+def test_pipeline_text_is_a_valid_spec(tmp_path: Path) -> None:
+    spec = parse_spec(clicks_pipeline(str(tmp_path / "t"), strings=2, tail="partial"), base_dir=tmp_path)
+    groups = [feature.group for feature in spec.features]
+    assert [groups.count(group) for group in ("dense", "categorical", "sparse", "label")] == [13, 28, 6, 1]
+    assert [call.op for call in spec.features[0].ops] == ["fill_null", "clip", "log1p"]
+    assert (spec.batch.size, spec.batch.tail) == (8192, "partial")
+    assert spec.shuffle is not None

@@ -1,0 +1,353 @@
+"""Are corrupt files left out before the epoch, everywhere reported, remembered, and never mistaken for others?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from damage import GROUP, ROWS, flip_a_page, truncate, write
+from pipelines import Place, furnished, image
+from processes import ended, feedline
+
+import feedline.warehouse.snapshot.footer_tasks as footer_tasks
+from feedline import FeedlineDataset, Pipeline
+from feedline.errors import CorruptFileError, TableError
+from feedline.expressions import bind_where
+from feedline.planning.table_snapshot import freeze
+from feedline.spec import load_spec
+from feedline.warehouse.bad_files import BadFile, known_bad_files, known_within, remember, without_known
+from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
+from feedline.warehouse.selection.select import select_rows
+from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+
+FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with furnished(tmp_path_factory.mktemp("d"), Path()) as place:
+        yield place
+
+
+def pipeline_over(place: Place, table: Path, *, work: Path | None = None, **source: Any) -> Path:
+    return place.write(
+        "b.yaml",
+        features=FEATURES,
+        shuffle="off",
+        batch={"size": 256, "tail": "partial"},
+        work_dir=str(work or table.parent / "work"),
+        source={"table": str(table), "on_bad_file": "skip", **source},
+    )
+
+
+def part(table: Path, number: int) -> Path:
+    return table / f"part={number}" / "data.parquet"
+
+
+def ids(path: Path, **options: Any) -> list[int]:
+    """Every id that is delivered, with the warning about what is not."""
+    with pytest.warns(UserWarning, match="left out of the plan"):
+        batches = Pipeline.from_yaml(path).batches(**options)
+    return [int(value) for batch in batches for value in batch["id"]]
+
+
+def of_parts(*numbers: int) -> list[int]:
+    return [value for number in numbers for value in range(number * ROWS, (number + 1) * ROWS)]
+
+
+WAYS: list[tuple[Callable[[Path], None], str | None, str]] = [
+    (truncate, None, "its last bytes"),
+    (flip_a_page, "x > -1", "row group 5 is not valid Parquet"),
+]
+
+
+@pytest.mark.parametrize(("damage", "where", "reason"), WAYS, ids=["footer", "page"])
+def test_a_bad_file_leaves_the_plan_and_is_reported_everywhere(
+    place: Place, tmp_path: Path, damage: Callable[[Path], None], where: str | None, reason: str
+):
+    table = write(tmp_path / "t")
+    bad = part(table, 1)
+    damage(bad)
+    path = pipeline_over(place, table, where=where)
+    rows = None if damage is truncate else ROWS
+
+    def check(bad_files: list[dict[str, Any]]) -> None:
+        [entry] = bad_files
+        assert (entry["path"], entry["rows"]) == (str(bad), rows)
+        assert reason in entry["reason"]
+        assert str(bad) not in entry["reason"]
+
+    done = ended("plan", path, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    check(facts["bad_files"])
+    assert (facts["rows"], facts["files"]) == (3 * ROWS, 3)
+    done = ended("plan", path)
+    assert "1 bad file left out of the plan" in done.stdout
+    done = ended("run", path, "--sink", "null", "--json")
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout)["bad_files"])
+    assert json.loads(done.stdout)["rows"] == 3 * ROWS
+    assert f"{bad}: " in done.stderr
+    assert ids(path) == of_parts(0, 2, 3)
+    with FeedlineDataset(path) as dataset:
+        with pytest.warns(UserWarning, match=r"1 bad file left out of the plan(.|\n)*data\.parquet"):
+            length = len(dataset)
+        assert length == 3 * ROWS // 256
+        check(dataset.facts["bad_files"])
+
+
+def test_with_error_a_bad_file_is_an_error(place: Place, tmp_path: Path):
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    with pytest.raises(CorruptFileError, match=r"part=1/data\.parquet"):
+        Pipeline.from_yaml(pipeline_over(place, table, on_bad_file="error")).plan()
+
+
+def test_what_was_found_is_remembered_and_not_read_again(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    flip_a_page(part(table, 2))
+    path = pipeline_over(place, table, where="x > -1")
+    first = Pipeline.from_yaml(path).plan()
+    assert len(first.skipped) == 2
+    work = str(tmp_path / "work")
+    assert set(known_bad_files(work)) == {str(part(table, 1)), str(part(table, 2))}
+    read: list[str] = []
+    original = footer_tasks.file_facts
+
+    def spy(filesystem: Any, file: str, *rest: Any) -> Any:
+        read.append(file)
+        return original(filesystem, file, *rest)
+
+    monkeypatch.setattr(footer_tasks, "file_facts", spy)
+    second = Pipeline.from_yaml(path).plan()
+    assert not {str(part(table, 1)), str(part(table, 2))} & set(read)
+    assert (second.snapshot.id, second.skipped) == (first.snapshot.id, first.skipped)
+    # a file that was replaced is looked at anew; with `error` nothing that is only remembered counts
+    shutil.copy(part(write(tmp_path / "good"), 1), part(table, 1))
+    assert ids(path) == of_parts(0, 1, 3)
+    plan = Pipeline.from_yaml(path, {"source.on_bad_file": "error", "source.where": None}).plan()
+    assert (plan.selection.rows.sum(), plan.skipped) == (4 * ROWS, ())
+
+
+def test_without_times_the_footer_decides(tmp_path: Path):
+    """Some stores list no times: there a finding needs the footer's digest."""
+    table = write(tmp_path / "t")
+    flip_a_page(part(table, 1))
+    snapshot = take_snapshot(str(table))
+    timeless = snapshot.files.set_column(2, "mtime_ns", [[-1] * 4])
+    digest = snapshot.files["footer_digest"][1].as_py()
+    size = snapshot.files["bytes"][1].as_py()
+    bad = BadFile(file=str(part(table, 1)), bytes=size, mtime_ns=-1, footer_digest=digest, rows=ROWS, reason="rot")
+    known = {bad.file: bad}
+    listing = Listing(uri=str(table), files=timeless, partition={}, ignored=0)
+    assert without_known(listing, known) == (listing, [])
+
+    class Frozen:
+        uri = str(table)
+        files = timeless
+
+    assert known_within(Frozen, known) == {"part=1/data.parquet": bad}
+    other = {bad.file: BadFile(**{**{n: getattr(bad, n) for n in bad.__slots__}, "footer_digest": b"other"})}
+    assert known_within(Frozen, other) == {}
+
+
+def test_a_page_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(place: Place, tmp_path: Path):
+    table = write(tmp_path / "t")
+    flip_a_page(part(table, 1))
+    path = pipeline_over(place, table, where="y >= 0")
+    seen: list[int] = []
+    with pytest.raises(CorruptFileError, match="row group 5"):
+        seen.extend(int(value) for batch in Pipeline.from_yaml(path).batches() for value in batch["id"])
+    assert seen[:ROWS] == of_parts(0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"max_bad_files": 1}, r"more bad files than source.max_bad_files allows: got 2, expected at most 1"),
+        (
+            {"max_bad_rows": ROWS - 1},
+            r"more rows in bad files than source.max_bad_rows allows: got 4,096, expected at most 4,095",
+        ),
+        ({"max_bad_files": 2, "max_bad_rows": ROWS}, None),
+    ],
+)
+def test_a_budget_bounds_what_is_left_out(place: Place, tmp_path: Path, limits: dict[str, int], text: str | None):
+    table = write(tmp_path / "t")
+    truncate(part(table, 0))
+    flip_a_page(part(table, 2))
+    path = pipeline_over(place, table, where="x > -1", **limits)
+    if text is None:
+        assert len(Pipeline.from_yaml(path).plan().skipped) == 2
+        return
+    for _ in range(2):  # found, and remembered
+        with pytest.raises(CorruptFileError, match=text) as caught:
+            Pipeline.from_yaml(path).plan()
+        for number in (0, 2):
+            assert str(part(table, number)) in str(caught.value)
+        assert "rows unknown, counted as 0" in str(caught.value)
+    done = ended("run", path, "--sink", "null")
+    assert (done.returncode, str(part(table, 0)) in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("damage", "where"), [(truncate, None), (flip_a_page, "x > -1")], ids=["footer", "page"])
+def test_when_all_files_are_bad_that_is_an_error(
+    place: Place, tmp_path: Path, damage: Callable[[Path], None], where: str | None
+):
+    table = write(tmp_path / "t", 2)
+    for number in (0, 1):
+        damage(part(table, number))
+    path = pipeline_over(place, table, where=where)
+    for _ in range(2):
+        with pytest.raises(CorruptFileError, match="no file that can be read: all 2 are bad") as caught:
+            Pipeline.from_yaml(path).plan()
+        assert str(part(table, 1)) in str(caught.value)
+
+
+def test_failures_that_are_no_damage_are_errors(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table)
+
+    def denied(*_: Any) -> None:
+        raise TableError("f.parquet may not be read: permission denied. Ask for access, or name another place")
+
+    monkeypatch.setattr(footer_tasks, "file_facts", denied)
+    with pytest.raises(TableError, match="permission denied") as caught:
+        Pipeline.from_yaml(path).plan()
+    assert not isinstance(caught.value, CorruptFileError)
+    assert known_bad_files(str(tmp_path / "work")) == {}
+
+
+def test_ranks_agree_and_a_resume_finds_the_snapshot(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = write(tmp_path / "t")
+    flip_a_page(part(table, 1))
+    path = pipeline_over(place, table, where="x > -1")
+    hello: dict[str, Any] = {"world_size": 2, "snapshot": None, "lanes": None, "plan": None, "features": None}
+    plans = [Pipeline.from_yaml(path).resolve({**hello, "rank": rank}, job="job") for rank in (0, 1)]
+    assert plans[0].facts() == plans[1].facts()
+    assert [bad["path"] for bad in plans[1].facts()["bad_files"]] == [str(part(table, 1))]
+    truncate(part(table, 3))  # after the start: the resume's snapshot is the old one, all the same
+    facts = plans[0].facts()
+    state = {**hello, "snapshot": facts["snapshot"], "lanes": 2, "plan": facts["plan"], "features": facts["features"]}
+    resumed = Pipeline.from_yaml(path).resolve({**state, "rank": 0}, job="job")
+    assert resumed.facts() == facts
+
+
+def test_a_file_that_is_gone_is_no_longer_reported(place: Place, tmp_path: Path):
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    path = pipeline_over(place, table)
+    before = Pipeline.from_yaml(path).plan()
+    part(table, 1).unlink()
+    after = Pipeline.from_yaml(path).plan()
+    assert before.snapshot.id == after.snapshot.id
+    assert (len(before.skipped), len(after.skipped)) == (1, 0)
+
+
+def test_a_second_pass_reads_nothing_twice(tmp_path: Path):
+    """The good files' counts are known when the bad ones have left."""
+    table = write(tmp_path / "t")
+    flip_a_page(part(table, 1))
+    calls: list[str] = []
+
+    def spying(function: Any, tasks: list[Any]) -> list[Any]:
+        calls.extend(fragment.path for task in tasks for fragment in task.fragments)
+        return [function(task) for task in tasks]
+
+    forgiving = ForgivingMap(spying)
+    snapshot: Snapshot = take_snapshot(str(table))
+    where = bind_where("x > 0.5", snapshot.schema)
+    with pytest.raises(BadFilesMetError) as caught:
+        select_rows(snapshot, where, work_dir=str(tmp_path / "work"), map=forgiving)
+    assert list(caught.value.reasons) == ["part=1/data.parquet"]
+    assert len(calls) == 4
+    left = snapshot.without(caught.value.reasons)
+    selection = select_rows(left, where, work_dir=str(tmp_path / "work"), map=forgiving)
+    assert len(calls) == 4
+    expected = [
+        sum(value > 0.5 for value in pq.ParquetFile(part(table, number)).read_row_group(group, ["x"])["x"].to_pylist())
+        for number in (0, 2, 3)
+        for group in range(ROWS // GROUP)
+    ]
+    assert selection.rows.tolist() == expected
+
+
+def test_the_record_forgets_what_turned_out_to_be_sound(tmp_path: Path):
+    one, two = (
+        BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
+        for number in (1, 2)
+    )
+    remember(str(tmp_path), [one, two])
+    remember(str(tmp_path), [], sound=["f1", "f3"])
+    assert known_bad_files(str(tmp_path)) == {"f2": two}
+
+
+def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: Path):
+    """Byte for byte: shuffled, and with several ranks."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table)
+    settings = {"shuffle": {"seed": 1, "window_rows": 1024}, "batch.tail": "pad"}
+    truncate(part(table, 1))
+    with pytest.warns(UserWarning, match="left out"):
+        skipping = [[image(b) for b in Pipeline.from_yaml(path, settings).batches(0, rank, 2)] for rank in (0, 1)]
+    part(table, 1).unlink()
+    without = [[image(b) for b in Pipeline.from_yaml(path, settings).batches(0, rank, 2)] for rank in (0, 1)]
+    assert skipping == without
+    assert len(skipping[0]) == len(skipping[1])
+
+
+def test_a_run_that_serves_trainers_says_what_is_left_out(place: Place, tmp_path: Path):
+    """As soon as there is a plan, and in the summary."""
+    table = write(tmp_path / "t")
+    truncate(part(table, 1))
+    path = pipeline_over(place, table)
+    with feedline("run", path, "--json") as run:
+        run.line("waiting for a trainer")
+        with pytest.warns(UserWarning, match="1 bad file left out"), FeedlineDataset(path) as dataset:
+            assert sum(batch.rows for batch in dataset) == 3 * ROWS
+        run.line("1 bad file left out of the plan, 0 rows, besides those of 1 whose footer cannot be read")
+        assert str(part(table, 1)) in run.line("data.parquet").string
+        [bad] = json.loads(run.line(r'"bad_files"').string)["bad_files"]
+        assert bad["path"] == str(part(table, 1))
+        assert run.wait(60) == 0
+
+
+def test_a_saved_snapshot_loses_its_bad_files_too(place: Place, tmp_path: Path):
+    """What is known of them, and what the counting pass meets; nothing of it is listed or read again."""
+    table = write(tmp_path / "t")
+    path = pipeline_over(place, table, where="x > -1")
+    file = tmp_path / "saved.arrow"
+    freeze(load_spec(path, {}), str(file))
+    flip_a_page(part(table, 2))
+    saved = pipeline_over(place, table, where="x > -1", snapshot=str(file))
+    for _ in range(2):
+        plan = Pipeline.from_yaml(saved).plan()
+        assert [bad.file for bad in plan.skipped] == [str(part(table, 2))]
+        assert plan.selection.rows.sum() == 3 * ROWS
+
+
+@pytest.mark.parametrize("change", ["column", "type"])
+def test_a_second_run_has_the_table_of_the_first(place: Place, tmp_path: Path, change: str):
+    """A column that only the bad file has, and its wider type, leave with it at once, not when it is known."""
+    table = write(tmp_path / "t", **({"late": [1.0] * ROWS} if change == "column" else {}))
+    if change == "type":
+        wide = pq.read_table(part(table, 2), partitioning=None)
+        wide = wide.set_column(1, "x", wide["x"].cast("float64"))
+        pq.write_table(wide, part(table, 2), row_group_size=GROUP, write_page_checksum=True, compression="snappy")
+    flip_a_page(part(table, 2))
+    truncate(part(table, 0))
+    path = pipeline_over(place, table, where="x > -1")
+    first, second = Pipeline.from_yaml(path).plan(), Pipeline.from_yaml(path).plan()
+    assert first.snapshot.schema.names == ["id", "x", "y", "ids", "part"]
+    assert str(first.snapshot.schema.field("x").type) == "float"
+    assert (second.snapshot.id, second.snapshot.schema) == (first.snapshot.id, first.snapshot.schema)
+    assert (second.fingerprint, second.skipped) == (first.fingerprint, first.skipped)
+    assert [bad.file for bad in first.skipped] == [str(part(table, number)) for number in (0, 2)]

@@ -1,0 +1,26 @@
+"""docs/warehouse.md shows nothing that the reader refuses, and its table of type rules is the one that is tested."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from test_pipeline_docs import completed
+
+from feedline.spec import PipelineSpec, parse_spec
+from feedline.spec.arrow_types import type_named
+
+TEXT = (Path(__file__).parents[2] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_examples_are_accepted(block: str) -> None:
+    assert PipelineSpec.from_canonical(parse_spec(completed(block)).canonical())
+
+
+def test_the_types_that_are_named_are_types() -> None:
+    [listed] = re.findall(r"Types are written as\nArrow writes them: (.*?)\.\n", TEXT, re.DOTALL)
+    names = re.findall(r"`([^`]+)`", listed)
+    assert len(names) > 15
+    assert all(isinstance(type_named(name), pa.DataType) for name in names)
