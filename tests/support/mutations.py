@@ -10,9 +10,9 @@
 `--collect` keeps in DIR which test runs which line, in feeders, Dask workers and commands too, and how long each test
 takes. `--run` needs that of the same state of the code: for each fault of `mutation_table.py` it runs the tests that
 reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
-`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived; `--survivors` runs the whole
-suite for each of those. A test that catches a fault has to pass without it, else it does not count. A test run that
-takes longer than `--limit` seconds, or dies, has caught the fault.
+`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived;
+`--survivors` runs the whole suite for each of those. A test that catches a fault has to pass without it, else it does
+not count. A test run that takes longer than `--limit` seconds, or dies, has caught the fault.
 
 The faults are put into a copy of the checkout, so this one is never broken. A report is written after every fault;
 what it holds is not run again. `--compare` fails where a fault that was caught has not been caught later.
