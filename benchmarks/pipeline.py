@@ -38,7 +38,8 @@ from rich.table import Table
 from transform_cases import GOLDEN, Array
 from transforms import reborn
 
-from feedline.blocks.compute import CHUNK_ROWS, batch_schema
+from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.compute import CHUNK_ROWS
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features

@@ -21,8 +21,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts.store import KnowledgeRef, Stored
-from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
+from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import environment_text, local_environment
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
 from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column

@@ -26,8 +26,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.compute import PieceRequest, run_starts
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
