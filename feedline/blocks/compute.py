@@ -34,14 +34,12 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.registry.user_functions import Needed, check_functions
-from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
+from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 from feedline.warehouse.rebase.recorded_rows import Recording, recorder_of
-
-# Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
-CHUNK_ROWS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import Needed
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.read import fragment_at
+from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
 from feedline.warehouse.rebase.remaining_rows import Rebase
