@@ -27,9 +27,9 @@ from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.loader.encoding.encode import EncodedRows, encode, take
-from feedline.loader.encoding.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.quality import Observer, Quality
-from feedline.loader.encoding.slot import Segment, draft, encoded_rows, write
+from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
@@ -239,7 +239,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
     """A block as one buffer, which pickles out of band: gathered at memory speed, whatever the number of columns."""
-    measured = draft(layout, [Segment(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
+    measured = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
     target = np.empty(measured.placement.nbytes, dtype=np.uint8)
     write(layout, measured, target)
     return pa.py_buffer(target)
@@ -350,7 +350,7 @@ def run_starts(groups: pl.Series) -> NDArray[np.int64]:
 
 def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs."""
-    columns: list[Column] = []
+    columns: list[SlotColumn] = []
     widths: dict[str, int] = {}
     for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
@@ -358,7 +358,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
         offset = widths.get(output.group, 0)
         width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
         columns.append(
-            Column(
+            SlotColumn(
                 name=output.name,
                 group=output.group,
                 dtype=dtype,

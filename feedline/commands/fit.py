@@ -24,9 +24,10 @@ from rich.table import Table
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, fitted_facts
 from feedline.fitting.passes import FitProgress
-from feedline.loader.ring.launch import feeder_threads, make_scratch
+from feedline.loader.ring.launch import feeder_threads
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import code_of
+from feedline.resources import make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec

@@ -22,10 +22,10 @@ from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRa
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.facts import warning_of
-from feedline.loader.ring.client import Feed
+from feedline.loader.ring.client import FeederClient
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
-from feedline.service.drain import Drained, start_draining, stop_draining
+from feedline.service.drain import DrainProgress, start_draining, stop_draining
 from feedline.service.supervisor import Rank, Supervisor
 from feedline.spec import PipelineSpec
 from feedline.version import VERSION
@@ -93,8 +93,8 @@ class Stop:
 
 def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
     """Drain every rank through its ring for `epochs` epochs. Raises what a feeder raised."""
-    feeds = {rank: Feed(_command(request, rank)) for rank in request.ranks}
-    views: list[Drained] = []
+    feeds = {rank: FeederClient(_command(request, rank)) for rank in request.ranks}
+    views: list[DrainProgress] = []
     said_dashboard = False
     began = time.perf_counter()
     try:
@@ -213,7 +213,7 @@ def _say_findings(console: Console, facts: dict[str, Any]) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_warnings(console: Console, view: Drained) -> None:
+def _say_warnings(console: Console, view: DrainProgress) -> None:
     while view.warnings:
         text = f"warning: rank {view.rank}: {view.warnings.pop(0)}"
         console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -236,7 +236,7 @@ def _served(rank: Rank, epochs: int) -> bool:
     return any(stats["epochs"] >= epochs for stats in rank.finished)
 
 
-def drained_view(view: Drained, pace: RecentRates, epochs: int) -> RankView:
+def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankView:
     """What is shown of a rank that is drained; one that is done with the rate of its whole run."""
     change = pace.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
     waits = change.trainer > 0.5 or not change.rows_per_s  # one that waits counts it when it has its batch
@@ -282,7 +282,7 @@ def served_view(rank: Rank, pace: RecentRates, epochs: int) -> RankView:
     )
 
 
-def _summary(views: Sequence[Drained], seconds: float, request: RunRequest) -> RunSummary:
+def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest) -> RunSummary:
     facts = views[0].facts
     longest = max((view.seconds for view in views), default=0.0)
     rows = sum(view.rows for view in views)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drained_view, served_view
-from feedline.service.drain import Drained
+from feedline.service.drain import DrainProgress
 from feedline.service.feeder import FeederStats
 from feedline.service.supervisor import Rank
 
@@ -101,7 +101,7 @@ def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
 
 def test_a_rank_that_is_drained_shows_who_waits_now(clock: Clock):
     pace = RecentRates(clock)
-    drained = Drained(rank=0, facts={"steps": 10}, rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1)
+    drained = DrainProgress(rank=0, facts={"steps": 10}, rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1)
     drained_view(drained, pace, 1)
     clock.now = 2.0
     drained.rows, drained.batches, drained.step, drained.wait_s, drained.seconds = 500, 5, 5, 50.1, 52.0
