@@ -18,10 +18,9 @@ from rich.console import Console
 from feedline.commands.layout_report import describe_report, show_popularity, show_report
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
-from feedline.loader.ring.launch import make_scratch
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import needs_of
-from feedline.resources import available_cores
+from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
 from feedline.spec.sections import ClusterSpec, parse_bytes
