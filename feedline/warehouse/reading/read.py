@@ -1,13 +1,13 @@
 """Read the rows of one fragment as frames, or as Arrow tables: the hot path.
 
 Runs in every process that works on blocks, one call per split, on the calling thread alone. The file of a `Fragment` is
-opened once, after a check that it is the snapshot's (`parquet/open_file`), and pyarrow reads each row group in chunks of
-about `chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not taken
-whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, and never reads.
+opened once, after a check that it is the snapshot's (`parquet/open_file`), and pyarrow reads each row group in chunks
+of about `chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not
+taken whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
-its checksum, a string that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
-that name file and row group.
+its checksum, a string that is not UTF-8, and a filter that keeps another number of rows than the plan counted are
+errors that name file and row group.
 """
 
 from __future__ import annotations
