@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.store import KnowledgeRef, Stored, prove
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet, prove
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.single_flight import SingleFlight
@@ -27,9 +27,9 @@ from feedline.errors import ClusterError, DataError, FeedlineError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.column_parts import not_null
 from feedline.loader.encoding.encode import EncodedRows, encode, take
-from feedline.loader.encoding.layout import BatchSchema, Column, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
 from feedline.loader.encoding.quality import Observer, Quality
-from feedline.loader.encoding.slot import Segment, draft, encoded_rows, write
+from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
@@ -59,7 +59,7 @@ class Job:
     where: str | None
     by: str | None
     environment: Environment
-    knowledge: KnowledgeRef
+    knowledge: ArtifactSetRef
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[Needed, ...] = ()
@@ -156,7 +156,7 @@ def compile_job(job: Job) -> Compiled:
 def _compile(job: Job) -> Compiled:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, Stored(job.knowledge))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -239,7 +239,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
     """A block as one buffer, which pickles out of band: gathered at memory speed, whatever the number of columns."""
-    measured = draft(layout, [Segment(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
+    measured = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
     target = np.empty(measured.placement.nbytes, dtype=np.uint8)
     write(layout, measured, target)
     return pa.py_buffer(target)
@@ -350,7 +350,7 @@ def run_starts(groups: pl.Series) -> NDArray[np.int64]:
 
 def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs."""
-    columns: list[Column] = []
+    columns: list[SlotColumn] = []
     widths: dict[str, int] = {}
     for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
@@ -358,7 +358,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
         offset = widths.get(output.group, 0)
         width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
         columns.append(
-            Column(
+            SlotColumn(
                 name=output.name,
                 group=output.group,
                 dtype=dtype,

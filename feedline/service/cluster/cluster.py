@@ -22,8 +22,8 @@ from distributed.client import ClosedClientError
 from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
 from feedline.errors import ClusterError
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
 from feedline.processor import chosen, variables
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.service.cluster.connection import Connection, no_worker
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions

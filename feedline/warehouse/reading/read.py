@@ -116,7 +116,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FrameBatch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
     `first_row`: index of the first of them in the file, where that was asked for (else 0); `sieve`: what decides which
@@ -252,7 +252,7 @@ def batches(
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
     placed: bool = False,
-) -> Iterator[Batch]:
+) -> Iterator[FrameBatch]:
     """Decode the fragment's row groups: `columns`, and what is needed to sift them.
 
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
@@ -279,7 +279,7 @@ def batches(
                 needed[names] = _columns_of(file, fragment, schema, names)
             first_row = 0 if starts is None else starts[row_group]
             for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
-                held = [Batch(position, data, first_row, here)]
+                held = [FrameBatch(position, data, first_row, here)]
                 first_row += data.num_rows
                 del data
                 yield held.pop()
@@ -358,7 +358,7 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _kept_frame(batch: Batch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
+def _kept_frame(batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
     """A chunk's kept rows, with exactly `columns` and `marks`."""
     frame, sieve = _frame(batch.data), batch.sieve
     if marks:

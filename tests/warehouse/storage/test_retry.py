@@ -220,10 +220,10 @@ WAITING = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from feedline import Table
-from feedline.warehouse import retrying
+from feedline.warehouse.storage import retry
 waits = threading.Event()
-retrying.POLICY = retrying.RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6)
-retrying.logger.log = lambda *_: (print("waits", flush=True), waits.set())
+retry.POLICY = retry.RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6)
+retry.logger.log = lambda *_: (print("waits", flush=True), waits.set())
 def read():
     Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()
 if sys.argv[1] == "main":
