@@ -38,7 +38,7 @@ _TASK_FILES = 32
 Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told how much of a pass is done."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
@@ -135,7 +135,7 @@ class Findings:
 
 
 def check_footers(
-    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
+    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
 ) -> Findings:
     """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
     findings = Findings(listing)
@@ -179,7 +179,9 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
             ]
 
 
-def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
+def check_pages(
+    findings: Findings, columns: Sequence[str], *, map: Results, progress: ProgressCallback | None = None
+) -> None:
     """Decode these columns of every file that may still be good, adding to the findings."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     wrong = {problem.file for problem in findings.problems}

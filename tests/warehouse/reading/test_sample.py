@@ -134,7 +134,7 @@ def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fracti
 
 
 def test_hashes_that_the_documentation_shows() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "snapshots.md").read_text(encoding="utf-8")
     placed = re.findall(r"^\| `(.+)`, row (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert len(placed) == 4
     for path, index, seed, shown in placed:
