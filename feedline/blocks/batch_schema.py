@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.transforms.compile.chains import chain_text
 from feedline.transforms.compile.compiled import CompiledFeatures
 
 
 def batch_schema(features: CompiledFeatures) -> BatchSchema:
     """The columns of a batch, from the features' outputs."""
-    columns: list[Column] = []
+    columns: list[SlotColumn] = []
     widths: dict[str, int] = {}
     for output, feature in zip(features.outputs, features.features, strict=True):
         dtype, unit = _fixed_dtype(output.group, output.dtype)
@@ -22,7 +22,7 @@ def batch_schema(features: CompiledFeatures) -> BatchSchema:
         offset = widths.get(output.group, 0)
         width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
         columns.append(
-            Column(
+            SlotColumn(
                 name=output.name,
                 group=output.group,
                 dtype=dtype,

@@ -24,13 +24,11 @@ from feedline.errors import DataError
 from feedline.loader.encoding.encode import EncodedRows, encode, take
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.encoding.quality import Observer
-from feedline.loader.encoding.slot import Segment, draft, encoded_rows, write
-from feedline.warehouse.reading.read import Chunk, read_fragment
+from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
+from feedline.warehouse.reading.fragment import Chunk
+from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.rebase.recorded_rows import recorder_of
-
-# Rows per chunk of reading and transforming: small enough for a chunk's columns to stay in the caches.
-CHUNK_ROWS = 32_768
 
 
 def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
@@ -89,7 +87,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
     """A block as one buffer, which pickles out of band: gathered at memory speed, whatever the number of columns."""
-    measured = draft(layout, [Segment(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
+    measured = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
     target = np.empty(measured.placement.nbytes, dtype=np.uint8)
     write(layout, measured, target)
     return pa.py_buffer(target)

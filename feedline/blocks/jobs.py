@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feedline.artifacts.store import Stored, prove
+from feedline.artifacts.store import StoredArtifactSet, prove
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Job, kept_columns
@@ -73,7 +73,7 @@ def compile_job(job: Job) -> CompiledJob:
 def _compile(job: Job) -> CompiledJob:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, Stored(job.knowledge))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None

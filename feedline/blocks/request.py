@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from feedline.artifacts.store import KnowledgeRef
+from feedline.artifacts.store import ArtifactSetRef
 from feedline.blocks.environment import Environment
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.quality import Quality
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.registry.user_functions import Needed
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.recorded_rows import Recording
 
@@ -36,7 +36,7 @@ class Job:
     where: str | None
     by: str | None
     environment: Environment
-    knowledge: KnowledgeRef
+    knowledge: ArtifactSetRef
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[Needed, ...] = ()

@@ -25,7 +25,7 @@ from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.scan import Findings, Problem, Progress, check_footers, check_pages, check_presence
+from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import snapshot_of
@@ -111,7 +111,7 @@ class CheckReport:
 
 
 def run_check(
-    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: Progress | None = None
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReport:
     """Check the table of a pipeline. Raises what listing it raises; whatever is wrong with a file is in the report.
 

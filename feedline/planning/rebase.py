@@ -33,8 +33,9 @@ from feedline.hashing import Words
 from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.planning.plan import Map, Plan
 from feedline.planning.schedule import Block
-from feedline.warehouse.reading.masks import Bools, unpacked
-from feedline.warehouse.reading.read import Fragment, field_of, fragment_at, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Known, Records, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase

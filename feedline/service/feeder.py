@@ -21,7 +21,7 @@ from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
-from feedline.loader.ring.connection import PROTOCOL
+from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
@@ -130,7 +130,7 @@ class Feeder:
             poll.register(trainer, select.POLLIN)
         try:
             while True:
-                self._hear()
+                self._receive()
                 self._look_after_cluster()
                 if self._advance():
                     continue
@@ -138,10 +138,10 @@ class Feeder:
         except (ChannelClosedError, TrainerGoneError):
             return
         except FeedlineError as error:
-            self._tell(type(error).__name__, str(error))
+            self._send_error(type(error).__name__, str(error))
             raise
         except Exception as error:
-            self._tell("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
+            self._send_error("FeederError", f"the feeder failed: {type(error).__name__}: {error}")
             raise
         finally:
             if trainer is not None:
@@ -185,13 +185,13 @@ class Feeder:
         with contextlib.suppress(OSError):  # a last block may finish after the trainer went
             os.eventfd_write(self._wake_fd, 1)
 
-    def _tell(self, name: str, message: str) -> None:
+    def _send_error(self, name: str, message: str) -> None:
         with contextlib.suppress(ChannelClosedError):
             self._channel.send_json({"type": "error", "number": self._hello_number, "name": name, "message": message})
 
-    # -- hearing --------------------------------------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while (received := self._channel.receive(wait=False)) is not None:
             packet, message, _ = received
             if packet[:1] == b"F":
@@ -203,7 +203,7 @@ class Feeder:
                 self._on_begin(message)
             elif message["type"] == "grow":
                 self._ring.grow()
-            elif message["type"] == "had":
+            elif message["type"] == "epoch_done":
                 self.stats.epochs = max(self.stats.epochs, int(message["epoch"]) + 1)
 
     def _on_hello(self, hello: dict[str, Any]) -> None:

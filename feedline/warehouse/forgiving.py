@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.bad_files import reason_of
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage.retry import interruptible
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]

@@ -25,7 +25,8 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import united
 from feedline.warehouse.parquet.footer import file_facts
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, decode_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.snapshot import partition_beside
 from feedline.warehouse.storage.locations import join, locate, shown
@@ -37,7 +38,7 @@ _TASK_FILES = 32
 Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told how much of a pass is done."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
@@ -134,7 +135,7 @@ class Findings:
 
 
 def check_footers(
-    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
+    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
 ) -> Findings:
     """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
     findings = Findings(listing)
@@ -178,7 +179,9 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
             ]
 
 
-def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
+def check_pages(
+    findings: Findings, columns: Sequence[str], *, map: Results, progress: ProgressCallback | None = None
+) -> None:
     """Decode these columns of every file that may still be good, adding to the findings."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     wrong = {problem.file for problem in findings.problems}

@@ -16,10 +16,11 @@ from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.optimize.optimize import Map, Report, Say, optimize
+from feedline.warehouse.optimize.optimize import Map, OptimizeReport, Say, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
-from feedline.warehouse.reading.read import Fragment, field_of, read_arrow
+from feedline.warehouse.reading.fragment import Fragment, field_of
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
@@ -127,7 +128,7 @@ class Table:
         memory_bytes: int | None = None,
         say: Say | None = None,
         **settings: Any,
-    ) -> Report:
+    ) -> OptimizeReport:
         """Write the table anew to `target`, so that reading it is cheap: see `warehouse.optimize`.
 
         Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,

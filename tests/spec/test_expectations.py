@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_pipeline_spec import MINIMAL, parse, refused
 
 from feedline.errors import DataError, SpecError
-from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
 from feedline.loader.ring.channel import REPORT
-from feedline.loader.ring.reports import Told, report_packet
+from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
 from feedline.service.quality_monitor import Observed
 from feedline.spec import PipelineSpec
@@ -27,8 +27,8 @@ from feedline.transforms.registry.op import OpError
 
 SCHEMA = BatchSchema(
     (
-        Column(name="x", group="dense", dtype="float32", arrow="float", offset=0),
-        Column(name="h", group="sparse", dtype="int64", arrow="list<int64>", offset=0),
+        SlotColumn(name="x", group="dense", dtype="float32", arrow="float", offset=0),
+        SlotColumn(name="h", group="sparse", dtype="int64", arrow="list<int64>", offset=0),
     )
 )
 
@@ -209,40 +209,40 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     first.add(0, [(block(0), part(10)), (block(0), part(11))])
     first.add(1, [])
     first.add(2, [(block(2), part(20))])
-    told = Told()
-    told.hear(report_packet(7, {"batches": 3}, first.seen()))
-    assert told.stats == {"batches": 3}
-    assert told.quality is not None
-    assert told.quality.rows == 41
+    reports = FeederReports()
+    reports.receive(report_packet(7, {"batches": 3}, first.seen()))
+    assert reports.stats == {"batches": 3}
+    assert reports.quality is not None
+    assert reports.quality.rows == 41
     second = epoch("warn")
-    second.begin(4, told.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
+    second.begin(4, reports.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
     second.add(1, [(block(1), part(99))])
     second.add(2, [(block(2), part(20))])
     second.add(3, [(block(3), part(30))])
     assert rows_of(second) == 71
     assert second.seen() is not None
     assert second.seen()["through"] == 3
-    told.hear(report_packet(8, {}, second.seen()))
-    assert told.quality.rows == 71
+    reports.receive(report_packet(8, {}, second.seen()))
+    assert reports.quality.rows == 71
 
 
 def test_counts_outlive_successors_that_die_before_they_speak():
-    told = Told()
+    reports = FeederReports()
     observed = epoch("warn")
     observed.add(0, [(block(0), part(10))])
-    told.hear(report_packet(1, {}, observed.seen()))
-    handed = told.hand_over(1, 2)
-    assert told.hand_over(2, 3) == handed
-    told.hear(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
-    assert told.quality is not None
-    assert told.quality.rows == 10
+    reports.receive(report_packet(1, {}, observed.seen()))
+    handed = reports.hand_over(1, 2)
+    assert reports.hand_over(2, 3) == handed
+    reports.receive(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
+    assert reports.quality is not None
+    assert reports.quality.rows == 10
     last = epoch("warn")
-    last.begin(4, told.hand_over(3, 4))
-    told.hear(report_packet(1, {}, observed.seen()))  # the first one's last words, late: they are counted in its heir's
-    assert told.quality.rows == 10
+    last.begin(4, reports.hand_over(3, 4))
+    reports.receive(report_packet(1, {}, observed.seen()))  # late: it is counted in its heir's
+    assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
-    told.hear(report_packet(4, {}, last.seen()))
-    assert told.quality.rows == 15
+    reports.receive(report_packet(4, {}, last.seen()))
+    assert reports.quality.rows == 15
 
 
 def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
@@ -259,24 +259,24 @@ def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
 
 
 def test_what_is_kept_of_epochs_does_not_grow_with_them():
-    told = Told()
+    reports = FeederReports()
     for stream in range(1, 50):
         observed = epoch("warn")
         for rows in (3, 7):
             observed.add(rows, [(block(rows), part(rows))])
-            told.hear(report_packet(stream, {}, observed.seen()))
-        assert told.quality is not None
-        assert told.quality.rows == 10 * stream
-        assert len(told._counted[1]) == 1
+            reports.receive(report_packet(stream, {}, observed.seen()))
+        assert reports.quality is not None
+        assert reports.quality.rows == 10 * stream
+        assert len(reports._counted[1]) == 1
 
 
 def test_a_report_is_parsed_when_somebody_asks():
-    told = Told()
-    told.hear(REPORT.pack(b"S", 1, 4) + b"{..." + b"not json")
+    reports = FeederReports()
+    reports.receive(REPORT.pack(b"S", 1, 4) + b"{..." + b"not json")
     with pytest.raises(ValueError, match="Expecting"):
-        _ = told.stats
+        _ = reports.stats
     with pytest.raises(ValueError, match="Expecting"):
-        _ = told.quality
+        _ = reports.quality
 
 
 def test_epochs_are_summed_and_judged_alone():

@@ -23,8 +23,8 @@ from feedline.blocks.environment import Environment, check_environment, environm
 from feedline.blocks.jobs import check_job
 from feedline.blocks.request import Job
 from feedline.errors import ClusterError
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
 from feedline.processor import chosen, variables
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.service.cluster.connection import Connection, no_worker
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions

@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class OptimizeReport:
     """What `optimize` did: partitions written, found finished and taken away; the table before and after.
 
     `choices`: per Parquet column (empty where nothing had to be written). `flattened`: the columns that maps became.
@@ -79,7 +79,7 @@ def optimize(
     threads: int | None = None,
     memory_bytes: int | None = None,
     say: Say | None = None,
-) -> Report:
+) -> OptimizeReport:
     """Write the snapshot's rows to `target`, a folder or URI; partition folders stay what they are.
 
     `source`: the table's names as the user gave them (default: its root); the target must not overlap any of them.
@@ -111,7 +111,7 @@ def optimize(
             place.clean()
             raise
     written = time.perf_counter()
-    return Report(
+    return OptimizeReport(
         source=snapshot.uri,
         target=place.uri,
         written=len(pending),

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How long one operation is tried: the first pause is up to `first_s`, each next one up to twice as long, none is
     longer than `longest_s`, and none passes `deadline_s`."""
 
@@ -47,7 +47,7 @@ class Patience:
     deadline_s: float = 120.0  # failovers and scaling take a minute; a training job gives up later than a person would
 
 
-PATIENCE = Patience()
+POLICY = RetryPolicy()
 
 
 class Budget:
@@ -135,10 +135,10 @@ def repeated(operation: Callable[[], T], where: str, doing: str) -> T:
     else:
         budget.succeeded()
         return result
-    return _again(operation, first, where, doing, PATIENCE)
+    return _again(operation, first, where, doing, POLICY)
 
 
-def _again(operation: Callable[[], T], first: Exception, where: str, doing: str, patience: Patience) -> T:
+def _again(operation: Callable[[], T], first: Exception, where: str, doing: str, patience: RetryPolicy) -> T:
     """Repeat what failed once; the exception of the first attempt counts as that of this `Retrying`'s first."""
     started_s = time.monotonic()
     attempts = _Attempts(first)
