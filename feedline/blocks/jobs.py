@@ -49,12 +49,12 @@ _jobs: SingleFlight[str, Job] = SingleFlight()
 _compiled: SingleFlight[str, CompiledJob] = SingleFlight()
 
 
-def hold_job(job: Job) -> None:
+def keep_job(job: Job) -> None:
     """From now on tasks of this process may name the job by its digest."""
     _jobs.get(job.digest, lambda: job)
 
 
-def held_job(named: Job | str) -> Job:
+def find_job(named: Job | str) -> Job:
     """The job that a task names, or brings along. Raises UnknownJobError."""
     if isinstance(named, Job):
         return _jobs.get(named.digest, lambda: named)
@@ -91,4 +91,4 @@ def check_job(job: Job) -> None:
         prove(job.knowledge)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
-    hold_job(job)
+    keep_job(job)

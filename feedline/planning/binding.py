@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
@@ -15,13 +15,14 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.expressions.column_parts import has_column
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Knowledge, Wanted
 from feedline.transforms.registry.op import OpError
-from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -205,3 +206,53 @@ def require_columns(
             f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """The columns of its table that a pipeline reads: for features, filter and sample, and
+    `named` (`shuffle.by`, row key).
+
+    marks: conditions that recognise rows which fits have seen.
+    """
+
+    features: CompiledFeatures
+    where: BoundExpression | None
+    sample: BoundSample | None
+    named: tuple[str, ...]
+    marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        spec: PipelineSpec,
+        features: CompiledFeatures,
+        where: BoundExpression | None,
+        sample: BoundSample | None,
+    ) -> ReadColumns:
+        """Of a spec that is bound to its table. Raises SpecError where the rows that fits saw cannot be recognised."""
+        marks = bound_marks(spec, features)
+        by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
+        named = (*by, *(spec.source.row_key or ()))
+        return cls(features=features, where=where, sample=sample, named=named, marks=marks)
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The columns that blocks read, each once; partition keys may be among them.
+
+        `sample_weight` is one of them only where the schema has it: a sample makes it where the table does not.
+        """
+        conditions = [sorted(condition.columns) for condition in self._conditions]
+        return self._unique([self.features.columns, self.named, *conditions], schema)
+
+    def parts(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The same, as column parts where only parts of them are read."""
+        conditions = [sorted(condition.parts) for condition in self._conditions]
+        return self._unique([self.features.parts, self.named, *conditions], schema)
+
+    @property
+    def _conditions(self) -> list[BoundExpression | BoundSample | Mark]:
+        return [condition for condition in (self.where, self.sample, *self.marks) if condition is not None]
+
+    def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
+        made = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
+        return tuple(dict.fromkeys(name for each in names for name in each if not (made and name == SAMPLE_WEIGHT)))

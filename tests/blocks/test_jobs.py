@@ -20,7 +20,7 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
 from feedline.blocks import jobs
-from feedline.blocks.jobs import UnknownJobError, check_job, held_job
+from feedline.blocks.jobs import UnknownJobError, check_job, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
@@ -111,9 +111,9 @@ def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pyt
     job = planned(tmp_path, 3).job
     monkeypatch.setattr(jobs, "_jobs", SingleFlight())
     with pytest.raises(UnknownJobError, match=job.digest):
-        held_job(job.digest)
+        find_job(job.digest)
     check_job(pickle.loads(pickle.dumps(job)))
-    assert held_job(job.digest) == job
+    assert find_job(job.digest) == job
 
 
 def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
