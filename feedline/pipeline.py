@@ -19,7 +19,8 @@ import numpy as np
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.blocks.compute import BlockRequest, BlockResult, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.request import BlockRequest, BlockResult
 from feedline.errors import FeedlineError, StateError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import Say, fit_pipeline

@@ -24,7 +24,8 @@ from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import Needed, check_functions
-from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
+from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks

@@ -64,7 +64,7 @@ from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import Artifact, Reading, Wanted
-from feedline.warehouse.reading.read import Fragment, fragment_at
+from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.reading.seen_rows import names_of
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes

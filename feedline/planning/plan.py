@@ -21,8 +21,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
-from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
+from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import environment_text, local_environment
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
 from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
@@ -49,7 +50,7 @@ from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import Needed
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.read import fragment_at
+from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
 from feedline.warehouse.rebase.remaining_rows import Rebase

@@ -25,15 +25,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.compute import PieceRequest, run_starts
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.warehouse.reading.masks import Bools, unpacked
-from feedline.warehouse.reading.read import Fragment, field_of, fragment_at, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Known, Records, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase

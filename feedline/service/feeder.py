@@ -14,17 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from feedline.blocks.compute import BlockRequest, Job
 from feedline.errors import FeedlineError, StateError
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule, rank_lanes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
@@ -32,7 +32,6 @@ from feedline.service.dispatch.timing import HORIZON_S, Pace
 from feedline.service.dispatch.window import Window
 from feedline.service.quality_monitor import Observed
 from feedline.service.steps import segments_of
-from feedline.spec.expectations import OnExpect
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
@@ -43,22 +42,6 @@ _TICK_S = 1.0
 _REPORT_S = 0.5
 # Of a feeder's memory: the ring may take this share, blocks in flight the rest.
 _RING_SHARE = 0.25
-
-
-class Plan(Protocol):
-    """What the feeder needs of a resolved plan; `pipeline.Plan` is one."""
-
-    @property
-    def job(self) -> Job: ...
-    @property
-    def layout(self) -> SlotLayout: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def on_expect(self) -> OnExpect: ...
-    def facts(self) -> dict[str, Any]: ...
-    def schedule(self, epoch: int) -> Schedule: ...
-    def request(self, block: Block, epoch: int) -> BlockRequest: ...
 
 
 @dataclass(slots=True)

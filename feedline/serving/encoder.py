@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import Frame, project
 from feedline.loader.encoding.arrow_table import arrow_table

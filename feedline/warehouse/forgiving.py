@@ -14,7 +14,7 @@ from typing import Any
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.bad_files import reason_of
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 

@@ -25,7 +25,8 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import united
 from feedline.warehouse.parquet.footer import file_facts
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, decode_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.snapshot import partition_beside
 from feedline.warehouse.storage.locations import join, locate, shown

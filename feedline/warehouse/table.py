@@ -19,7 +19,8 @@ from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.optimize import OptimizeReport, Say, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
-from feedline.warehouse.reading.read import Fragment, field_of, read_arrow
+from feedline.warehouse.reading.fragment import Fragment, field_of
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of

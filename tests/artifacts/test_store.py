@@ -31,7 +31,7 @@ from feedline.artifacts.store import (
     prove,
     save,
 )
-from feedline.blocks.compute import check_job
+from feedline.blocks.jobs import check_job
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
 from feedline.planning.binding import artifact_set_key
 from feedline.serving.encoder import Serving

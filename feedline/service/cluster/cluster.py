@@ -19,8 +19,9 @@ import dask
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
-from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.blocks.jobs import check_job
+from feedline.blocks.request import Job
 from feedline.errors import ClusterError
 from feedline.processor import chosen, variables
 from feedline.resources import ALLOCATOR_ENVIRONMENT

@@ -18,7 +18,9 @@ from typing import Any
 
 from distributed import Future
 
-from feedline.blocks.compute import BlockRequest, BlockResult, Job, hold_job, unpack
+from feedline.blocks.compute import unpack
+from feedline.blocks.jobs import hold_job
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout

@@ -18,7 +18,7 @@ from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.blocks.compute import BlockResult
+from feedline.blocks.request import BlockResult
 from feedline.service.dispatch.attempts import failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 

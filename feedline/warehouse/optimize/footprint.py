@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 from feedline.warehouse.storage.ranges import chunk_ranges, coalesced

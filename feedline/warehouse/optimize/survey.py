@@ -25,7 +25,8 @@ from feedline.warehouse.optimize.clustering import whole
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.parquet.open_file import unchanged
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at, read_arrow
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, locate
 from feedline.warehouse.storage.parallel import Map

@@ -20,7 +20,7 @@ from feedline.warehouse.discovery.partitions import keys_of
 from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.landing import Target, partition_folder
 from feedline.warehouse.optimize.rewrite import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
