@@ -34,7 +34,7 @@ from feedline.loader.row_arrays import Encoded
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.planning.agreement import agree_on_snapshot
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
-from feedline.planning.plan import Map, Plan, make_plan, select
+from feedline.planning.plan import Plan, make_plan, select
 from feedline.planning.rebase import comparable, rebase
 from feedline.planning.resolve import Start, ready
 from feedline.planning.schedule import Schedule, rank_lanes
@@ -51,6 +51,7 @@ from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 from feedline.errors import SpecError, StoreError, TableError
@@ -30,7 +31,7 @@ from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import snapshot_of
 from feedline.warehouse.storage.locations import shown
-from feedline.warehouse.storage.retry import interruptible
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 _FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
@@ -210,14 +211,11 @@ def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
     remember(work_dir, findings.bad, sound=sound)
 
 
-Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
-
-
 @contextmanager
-def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
+def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Map]]:
     """Gives, for a number of threads, a `map` in threads; or one on the pipeline's cluster, which has its own."""
     if spec.cluster.workers is None and spec.cluster.scheduler is None:
-        yield lambda threads: lambda function, tasks: _in_threads(function, tasks, threads)
+        yield lambda threads: partial(in_threads, threads=threads)
         return
     cluster = Cluster(spec.cluster, threads=available_cores())
     try:
@@ -225,11 +223,6 @@ def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
         yield lambda _: lambda function, tasks: _on_cluster(cluster, function, tasks)
     finally:
         cluster.close()
-
-
-def _in_threads(function: Callable[[Any], Any], tasks: Sequence[Any], threads: int) -> Iterator[Any]:
-    with interruptible(threads, "feedline-check") as pool:
-        yield from pool.map(function, tasks)
 
 
 def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:

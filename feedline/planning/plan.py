@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -59,8 +59,8 @@ from feedline.warehouse.selection.pruning_report import deciding_parts, needed_b
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
+from feedline.warehouse.storage.parallel import Map
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _LITERAL = 40  # characters of a value in a message
 
 

@@ -7,17 +7,14 @@ handed to `map` in waves, as it may hold all its results before it returns the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, joined
 from feedline.warehouse.storage.locations import join, locate, shown
-from feedline.warehouse.storage.retry import interruptible
-
-Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+from feedline.warehouse.storage.parallel import Map, interruptible
 
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results

@@ -34,12 +34,13 @@ from feedline.warehouse.discovery.table_log import united
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot.assembly import Assembled, SnapshotPart, assembled
 from feedline.warehouse.snapshot.column_facts import Facts, arranged
-from feedline.warehouse.snapshot.footer_tasks import Map, read_footers
+from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.remembered import taken_over, unchanged
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.parallel import Map
 
 OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
 
