@@ -125,7 +125,7 @@ def look_up(artifact: Artifact, distinct: int, steps: Steps) -> pl.Series:
     frame = pl.DataFrame({"id": ids(np.random.default_rng(0).integers(0, distinct, LOOKED_UP))})
     schema = frame.to_arrow().schema
     feature = FeatureSpec(name="id", group="categorical", column="id", ops=(OpCall(op="vocabulary"),))
-    known = {want.key: artifact for want in compile_features([feature], schema).wanted}
+    known = {want.key: artifact for want in compile_features([feature], schema).missing_fits}
     compiled = compile_features([feature], schema, InMemoryArtifacts(artifacts=known))
     compiled.apply(frame.head(1))
     steps.done("table")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feedline.warehouse.optimize.footprint import Footprint
-from feedline.warehouse.optimize.optimize import Report
+from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.usage import Popularity
 from feedline.warehouse.parquet.encodings import Choice
 
@@ -23,7 +23,7 @@ _SHOWN_COLUMNS = 3  # of those that grew most
 _PART = 0.1  # of what a column or table grew by: what is less explains nothing
 
 
-def describe_report(report: Report) -> dict[str, Any]:
+def describe_report(report: OptimizeReport) -> dict[str, Any]:
     """The report as plain numbers and texts."""
     facts = asdict(report)
     for side, table in (("before", report.before), ("after", report.after)):
@@ -33,7 +33,7 @@ def describe_report(report: Report) -> dict[str, Any]:
     return facts
 
 
-def show_report(report: Report, console: Console) -> None:
+def show_report(report: OptimizeReport, console: Console) -> None:
     """The encodings that were chosen, the table before and after, and why it grew if it did."""
     if report.choices:
         console.print(_choices(report.choices))
@@ -51,7 +51,7 @@ def show_report(report: Report, console: Console) -> None:
     )
 
 
-def explain_growth(report: Report) -> list[str]:
+def explain_growth(report: OptimizeReport) -> list[str]:
     """By how much the table grew, in which columns most, and why; nothing where it did not grow.
 
     Columns that keys of a map became count with their map.
@@ -82,7 +82,7 @@ def explain_growth(report: Report) -> list[str]:
     return lines
 
 
-def _reasons(name: str, size: int, report: Report) -> list[str]:
+def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
     """Why a column (with those that its keys became) is larger: judged by the default encoding of the same rows.
 
     What the chosen encoding takes over the default one was chosen; what the default one would take over the source's
@@ -112,7 +112,7 @@ def _reasons(name: str, size: int, report: Report) -> list[str]:
     return reasons
 
 
-def _circumstances(report: Report) -> list[str]:
+def _circumstances(report: OptimizeReport) -> list[str]:
     """What makes a column larger in the same encoding; where nothing else does, the source's encoding was better."""
     before, after, found = report.before, report.after, []
     if report.settings.cluster_by:
@@ -122,7 +122,7 @@ def _circumstances(report: Report) -> list[str]:
     return found or ["the source's encoding or compression level was tighter than any that optimize tries here"]
 
 
-def _map_of(name: str, report: Report) -> str | None:
+def _map_of(name: str, report: OptimizeReport) -> str | None:
     """The map column whose key became this one."""
     if name not in report.flattened:
         return None
@@ -191,7 +191,7 @@ def _choices(choices: Sequence[Choice]) -> Table:
     return table
 
 
-def _before_after(report: Report) -> Table:
+def _before_after(report: OptimizeReport) -> Table:
     table = Table(title=f"{report.source} -> {report.target}", title_justify="left")
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="right" if heading else "left")

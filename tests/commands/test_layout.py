@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from feedline.cli import app
 from feedline.commands.layout_report import describe_report, explain_growth
 from feedline.warehouse.optimize.footprint import Footprint, Projected
-from feedline.warehouse.optimize.optimize import Report
+from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.parquet.encodings import Choice, Measured
 
@@ -97,13 +97,13 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
     )  # fmt: skip
 
 
-def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> Report:
+def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
     """Of a run in which each column took the default encoding's bytes."""
     measured = [
         Measured(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
         for name in after.column_bytes
     ]
-    return Report(
+    return OptimizeReport(
         source="in", target="out", written=1, finished=0, taken_away=0, columns=tuple(after.column_bytes), non_null=(),
         flattened=flattened, choices=tuple(Choice(chosen=one, default=one) for one in measured), projection=(),
         before=before, after=after, settings=Settings(goal="size", **settings), measuring_s=0.0, writing_s=0.0,

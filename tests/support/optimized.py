@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from feedline.warehouse.optimize.optimize import Report, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.snapshot.snapshot import take_snapshot
 
@@ -47,7 +47,7 @@ def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **opti
     return root
 
 
-def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **settings: Any) -> Report:
+def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
     """`optimize`, in one thread."""
     more = {name: settings.pop(name) for name in ("map", "threads", "memory_bytes", "say") if name in settings}
     return optimize(

@@ -24,8 +24,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from feedline import processor
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
 from feedline.processor import chosen
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"

@@ -25,7 +25,7 @@ from feedline.spec.features import AnyGroup, FeatureSpec
 from feedline.transforms.compile.chains import Compiler, chain_text
 from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
-from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, Wanted
+from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import counting
@@ -56,11 +56,11 @@ class Output:
 class CompiledFeatures:
     """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
 
-    columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
-    only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that it has to hold besides, which
-    say of each row whether a fit has seen it. outputs: one per feature, in the features' order. fingerprint: what a row
-    becomes (features, op versions, artifacts and the rows that they have seen, input types), as hex. wanted: what has
-    still to be learnt from data, before which `apply` computes nothing true.
+    columns: the source columns needed, in the schema's order. parts: the same by their parts (see `column_parts`),
+    where only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that a frame has to hold
+    besides: whether a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex digest of
+    what a row becomes (features, op versions, artifacts and the rows that they have seen, input types). missing_fits:
+    fits to run before `apply` gives meaningful values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -71,7 +71,7 @@ class CompiledFeatures:
     marks: tuple[str, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
-    wanted: tuple[Wanted, ...]
+    missing_fits: tuple[FitRequest, ...]
     artifacts: ArtifactSet
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
@@ -176,7 +176,7 @@ def compile_features(
 
     Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
-    What was not learnt yet, or otherwise than it is asked for, is no error: see `wanted`.
+    What was not learnt yet, or otherwise than it is asked for, is no error: see `missing_fits`.
     """
     compiler = Compiler(schema, artifacts, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
@@ -206,7 +206,7 @@ def compile_features(
         fingerprint=_fingerprint(
             features, {name: str(compiler.fields[name].type) for name in parts}, compiler.requests.known, compiler.seen
         ),
-        wanted=compiler.requests.wanted,
+        missing_fits=compiler.requests.missing,
         artifacts=artifacts,
         _stages=compiler.stages.levels,
         _expressions=tuple(

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts
 
 
 def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> InMemoryArtifacts:
@@ -20,18 +20,18 @@ def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Seque
     artifacts: dict[str, Artifact] = {}
     while True:
         known = InMemoryArtifacts(artifacts=dict(artifacts))
-        ready = [want for want in compile_features(features, schema, known).wanted if not want.depends]
+        ready = [request for request in compile_features(features, schema, known).missing_fits if not request.depends]
         if not ready:
             return known
-        for want in ready:
-            artifacts[want.key] = _fit(want, schema, known, frames)
+        for request in ready:
+            artifacts[request.key] = _fit(request, schema, known, frames)
 
 
-def _fit(want: Wanted, schema: pa.Schema, known: InMemoryArtifacts, frames: Sequence[pl.DataFrame]) -> Artifact:
-    learner = want.learner
+def _fit(request: FitRequest, schema: pa.Schema, known: InMemoryArtifacts, frames: Sequence[pl.DataFrame]) -> Artifact:
+    learner = request.learner
     states = [
         learner.observe(compile_features(stream, schema, known).apply(frame).get_columns())
-        for stream in want.streams
+        for stream in request.streams
         for frame in frames
     ]
     return learner.finish([learner.merge(states)])

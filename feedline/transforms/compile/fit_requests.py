@@ -14,7 +14,7 @@ from typing import Any
 
 from feedline.errors import SpecError
 from feedline.spec.features import FeatureSpec
-from feedline.transforms.learning.learner import Artifact, ArtifactSet, Learner, Wanted
+from feedline.transforms.learning.learner import Artifact, ArtifactSet, FitRequest, Learner
 from feedline.transforms.registry.op import BoundOp, OpError
 from feedline.transforms.values.kinds import Value
 
@@ -51,25 +51,25 @@ class OpPosition:
 
 
 class FitRequests:
-    """Collects what is known and what is wanted while features are compiled."""
+    """Collects the artifacts in use and the fits that are missing while features are compiled."""
 
     def __init__(self, artifacts: ArtifactSet) -> None:
         self._artifacts = artifacts
-        self._wanted: dict[str, Wanted] = {}
+        self._requests: dict[str, FitRequest] = {}
         self._streams: dict[str, dict[Key, tuple[FeatureSpec, ...]]] = {}
         self.known: dict[str, str] = {}  # digests of the artifacts in use, for the fingerprint
 
     @property
-    def wanted(self) -> tuple[Wanted, ...]:
+    def missing(self) -> tuple[FitRequest, ...]:
         """What is missing, in the order of features."""
         return tuple(
             replace(
-                want,
+                request,
                 streams=tuple(self._streams[key].values()),
-                depends=self._behind(want.depends),
+                depends=self._behind(request.depends),
                 behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
             )
-            for key, want in self._wanted.items()
+            for key, request in self._requests.items()
         )
 
     def _behind(self, keys: frozenset[str]) -> frozenset[str]:
@@ -79,7 +79,7 @@ class FitRequests:
         while left:
             if (key := left.pop()) not in found:
                 found.add(key)
-                left.extend(self._wanted[key].depends)
+                left.extend(self._requests[key].depends)
         return frozenset(found)
 
     def artifact(
@@ -112,7 +112,7 @@ class FitRequests:
             replace(feature, name=f"{prefix}:{index}", group="observed", expect=())  # which is of finished values
             for index, feature in enumerate(stream)
         )
-        want = Wanted(
+        request = FitRequest(
             key=key,
             feature=position.feature.name,
             op=bound.identity,
@@ -124,32 +124,32 @@ class FitRequests:
             behind=(_text(position.key),),
             shared=shared is not None,
         )
-        if key in self._behind(want.depends):
+        if key in self._behind(request.depends):
             raise OpError(
                 bound.path,
                 f"{bound.op.name} cannot learn from what it makes itself: got the name {shared!r} again behind it in a "
                 f"chain, expected another one. Give one of them another name",
             )
-        found = None if position.provenance.depends else self._artifacts.fitted(want)
+        found = None if position.provenance.depends else self._artifacts.fitted(request)
         if found is not None:
             self.known[key] = found.digest
             return found, position.provenance
-        self._add(bound, want, position.key)
+        self._add(bound, request, position.key)
         return learner.blank(), Provenance(types=position.provenance.types, depends=position.provenance.depends | {key})
 
-    def _add(self, bound: BoundOp, want: Wanted, chain: Key) -> None:
-        earlier = self._wanted.setdefault(want.key, want)
-        if earlier.learner != want.learner:
+    def _add(self, bound: BoundOp, request: FitRequest, chain: Key) -> None:
+        earlier = self._requests.setdefault(request.key, request)
+        if earlier.learner != request.learner:
             raise OpError(
                 bound.path,
-                f"{bound.op.name} cannot be shared by columns of different types: got {_types(want)} here and "
+                f"{bound.op.name} cannot be shared by columns of different types: got {_types(request)} here and "
                 f"{_types(earlier)} in {earlier.feature}. Give them another name, or put a cast before it",
             )
-        if earlier is not want:
-            depends = earlier.depends | want.depends
-            types = dict(sorted({**earlier.types, **want.types}.items()))
-            self._wanted[want.key] = replace(earlier, depends=depends, types=types)
-        self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
+        if earlier is not request:
+            depends = earlier.depends | request.depends
+            types = dict(sorted({**earlier.types, **request.types}.items()))
+            self._requests[request.key] = replace(earlier, depends=depends, types=types)
+        self._streams.setdefault(request.key, {}).setdefault(chain, request.streams[0])
 
 
 def fit_key(bound: BoundOp, position: OpPosition) -> str:
@@ -163,12 +163,12 @@ def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
     return FeatureSpec(name=name, group="observed", column=name, path=feature.path)
 
 
-def _types(want: Wanted) -> str:
-    return ", ".join(f"{name} {dtype}" for name, dtype in want.types.items())
+def _types(request: FitRequest) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in request.types.items())
 
 
 def shown_chain(name: str) -> str:
-    """What `Wanted.behind` names, for people: `item_id → modulo {"divisor":100}`."""
+    """What `FitRequest.behind` names, for people: `item_id → modulo {"divisor":100}`."""
     chain = json.loads(name)
     if not chain or chain[0] not in ("column", "expr"):
         return name

@@ -146,7 +146,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wanted:
+class FitRequest:
     """A fit: what is to be learnt, from which columns.
 
     key: hex, of everything but types that says what is learnt. op: name, version, parameters as JSON. chain: for
@@ -175,7 +175,7 @@ class ArtifactSet(Protocol):
         """Which of the rows that are transformed a fit has seen: all, none, or where a column of that name is true."""
         ...
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, request: FitRequest) -> Artifact | None:
         """What was learnt; None where nothing was, or otherwise than it is asked for."""
         ...
 
@@ -195,9 +195,9 @@ class InMemoryArtifacts:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, request: FitRequest) -> Artifact | None:
         """What was learnt under the key."""
-        return self.artifacts.get(wanted.key)
+        return self.artifacts.get(request.key)
 
     def read(self, reading: Reading) -> Artifact:
         """Nothing is read. Raises SpecError."""

@@ -8,17 +8,16 @@ request over the hole between them. The bytes fetched are those of the requests,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 from feedline.warehouse.storage.ranges import chunk_ranges, coalesced
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Notes = Mapping[bytes, bytes]
 
 _TASK_FILES = 64
@@ -74,7 +73,7 @@ class FootprintTask:
 
 
 @dataclass(slots=True)
-class Measured:
+class FootprintSums:
     """Sums over some files: the footprint's, and of the projection chunk bytes, requests, requested bytes."""
 
     uncompressed: int = 0
@@ -85,7 +84,7 @@ class Measured:
     encodings: defaultdict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
     notes: dict[bytes, bytes] | None = None
 
-    def add(self, other: Measured) -> None:
+    def add(self, other: FootprintSums) -> None:
         """Of more files."""
         self.uncompressed += other.uncompressed
         self.projected += other.projected
@@ -108,7 +107,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
     fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
-    total = Measured()
+    total = FootprintSums()
     for measured in map(measure_files, tasks):
         total.add(measured)
     return Footprint(
@@ -125,9 +124,9 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
     )
 
 
-def measure_files(task: FootprintTask) -> Measured:
+def measure_files(task: FootprintTask) -> FootprintSums:
     """Run one task."""
-    total = Measured()
+    total = FootprintSums()
     for fragment in task.fragments:
         metadata, schema = footer_of(fragment)
         total.agree(metadata.metadata or {})

@@ -1,4 +1,4 @@
-"""Which rows does a generated click table hold? `Recipe` says it all; `Part` makes the rows of one file.
+"""Which rows does a generated click table hold? `ClickRecipe` says it all; `ClickFile` makes the rows of one file.
 
 Runs in the generator's Dask tasks. Pure: a part is a function of the recipe, the day and the part's number. Every
 column of every file has its own stream of words, keyed by (seed, column) and counted by (row group, part, day), so
@@ -48,7 +48,7 @@ _NUMBERS = {"user_share": (0, 1), "keep_probability": (0, 1), "null_share": (0, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class ClickRecipe:
     """The arguments of `generate_clicks`, checked: all that a task needs besides (day, part)."""
 
     uri: str
@@ -138,14 +138,14 @@ class Recipe:
         return self.rows * day // self.days
 
 
-class Part:
+class ClickFile:
     """One file in the making.
 
     Rows are numbered session by session and, within one, by time; `_order` holds them in the order of the file. A
     user-side column is a function from row numbers to an Arrow array.
     """
 
-    def __init__(self, recipe: Recipe, day: int, part: int) -> None:
+    def __init__(self, recipe: ClickRecipe, day: int, part: int) -> None:
         self._recipe, self._day, self._part = recipe, day, part
         self._start, stop = recipe.part_bounds(day, part)
         self._rows = stop - self._start

@@ -39,15 +39,15 @@ from dask.base import compute
 from dask.delayed import delayed
 
 from feedline.errors import SpecError, TableArgumentError
-from feedline.warehouse.synthetic.clicks import Part, Recipe, click_logit
+from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe, click_logit
 
-__all__ = ["PART_ROWS", "Report", "click_logit", "clicks_pipeline", "generate_clicks", "write_part"]
+__all__ = ["PART_ROWS", "GenerationReport", "click_logit", "clicks_pipeline", "generate_clicks", "write_part"]
 
 PART_ROWS = 1 << 18  # rows of a file: four default row groups, about 60 MB of file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class GenerationReport:
     """What was written: `files` Parquet files of `bytes` bytes in all, `clicks` rows with clicked = 1."""
 
     uri: str
@@ -83,14 +83,14 @@ def generate_clicks(
     compression: str = "zstd",
     overwrite: bool = False,
     threads: int | None = None,
-) -> Report:
+) -> GenerationReport:
     """Writes a click table of exactly `rows` rows over `days` partitions below `uri` (a path or a pyarrow.fs URI).
 
     `threads` bounds the Dask threads; None leaves it to Dask: the active client's workers, else every core here.
     Raises SpecError for an argument out of range, TableError where the target already holds something (`overwrite`
     empties it, if it holds nothing but `ds=` partitions).
     """
-    recipe = Recipe(
+    recipe = ClickRecipe(
         uri=uri, rows=rows, days=days, sessions_mean=sessions_mean, seed=seed, dense=dense, ids=ids, strings=strings,
         histories=histories, history_min=history_min, history_max=history_max, user_share=user_share,
         keep_probability=keep_probability, null_share=null_share, row_group_rows=row_group_rows, part_rows=part_rows,
@@ -108,14 +108,14 @@ def generate_clicks(
     written = compute(*tasks, **options)
     groups, size, sessions, clicks = (sum(column) for column in zip(*written, strict=True))
     counts = {"files": len(tasks), "row_groups": groups, "bytes": size, "sessions": sessions, "clicks": clicks}
-    return Report(uri=uri, rows=rows, days=days, **counts)
+    return GenerationReport(uri=uri, rows=rows, days=days, **counts)
 
 
-def write_part(recipe: Recipe, day: int, part: int) -> tuple[int, int, int, int]:
+def write_part(recipe: ClickRecipe, day: int, part: int) -> tuple[int, int, int, int]:
     """Writes one file; returns its (row groups, bytes, sessions, clicks). Runs in a Dask task."""
     filesystem, root = _open_target(recipe.uri)
     path = f"{root}/{recipe.partition(day)}/part-{part:05d}.parquet"
-    rows, groups, clicks = Part(recipe, day, part), 0, 0
+    rows, groups, clicks = ClickFile(recipe, day, part), 0, 0
     try:
         with pq.ParquetWriter(path, recipe.schema(), filesystem=filesystem, compression=recipe.compression) as writer:
             for table in rows.row_groups():

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.quality import Observer, Quality, measures, merge
@@ -88,8 +88,8 @@ TABLE = table()
 FRAME = pl.DataFrame(TABLE)
 
 
-def compiled(features: dict[str, Any], schema: pa.Schema, knowledge: ArtifactSet = NO_ARTIFACTS, **keys: Any):
-    return compile_features(spec_of(features, **keys).features, schema, knowledge)
+def compiled(features: dict[str, Any], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS, **keys: Any):
+    return compile_features(spec_of(features, **keys).features, schema, artifacts)
 
 
 def observe(features: CompiledFeatures, frame: pl.DataFrame, chunks: int = 1) -> Quality:

@@ -357,7 +357,7 @@ def test_the_fingerprint_is_the_same_in_another_process():
     runs = [
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{root.parents[2]}", "PATH": ""},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{root.parents[1]}:{root.parents[2]}", "PATH": ""},
             capture_output=True,
             text=True,
             check=True,

@@ -215,7 +215,7 @@ def test_order_does_not_matter_to_the_bit(values: list[float | None], random: An
 def test_what_does_not_fit_is_said():
     schema = pl.Series("x", [1.5]).to_frame().to_arrow().schema
     wide = InMemoryArtifacts(artifacts={})
-    [want] = compile_features([feature("min_max")], schema, wide).wanted
+    [want] = compile_features([feature("min_max")], schema, wide).missing_fits
     known = InMemoryArtifacts(artifacts={want.key: Artifact(facts={"min": -1.7e308, "max": 1.7e308})})
     with pytest.raises(OpError, match=r"min_max: a range must fit into float64: got -1.7e\+308 to 1.7e\+308"):
         compile_features([feature("min_max")], schema, known)

@@ -85,7 +85,7 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     artifact = learnt(spec)
     assert artifact.digest[:16] == digest
     assert artifact.table is not None
-    [want] = compile_features([spec], SCHEMA).wanted
+    [want] = compile_features([spec], SCHEMA).missing_fits
     groups: GroupKeys = want.learner.groups  # type: ignore[attr-defined]
     numbers = artifact.table.num_columns - len(groups.names)
     state = want.learner.merge([want.learner.observe([FRAME[name] for name in _observed(op, arguments, keys)])])
@@ -112,7 +112,7 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     plain = feature(op, arguments, "shop")
     artifact = learnt(plain)
     assert artifact.table is not None
-    [want] = compile_features([plain], SCHEMA).wanted
+    [want] = compile_features([plain], SCHEMA).missing_fits
     groups: GroupKeys = want.learner.groups  # type: ignore[attr-defined]
     needed = GroupTableSize.at_least(groups, artifact.table).nbytes
     enough, little = (feature(op, {**arguments, "max_memory": size}, "shop") for size in (needed, needed - 1))
@@ -129,7 +129,7 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     made = compile_features([enough], SCHEMA, known)
     assert made.fingerprint == compile_features([plain], SCHEMA, known).fingerprint
     both = [plain, feature(op, {**arguments, "max_memory": "1GB"}, "shop", name="g")]
-    assert len(compile_features(both, SCHEMA).wanted) == 1, "a bound asks for no other fit"
+    assert len(compile_features(both, SCHEMA).missing_fits) == 1, "a bound asks for no other fit"
 
 
 def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):

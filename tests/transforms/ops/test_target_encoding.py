@@ -265,7 +265,7 @@ def test_keys_of_another_type_than_fitted_are_refused():
     spec = feature("shop", folds=1)
     artifact = learnt(spec, [FRAME])
     texts = FRAME.with_columns(pl.col("shop").cast(pl.String))
-    [want] = compile_features([spec], texts.to_arrow().schema).wanted
+    [want] = compile_features([spec], texts.to_arrow().schema).missing_fits
     with pytest.raises(OpError, match=r"keys must be integers or strings on both sides: got string \(String\) here"):
         compile_features([spec], texts.to_arrow().schema, InMemoryArtifacts(artifacts={want.key: artifact}))
 
@@ -335,7 +335,7 @@ def test_columns_that_nothing_can_be_learnt_from(parameters: dict[str, Any], mes
 def test_what_is_shown():
     spec = feature("shop", smoothing=0, folds=1)
     frame = pl.DataFrame({"shop": [1, 1, 2], "clicked": [1, 0, 1]})
-    [want] = compile_features([spec], frame.to_arrow().schema).wanted
+    [want] = compile_features([spec], frame.to_arrow().schema).missing_fits
     shown = want.learner.show(learnt(spec, [frame]))
     assert shown == {"rows": 3, "groups": 2, "mean": 2 / 3, "least": 0.5, "greatest": 1.0}
     assert want.learner.show(want.learner.blank()) == {"rows": 0, "groups": 0, "mean": 0.0}

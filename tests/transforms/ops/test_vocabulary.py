@@ -230,7 +230,7 @@ def test_features_with_one_name_share_a_vocabulary_and_weights_stay():
     )
     schema = frame.to_arrow().schema
     features = [feature("categorical", "item", {"name": "items"}), feature("sparse", "history", {"name": "items"})]
-    (want,) = compile_features(features, schema).wanted
+    (want,) = compile_features(features, schema).missing_fits
     known = fit_frames(features, schema, [frame.head(1), frame.tail(2)])
     assert known.artifacts[want.key].table["value"].to_pylist() == [7, 8, 9]
     found = compile_features(features, schema, known).apply(frame)

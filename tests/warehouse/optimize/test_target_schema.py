@@ -16,7 +16,7 @@ from optimized import files_of, multiset, rewrite
 
 from feedline import Table
 from feedline.errors import TableError
-from feedline.warehouse.optimize.optimize import Report, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings
 
 deltalake = pytest.importorskip("deltalake")
@@ -37,7 +37,7 @@ def delta(folder: Path, **keys: pa.Array) -> Path:
     return folder
 
 
-def logged(source: Path | str, target: Path, *, format: str = "delta", **settings: Any) -> Report:
+def logged(source: Path | str, target: Path, *, format: str = "delta", **settings: Any) -> OptimizeReport:
     return optimize(Table(source, format=format).snapshot(), str(target), Settings(**settings), threads=1)
 
 

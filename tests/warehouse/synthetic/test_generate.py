@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 
 from feedline.errors import FeedlineError, SpecError, TableError
 from feedline.spec import parse_spec
-from feedline.warehouse.synthetic.clicks import Part, Recipe, click_logit
+from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe, click_logit
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 ROWS, DAYS, PART_ROWS, GROUP_ROWS = 30_000, 3, 6_000, 2_048
@@ -346,7 +346,7 @@ def test_a_failing_part_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError("the disk is full")
         yield
 
-    monkeypatch.setattr("feedline.warehouse.synthetic.clicks.Part.row_groups", fail)
+    monkeypatch.setattr("feedline.warehouse.synthetic.clicks.ClickFile.row_groups", fail)
     with pytest.raises(OSError, match="disk is full"):
         generate(tmp_path / "t", rows=10, days=1)
     assert files(tmp_path / "t") == []
@@ -355,14 +355,14 @@ def test_a_failing_part_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_part_in_the_making_is_smaller_than_its_rows(tmp_path: Path) -> None:
     peaks, sizes = [], []
     for groups in (4, 16):
-        recipe = Recipe(
+        recipe = ClickRecipe(
             uri="", rows=groups * 4096, days=1, sessions_mean=8, seed=0, dense=13, ids=26, strings=2, histories=6,
             history_min=5, history_max=49, user_share=0.5, keep_probability=0.95, null_share=0.05, row_group_rows=4096,
             part_rows=groups * 4096, clustered=False, start=date(2026, 1, 1), compression="none",
         )  # fmt: skip
-        sum(table.nbytes for table in Part(recipe, 0, 0).row_groups())  # once before, to fill the caches
+        sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups())  # once before, to fill the caches
         tracemalloc.start()
-        sizes.append(sum(table.nbytes for table in Part(recipe, 0, 0).row_groups()))
+        sizes.append(sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups()))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 0.3 * (sizes[1] - sizes[0])
