@@ -71,7 +71,7 @@ def require_fitted(
 ) -> None:
     """Raise SpecError, with the command that helps, where something has not been learnt yet.
 
-    stored: where fits were looked for (default: the artifact set that the features were compiled with). served: there is
+    stored: where fits were looked for (default: the artifact set of the features). served: there is
     no table to learn from, whatever pipeline.yaml says.
     """
     if not features.missing_fits:

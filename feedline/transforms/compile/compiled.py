@@ -58,7 +58,7 @@ class CompiledFeatures:
 
     columns: the source columns needed, in the schema's order. parts: the same by their parts (see `column_parts`),
     where only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that a frame has to hold
-    besides: whether a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex digest of
+    besides: whether a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex, of
     what a row becomes (features, op versions, artifacts and the rows that they have seen, input types). missing_fits:
     fits to run before `apply` gives meaningful values.
     """
