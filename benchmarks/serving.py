@@ -27,7 +27,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from transform_cases import Case, cases
 
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
+from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, Reading, Wanted

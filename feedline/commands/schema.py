@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 
 _MATRICES = {"dense": "dense", "categorical": "categorical", "label": "labels"}
 
@@ -47,7 +47,7 @@ def describe_schema(schema: BatchSchema, batch_size: int) -> dict[str, Any]:
     }
 
 
-def _tensor(column: Column) -> str:
+def _tensor(column: SlotColumn) -> str:
     """How the feature is got out of a batch."""
     if column.group == "sparse":
         return f'sparse["{column.name}"]'

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import BatchSchema, Column, Header, Placement, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema, Placement, SlotColumn, SlotHeader, SlotLayout
 from feedline.loader.encoding.slot import read_extras, read_header
 from feedline.loader.ring.pinning import event_on, events_on_all
 from feedline.loader.ring.slots import Lease
@@ -106,7 +106,7 @@ class Batch:
     def __init__(
         self,
         layout: SlotLayout,
-        header: Header,
+        header: SlotHeader,
         *,
         root: NDArray[np.uint8] | None = None,
         moved: torch.Tensor | None = None,
@@ -342,7 +342,7 @@ class Batch:
         return self._streamed
 
 
-def _columns(matrix: torch.Tensor, column: Column) -> torch.Tensor:
+def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:
     """A feature's column [B] of a matrix, or the columns [B, width] of a vector."""
     if column.width == 1:
         return matrix[:, column.offset]

@@ -1,8 +1,8 @@
 """How does a training loop read a pipeline? `for batch in FeedlineDataset("pipeline.yaml")`.
 
-Runs in: the trainer. The dataset knows where the training is (epoch, step); everything else it leaves to its `Feed`.
-One `iter()` is one epoch and the next `iter()` the next. The state is a few plain numbers that count batches handed
-out, not batches prefetched, and that are right for every rank.
+Runs in: the trainer. The dataset knows where the training is (epoch, step) and leaves everything else to its
+`FeederClient`. One `iter()` is one epoch and the next `iter()` the next. The state is a few plain numbers that count
+batches handed out, not batches prefetched, and that are right for every rank.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from feedline.loader.encoding.layout import BatchSchema, SlotLayout
 from feedline.loader.facts import warning_of
 from feedline.loader.rank_agreement import Store, agree
 from feedline.loader.ranks import RankInfo, detect_rank
-from feedline.loader.ring.client import Feed
-from feedline.loader.ring.connection import Answer
+from feedline.loader.ring.client import FeederClient
+from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
@@ -124,7 +124,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             attach_paths=socket_paths(job_fingerprint(self._spec), self._ranks.rank, self._ranks.world_size),
         )
         self._pinning = Pinning(self._ranks.local_rank)
-        self._feed = Feed(command, pin=self._pinning.register, unpin=self._pinning.unregister)
+        self._feed = FeederClient(command, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
         self._course = _Course(None, None, (0, 0), (0, 0), (0, 0))
@@ -176,7 +176,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             self._began_s = time.perf_counter()
         course = self._course
         received = self._feed.next(course.reading)
-        for text in self._feed.told.warnings():
+        for text in self._feed.reports.take_warnings():
             warnings.warn(text, UserWarning, stacklevel=3)
         if received is None:
             place = (course.reading[0] + 1, 0)
@@ -253,7 +253,7 @@ class FeedlineDataset(IterableDataset[Batch]):
 
         See docs/quality.md. Half a second old at most, complete at the end of an epoch.
         """
-        return self._feed.told.report(self.schema)
+        return self._feed.reports.report(self.schema)
 
     def stats(self) -> DatasetStats:
         """Counts and shares since the first batch was asked for."""
@@ -344,7 +344,7 @@ _NO_WORKERS = (
 )
 
 
-def _agree(feed: Feed, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
+def _agree(feed: FeederClient, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
     """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
     connected = ranks.world_size > 1 and _distributed() == (ranks.rank, ranks.world_size)
     store = _store() if connected else None

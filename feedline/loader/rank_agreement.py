@@ -48,10 +48,10 @@ def agree(
     """The facts of this rank's plan, which all ranks have. Raises, on every rank, what one of them met, and PlanError
     where their plans or features differ."""
     place = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
-    heard = _Heard(store, pause, now_s)
+    messages = _RankMessages(store, pause, now_s)
     asked = dict(hello)
     if rank != 0:
-        leader = heard.one(f"{place}/leader", "rank 0 to plan")
+        leader = messages.one(f"{place}/leader", "rank 0 to plan")
         if "error" in leader:
             raise from_wire(leader["error"], leader["message"])
         plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
@@ -69,9 +69,9 @@ def agree(
     else:
         store.set(f"{place}/{rank or 'leader'}", json.dumps(said))
     if rank == 0:
-        others = heard.all([f"{place}/{other}" for other in range(1, world_size)])
+        others = messages.all([f"{place}/{other}" for other in range(1, world_size)])
         store.set(f"{place}/verdict", json.dumps(_verdict(said, others)))
-    verdict = heard.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks")
+    verdict = messages.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks")
     if verdict:
         raise from_wire(verdict["error"], verdict["message"])
     return facts
@@ -92,7 +92,7 @@ def _verdict(leader: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> 
     return {}
 
 
-class _Heard:
+class _RankMessages:
     """What other ranks said. Waiting can be interrupted: the store's own waiting cannot, and fills the log."""
 
     def __init__(self, store: Store, pause: Callable[[float], None], now_s: Callable[[], float]) -> None:

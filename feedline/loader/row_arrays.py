@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import EncodedRows
-from feedline.loader.encoding.layout import BatchSchema, Column, SlotLayout
-from feedline.loader.encoding.slot import Segment, draft, write
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.slot import RowSlice, draft, write
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -129,13 +129,13 @@ class Encoded:
         from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, without which rows can be served
 
         layout = SlotLayout(self.schema)
-        measured = draft(layout, [Segment(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
+        measured = draft(layout, [RowSlice(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
         buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
         write(layout, measured, buffer)
         return Batch.over(layout, buffer)
 
 
-def _columns(matrix: NDArray[np.float32], column: Column) -> NDArray[np.float32]:
+def _columns(matrix: NDArray[np.float32], column: SlotColumn) -> NDArray[np.float32]:
     """A feature's column [N] of a matrix, or the columns [N, width] of a vector."""
     if column.width == 1:
         return matrix[:, column.offset]

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from feedline.loader.encoding.layout import ROWS_WORD
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.ring.client import Feed
-
-_ROWS_WORD = 3  # of a slot's header: see loader/layout.py
+from feedline.loader.ring.client import FeederClient
 
 
 @dataclass(slots=True)
-class Drained:
+class DrainProgress:
     """What one rank received, growing while it is drained."""
 
     rank: int
@@ -41,7 +40,9 @@ class Drained:
     thread: threading.Thread | None = None
 
 
-def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, stop: Callable[[], bool]) -> None:
+def drain(
+    feed: FeederClient, hello: dict[str, Any], progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]
+) -> None:
     """Receive `epochs` epochs and throw them away; what happens is written to `progress`, errors too."""
     try:
         answer = feed.open(hello)
@@ -52,27 +53,29 @@ def drain(feed: Feed, hello: dict[str, Any], progress: Drained, *, epochs: int, 
             progress.epoch, progress.step = epoch, 0
             while not stop():
                 received = feed.next()
-                progress.warnings += feed.told.warnings()
+                progress.warnings += feed.reports.take_warnings()
                 if received is None:
                     break
                 ready, lease = received
-                progress.rows += int(np.frombuffer(lease.root, dtype=np.int64, count=_ROWS_WORD + 1)[_ROWS_WORD])
+                progress.rows += int(np.frombuffer(lease.root, dtype=np.int64, count=ROWS_WORD + 1)[ROWS_WORD])
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = ready.step + 1
                 progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - began
                 progress.ring_fill = feed.ring_fill
                 del lease, received
-        progress.feeder = feed.told.stats
-        progress.quality = feed.told.quality
+        progress.feeder = feed.reports.stats
+        progress.quality = feed.reports.quality
     except BaseException as error:  # the thread that drains has nobody above it: the command reads this
         progress.error = error
     finally:
         progress.done = True
 
 
-def start_draining(feed: Feed, hello: dict[str, Any], *, rank: int, epochs: int, stop: Callable[[], bool]) -> Drained:
+def start_draining(
+    feed: FeederClient, hello: dict[str, Any], *, rank: int, epochs: int, stop: Callable[[], bool]
+) -> DrainProgress:
     """Drain in a thread of its own."""
-    progress = Drained(rank=rank)
+    progress = DrainProgress(rank=rank)
     progress.thread = threading.Thread(
         target=drain,
         args=(feed, hello, progress),
@@ -84,7 +87,7 @@ def start_draining(feed: Feed, hello: dict[str, Any], *, rank: int, epochs: int,
     return progress
 
 
-def stop_draining(feed: Feed, progress: Drained) -> None:
+def stop_draining(feed: FeederClient, progress: DrainProgress) -> None:
     """End a drain wherever it is: afterwards nobody uses the feed."""
     feed.interrupt()
     assert progress.thread is not None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import EncodedRows, slice_rows, take
-from feedline.loader.encoding.slot import Segment
+from feedline.loader.encoding.slot import RowSlice
 from feedline.planning.schedule import Schedule
 
 
@@ -21,9 +21,9 @@ def segments_of(
     borders: Mapping[int, NDArray[np.int64]],
     step: int,
     get: Callable[[int, int], Sequence[EncodedRows] | None],
-) -> list[Segment] | None:
+) -> list[RowSlice] | None:
     """What a step is cut from: `get(lane, block)` gives the block's parts, or None for "not yet"."""
-    segments: list[Segment] = []
+    segments: list[RowSlice] = []
     for lane, starts in borders.items():
         for cut in schedule.cuts(lane, step, starts):
             parts = get(lane, cut.block)
@@ -36,11 +36,11 @@ def segments_of(
                 if begin < end and cut.padding:
                     segments.append(_padding(part, begin, cut.padding))
                 elif begin < end:
-                    segments.append(Segment(encoded=part, start=begin, stop=end))
+                    segments.append(RowSlice(encoded=part, start=begin, stop=end))
                 first += part.rows
     return segments
 
 
-def _padding(part: EncodedRows, row: int, times: int) -> Segment:
+def _padding(part: EncodedRows, row: int, times: int) -> RowSlice:
     repeated = take([slice_rows(part, row, row + 1)], np.zeros(times, dtype=np.int64))
-    return Segment(encoded=repeated, start=0, stop=times, valid=False)
+    return RowSlice(encoded=repeated, start=0, stop=times, valid=False)

@@ -18,14 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.errors import FeederError
-from feedline.loader.ring.launch import (
-    SCRATCH_VARIABLE,
-    end_process,
-    feeder_words,
-    make_scratch,
-    own_arguments,
-    standard_input,
-)
+from feedline.loader.ring.launch import end_process, feeder_words, own_arguments, standard_input
+from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
 _FUTILE_DEATHS = 3
 _EXIT_S = 5.0

@@ -24,8 +24,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from feedline import resources
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
-from feedline.resources import choose_cpu
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"

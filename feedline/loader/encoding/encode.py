@@ -8,7 +8,8 @@ gathers rows for the permutation within a block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from feedline.errors import DataError
-from feedline.loader.encoding.finite import settled
-from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer
 
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
@@ -108,7 +108,9 @@ def _numbers(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
     return series.to_numpy()
 
 
-def _ids(series: pl.Series, column: Column, observer: Observer | None, filters: Mapping[str, str]) -> NDArray[np.int64]:
+def _ids(
+    series: pl.Series, column: SlotColumn, observer: Observer | None, filters: Mapping[str, str]
+) -> NDArray[np.int64]:
     ids = _numbers(series, column.name, filters)
     if observer is not None:
         observer.integers(column, ids)
@@ -116,7 +118,7 @@ def _ids(series: pl.Series, column: Column, observer: Observer | None, filters: 
 
 
 def _lists(
-    series: pl.Series, column: Column, observer: Observer | None
+    series: pl.Series, column: SlotColumn, observer: Observer | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
@@ -127,13 +129,13 @@ def _lists(
     if observer is not None:
         observer.lists(column, offsets)
     if column.dtype == "float32":
-        values = settled(values, column, observer, row_of=row_of)
+        values = _apply_on_nonfinite(values, column, observer, row_of=row_of)
     elif observer is not None:
         observer.integers(column, values)
     if not column.weighted:
         return values, offsets, None
     beside = _weights(series.struct.field("weights"), offsets, column.name)
-    return values, offsets, settled(beside, column, observer, row_of=row_of, weights=True)
+    return values, offsets, _apply_on_nonfinite(beside, column, observer, row_of=row_of, weights=True)
 
 
 def _row_major(
@@ -147,9 +149,9 @@ def _row_major(
         series = frame.get_column(column.name)
         if isinstance(series.dtype, pl.Array):
             place = slice(column.offset, column.offset + column.width)
-            held.append((place, settled(_vectors(series, column.name), column, observer)))
+            held.append((place, _apply_on_nonfinite(_vectors(series, column.name), column, observer)))
         else:
-            held.append((column.offset, settled(_numbers(series, column.name, filters), column, observer)))
+            held.append((column.offset, _apply_on_nonfinite(_numbers(series, column.name, filters), column, observer)))
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, frame.height, step):
         rows = slice(start, start + step)
@@ -157,6 +159,54 @@ def _row_major(
         for target, values in held:
             part[:, target] = values[rows]
     return matrix
+
+
+def _apply_on_nonfinite(
+    values: NDArray[Any],
+    column: SlotColumn,
+    observer: Observer | None,
+    *,
+    row_of: Callable[[int], int] | None = None,
+    weights: bool = False,
+) -> NDArray[Any]:
+    """A feature's finished floats (or the weights of its ids) after its `on_nonfinite`, counted by the observer.
+
+    values: one number or one vector per row, or the values of lists, where `row_of` maps a value's index to its row.
+    They are copied only where they change. Minimum and maximum, which are needed anyway, are finite where all values
+    are, so that only values that fail this test are searched.
+
+    Raises DataError, with the row, where on_nonfinite is error.
+    """
+    if observer is None and column.on_nonfinite == "keep":
+        return values
+    low, high = (values.min(), values.max()) if values.size else (math.inf, -math.inf)
+    unknown = values.size and not (math.isfinite(low) and math.isfinite(high))
+    finite = np.isfinite(values) if unknown else None
+    if finite is not None:
+        if column.on_nonfinite == "error":
+            raise _nonfinite_error(values, finite, column, row_of, "weight" if weights else "value")
+        low = values.min(where=finite, initial=math.inf)
+        high = values.max(where=finite, initial=-math.inf)
+    if observer is not None:
+        if not weights:
+            observer.floats(column, values.size, (float(low), float(high)))
+        if finite is not None:
+            observer.nonfinite(column, int(finite.size - np.count_nonzero(finite)))
+    if finite is None or column.on_nonfinite == "keep":
+        return values
+    return np.where(finite, values, values.dtype.type(0))
+
+
+def _nonfinite_error(
+    values: NDArray[Any], finite: NDArray[np.bool_], column: SlotColumn, row_of: Callable[[int], int] | None, what: str
+) -> DataError:
+    place = int(np.argmin(finite))
+    row = row_of(place) if row_of is not None else place * len(values) // values.size
+    return DataError(
+        f"feature {column.name!r} holds a {what} that is not finite ({column.chain}): got {values.flat[place]} and "
+        f"{int(finite.size - np.count_nonzero(finite)) - 1:,} more in {values.size:,}, expected finite numbers. Change "
+        f"its ops, or set its on_nonfinite to zero or keep"
+    ).at(row)
 
 
 def _vectors(series: pl.Series, name: str) -> NDArray[Any]:

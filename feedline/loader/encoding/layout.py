@@ -27,10 +27,11 @@ MAGIC = 0x31454E494C444545  # "EEDLINE1", little-endian: a slot of another layou
 GROUPS = ("dense", "categorical", "sparse", "label", "extra")
 
 _HEADER = ("magic", "epoch", "step", "rows", "nbytes", "ipc_bytes")
+ROWS_WORD = _HEADER.index("rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class SlotColumn:
     """One feature of the batch: `dtype` as numpy names it ("" for extras without one), `arrow` the Arrow type's name.
 
     `offset` and `width` are its place in its group's matrix, where a vector is `width` columns; `unit` is that of
@@ -58,29 +59,29 @@ class Column:
 class BatchSchema:
     """Every column of a batch, in the order of pipeline.yaml."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[SlotColumn, ...]
 
-    def __iter__(self) -> Iterator[Column]:
+    def __iter__(self) -> Iterator[SlotColumn]:
         return iter(self.columns)
 
     def __len__(self) -> int:
         return len(self.columns)
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> SlotColumn:
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
     @cached_property
-    def _by_name(self) -> dict[str, Column]:
+    def _by_name(self) -> dict[str, SlotColumn]:
         return {column.name: column for column in self.columns}
 
-    def group(self, group: str) -> tuple[Column, ...]:
+    def group(self, group: str) -> tuple[SlotColumn, ...]:
         return tuple(column for column in self.columns if column.group == group)
 
     @cached_property
-    def sparse(self) -> tuple[Column, ...]:
+    def sparse(self) -> tuple[SlotColumn, ...]:
         """The sparse features as they lie in memory: those of one dtype side by side, the weighted among them last."""
         columns = self.group("sparse")
         dtypes = list(dict.fromkeys(column.dtype for column in columns))
@@ -91,11 +92,11 @@ class BatchSchema:
 
     @classmethod
     def from_json(cls, text: str) -> BatchSchema:
-        return cls(tuple(Column(**column) for column in json.loads(text)))
+        return cls(tuple(SlotColumn(**column) for column in json.loads(text)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class SlotHeader:
     """The numbers at a slot's start."""
 
     epoch: int
@@ -188,21 +189,21 @@ class SlotLayout:
             gaps=tuple(gaps),
         )
 
-    def place_header(self, header: Header) -> Placement:
+    def place_header(self, header: SlotHeader) -> Placement:
         return self.place(header.rows, header.values, header.fixed, header.ipc_bytes)
 
-    def header_to_words(self, header: Header) -> list[int]:
+    def header_to_words(self, header: SlotHeader) -> list[int]:
         numbers = [MAGIC, header.epoch, header.step, header.rows, header.nbytes, header.ipc_bytes]
         return [*numbers, *header.values, *(int(fixed) for fixed in header.fixed)]
 
-    def header_from_words(self, words: Sequence[int]) -> Header:
+    def header_from_words(self, words: Sequence[int]) -> SlotHeader:
         if words[0] != MAGIC:
             raise AssertionError(f"not a slot of this layout: got {words[0]:#x}, expected {MAGIC:#x}")
         features = len(_HEADER) + len(self.sparse)
-        return Header(
+        return SlotHeader(
             epoch=words[1],
             step=words[2],
-            rows=words[3],
+            rows=words[ROWS_WORD],
             nbytes=words[4],
             ipc_bytes=words[5],
             values=tuple(words[len(_HEADER) : features]),

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.loader.encoding.layout import BatchSchema, Column
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 
 Counts = NDArray[np.int64]
 
@@ -139,7 +139,7 @@ class Observer:
         self._counts["asked"][self._place[name]] += asked
         self._counts["missed"][self._place[name]] += missed
 
-    def integers(self, column: Column, values: Counts) -> None:
+    def integers(self, column: SlotColumn, values: Counts) -> None:
         """Finished ids."""
         if not len(values):
             return
@@ -147,17 +147,17 @@ class Observer:
         self._counts["values"][place] += len(values)
         self._stretch(self._integers, place, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
 
-    def floats(self, column: Column, values: int, extremes: tuple[float, float]) -> None:
+    def floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
         """Finished numbers: how many, and the least and the largest of the finite ones among them."""
         place = self._place[column.name]
         self._counts["values"][place] += values
         self._stretch(self._floats, place, *extremes)
 
-    def nonfinite(self, column: Column, values: int) -> None:
+    def nonfinite(self, column: SlotColumn, values: int) -> None:
         """So many of the feature's values, or of its weights, are NaN or infinite."""
         self._counts["nonfinite"][self._place[column.name]] += values
 
-    def lists(self, column: Column, offsets: Counts) -> None:
+    def lists(self, column: SlotColumn, offsets: Counts) -> None:
         """Finished lists, by their offsets."""
         lengths = offsets[1:] - offsets[:-1]
         if not len(lengths):

@@ -16,14 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.loader.encoding.encode import EncodedRows
-from feedline.loader.encoding.layout import Column, Header, Placement, SlotLayout
+from feedline.loader.encoding.layout import Placement, SlotColumn, SlotHeader, SlotLayout
 
 # Anything with the buffer protocol: a mapping, a numpy array, an Arrow buffer.
 Buffer = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class RowSlice:
     """Rows [start, stop) of some encoded rows; `valid` is False for padding."""
 
     encoded: EncodedRows
@@ -36,26 +36,26 @@ class Segment:
 class Draft:
     """A batch that is measured but not yet written: its header, the places of its parts, its Arrow stream."""
 
-    segments: Sequence[Segment]
-    header: Header
+    slices: Sequence[RowSlice]
+    header: SlotHeader
     placement: Placement
     ipc: pa.Buffer | None
 
 
-def draft(layout: SlotLayout, segments: Sequence[Segment], *, epoch: int, step: int) -> Draft:
-    """Measure the batch that the segments make: afterwards `draft.placement.nbytes` is what its slot must hold."""
-    rows = sum(segment.stop - segment.start for segment in segments)
+def draft(layout: SlotLayout, slices: Sequence[RowSlice], *, epoch: int, step: int) -> Draft:
+    """Measure the batch that the slices make: afterwards `draft.placement.nbytes` is what its slot must hold."""
+    rows = sum(piece.stop - piece.start for piece in slices)
     values = tuple(
-        sum(int(s.encoded.offsets[index][s.stop] - s.encoded.offsets[index][s.start]) for s in segments)
+        sum(int(s.encoded.offsets[index][s.stop] - s.encoded.offsets[index][s.start]) for s in slices)
         for index in range(len(layout.sparse))
     )
-    fixed, ipc = _split_extras(layout, segments) if layout.extra else ((), None)
+    fixed, ipc = _split_extras(layout, slices) if layout.extra else ((), None)
     ipc_bytes = ipc.size if ipc is not None else 0
     placement = layout.place(rows, values, fixed, ipc_bytes)
-    header = Header(
+    header = SlotHeader(
         epoch=epoch, step=step, rows=rows, nbytes=placement.nbytes, ipc_bytes=ipc_bytes, values=values, fixed=fixed
     )
-    return Draft(segments=segments, header=header, placement=placement, ipc=ipc)
+    return Draft(slices=slices, header=header, placement=placement, ipc=ipc)
 
 
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
@@ -68,14 +68,14 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
     row = 0
     filled = [0] * len(layout.sparse)
     arrays.offsets[:, 0] = 0
-    for segment in batch.segments:
-        encoded, start, stop = segment.encoded, segment.start, segment.stop
+    for piece in batch.slices:
+        encoded, start, stop = piece.encoded, piece.start, piece.stop
         end = row + stop - start
         arrays.dense[row:end] = encoded.dense[start:stop]
         for target, column in zip(arrays.categorical, encoded.categorical, strict=True):
             target[row:end] = column[start:stop]
         arrays.labels[row:end] = encoded.labels[start:stop]
-        arrays.valid[row:end] = segment.valid
+        arrays.valid[row:end] = piece.valid
         for index, values in enumerate(arrays.values):
             borders = encoded.offsets[index]
             first, last = int(borders[start]), int(borders[stop])
@@ -104,7 +104,7 @@ class SlotArrays:
         *("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values", "weights"),
     )
 
-    def __init__(self, layout: SlotLayout, header: Header, buffer: Buffer) -> None:
+    def __init__(self, layout: SlotLayout, header: SlotHeader, buffer: Buffer) -> None:
         rows, features = header.rows, len(layout.sparse)
         place = layout.place_header(header)
 
@@ -133,12 +133,12 @@ class SlotArrays:
         )
 
 
-def read_header(layout: SlotLayout, buffer: Buffer) -> Header:
+def read_header(layout: SlotLayout, buffer: Buffer) -> SlotHeader:
     """The header at the start of a slot's bytes."""
     return layout.header_from_words(np.frombuffer(buffer, dtype=np.int64, count=layout.header_words).tolist())
 
 
-def read_extras(layout: SlotLayout, header: Header, buffer: pa.Buffer) -> dict[str, pa.Array]:
+def read_extras(layout: SlotLayout, header: SlotHeader, buffer: pa.Buffer) -> dict[str, pa.Array]:
     """The extras that lie in the slot's Arrow stream, as arrays over the slot's bytes."""
     if not header.ipc_bytes:
         return {}
@@ -169,7 +169,7 @@ def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
     )
 
 
-def fixed_array(values: NDArray[np.generic], column: Column) -> pa.Array:
+def fixed_array(values: NDArray[np.generic], column: SlotColumn) -> pa.Array:
     """The Arrow array of a fixed-width extra."""
     if column.dtype == "bool":
         return pa.array(values)
@@ -177,14 +177,14 @@ def fixed_array(values: NDArray[np.generic], column: Column) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _timed(column: Column) -> pa.DataType:
+def _timed(column: SlotColumn) -> pa.DataType:
     kind = column.arrow.partition("[")[0]
     if kind == "timestamp":
         return pa.timestamp(column.unit, tz=column.arrow.partition("tz=")[2].rstrip("]") or None)
     return pa.date32() if kind == "date32" else pa.duration(column.unit)
 
 
-def _fixed_values(array: pa.Array, column: Column) -> NDArray[Any]:
+def _fixed_values(array: pa.Array, column: SlotColumn) -> NDArray[Any]:
     if column.dtype == "bool":
         bits: NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return bits
@@ -193,11 +193,11 @@ def _fixed_values(array: pa.Array, column: Column) -> NDArray[Any]:
     )
 
 
-def _split_extras(layout: SlotLayout, segments: Sequence[Segment]) -> tuple[tuple[bool, ...], pa.Buffer | None]:
+def _split_extras(layout: SlotLayout, slices: Sequence[RowSlice]) -> tuple[tuple[bool, ...], pa.Buffer | None]:
     """Which extras go as fixed-width arrays (numbers without a null), and the Arrow stream of the others."""
     fixed, streamed = [], {}
     for place, column in enumerate(layout.extra):
-        parts = [s.encoded.extra[place].slice(s.start, s.stop - s.start) for s in segments]
+        parts = [s.encoded.extra[place].slice(s.start, s.stop - s.start) for s in slices]
         whole = bool(column.dtype) and not any(part.null_count for part in parts)
         fixed.append(whole)
         if not whole:

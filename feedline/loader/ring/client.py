@@ -1,8 +1,8 @@
 """Who gives the trainer its next slot, whatever happens to the feeder?
 
-Runs in: the trainer, and `feedline run --sink null`. A `Feed` is a conversation with a feeder: it attaches to one that
-`feedline run` keeps, or starts one of its own, says where the stream begins, and receives slots. When the feeder dies
-it finds or starts another and goes on from the step after the last one it handed out. No torch here.
+Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder that `feedline run` keeps,
+or starts one of its own, says where the stream begins, and receives slots. When the feeder dies it finds or starts
+another and continues at the step after the last one it handed out. No torch here.
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
 
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from feedline.loader.ring.channel import ChannelClosedError
-from feedline.loader.ring.connection import Answer, Connection
+from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederCommand
-from feedline.loader.ring.reports import Told
+from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import Lease, Ready
 from feedline.loader.state import steps_of
 
 
 @dataclass(slots=True)
-class FeedStats:
+class ClientStats:
     """Since the feed began: batches, their bytes, seconds spent waiting for them."""
 
     batches: int = 0
@@ -48,7 +48,7 @@ class FeedStats:
             self.wait_s += time.perf_counter() - began
 
 
-class Feed:
+class FeederClient:
     """The trainer's conversation with its feeder."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Feed:
         pin: Callable[[int, int], bool] = lambda _address, _nbytes: False,
         unpin: Callable[[int], None] = lambda _address: None,
     ) -> None:
-        self._connection = Connection(command, pin=pin, unpin=unpin)
+        self._connection = FeederConnection(command, pin=pin, unpin=unpin)
         self._pid = os.getpid()
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
@@ -66,7 +66,7 @@ class Feed:
         self._goes_on = False  # the stream was begun before, and is counted on
         self._last = False
         self._place: tuple[int, int] | None = None
-        self.stats = FeedStats()
+        self.stats = ClientStats()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -81,19 +81,19 @@ class Feed:
                 self._connection.connect()
                 facts = self._connection.ask(hello)
             except ChannelClosedError:
-                self._connection.bury()
+                self._connection.abandon()
             else:
                 # The plan that was made is named by its facts.
                 named = {key: facts[key] for key in ("snapshot", "lanes", "plan", "features")}
                 answer = Answer(hello={**hello, "rebase": None, **named}, facts=facts)
-                self._connection.stands = answer
+                self._connection.current = answer
                 return answer
 
     def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False) -> None:
         """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
         self._begun = self._goes_on = False
         if self._answer is not None and self._answer.facts["schema"] != answer.facts["schema"]:
-            self._connection.told = Told()  # of other features; there is nothing that both could be summed up to
+            self._connection.reports = FeederReports()  # counts of other features cannot be added
         self._answer, self._place, self._last = answer, (epoch, step), last
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
             self._connection.connect()
@@ -140,9 +140,9 @@ class Feed:
         return self._connection.feeders
 
     @property
-    def told(self) -> Told:
+    def reports(self) -> FeederReports:
         """What they told of their work."""
-        return self._connection.told
+        return self._connection.reports
 
     @property
     def ring_fill(self) -> float:
@@ -160,7 +160,7 @@ class Feed:
 
     def _next(self) -> tuple[Ready, Lease] | None:
         while True:
-            with self._connection.step:
+            with self._connection.transaction:
                 found = self._take()
             if found == "end":
                 return None
@@ -172,7 +172,7 @@ class Feed:
                 with self.stats.waiting():
                     reader.wait()
                 continue
-            with self._connection.step:
+            with self._connection.transaction:
                 wanted = self._connection.room.is_wanted(reader)
             if not wanted:
                 assert self._place is not None
@@ -181,12 +181,12 @@ class Feed:
                 continue
             with self.stats.waiting():
                 gc.collect()
-                with self._connection.step:
-                    self._connection.room.make(reader, self._connection.say)
+                with self._connection.transaction:
+                    self._connection.room.make(reader, self._connection.send)
 
     def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
         """What is there: a slot of the stream, its end, or nothing."""
-        reader = self._connection.drain()
+        reader = self._connection.receive()
         reader.settle()
         queue = self._connection.queue
         while queue:
@@ -212,12 +212,12 @@ class Feed:
     def _count(self, ready: Ready) -> None:
         self._refuse_gap(ready.epoch, ready.step)
         self._place = (ready.epoch, ready.step + 1)
-        self._connection.deaths.outlive()
+        self._connection.deaths.record_progress()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
         if ready.step + 1 == steps_of(self._facts, ready.epoch):
             with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
-                self._connection.say({"type": "had", "epoch": ready.epoch})
+                self._connection.send({"type": "epoch_done", "epoch": ready.epoch})
 
     def _refuse_gap(self, epoch: int, step: int) -> None:
         if (epoch, step) != self._place:
@@ -229,23 +229,23 @@ class Feed:
         """Tell the feeder of the stream, and before that of its plan where it works on another."""
         assert self._answer is not None
         assert self._place is not None
-        if self._connection.stands is not self._answer:
+        if self._connection.current is not self._answer:
             self._connection.ask(self._answer.hello)
-            self._connection.stands = self._answer
-        with self._connection.step:
+            self._connection.current = self._answer
+        with self._connection.transaction:
             number = self._stream + 1
-            seen = self.told.hand_over(self._stream, number) if self._goes_on else None
+            seen = self.reports.hand_over(self._stream, number) if self._goes_on else None
             self._stream = number
             self._connection.room.forget()
             stream = {"stream": number, "epoch": self._place[0], "step": self._place[1]}
-            self._connection.say({"type": "begin", **stream, "last": self._last, "seen": seen})
+            self._connection.send({"type": "begin", **stream, "last": self._last, "seen": seen})
             self._begun = self._goes_on = True
 
     def _recover(self) -> None:
         """The feeder is gone: go on with another one from the step after the last that was handed out."""
         with self.stats.waiting():
             while True:
-                self._connection.bury()
+                self._connection.abandon()
                 try:
                     self._connection.connect()
                     self._begin()

@@ -17,7 +17,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,22 +24,18 @@ from typing import Any
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import pair
-from feedline.resources import available_cores, choose_cpu, cpu_environment
+from feedline.resources import (
+    ALLOCATOR_ENVIRONMENT,
+    SCRATCH_VARIABLE,
+    available_cores,
+    choose_cpu,
+    cpu_environment,
+    make_scratch,
+)
 from feedline.spec import PipelineSpec
 from feedline.spec.overrides import CommandLineOverrides
 
 COMMAND_VARIABLE = "FEEDLINE_COMMAND"
-SCRATCH_VARIABLE = "DASK_TEMPORARY_DIRECTORY"
-# Blocks of tens of megabytes come and go for as long as a feeder lives. Allocators that give memory back to the kernel
-# at once pay for it again page by page: with these settings a block takes 20 % (in order) to 40 % (shuffled) less CPU
-# time. See docs/decisions/0003-keep-freed-memory.md. They are read when a process starts, so they travel in its
-# environment; what the user has set stays.
-ALLOCATOR_ENVIRONMENT = {
-    "MIMALLOC_PURGE_DELAY": "-1",  # Arrow's pool: never purge
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),  # numpy's memory, by glibc: keep up to 1 GiB of free heap,
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # take arrays up to 32 MiB (the most glibc allows) from the heap,
-    "MALLOC_TOP_PAD_": str(2**26),  # which grows in steps of 64 MiB
-}
 # A feeder that serves ends within a second of its connection; one that plans has to be told.
 _NOTICE_S, _EXIT_S = 2.0, 5.0
 _LAST_WORDS_BYTES = 4000
@@ -173,11 +168,6 @@ def end_process(process: subprocess.Popen[Any], *, within_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def make_scratch() -> str:
-    """A folder for what Dask's workers of a feeder keep on disk. Both remove it, whoever dies: feeder and parent."""
-    return tempfile.mkdtemp(prefix="feedline-")
 
 
 def own_arguments(scratch: str) -> list[str]:

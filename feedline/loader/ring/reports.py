@@ -17,7 +17,7 @@ from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.ring.channel import REPORT
 
 
-class Told:
+class FeederReports:
     """The last words of each kind: `stats` as the feeder counts them, and what the features' values were like."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Told:
         self._handed_over = 0  # streams before this one go on in it: a late report on them is counted there
         self._warnings: list[str] = []
 
-    def hear(self, packet: bytes) -> None:
+    def receive(self, packet: bytes) -> None:
         """A report (see `report_packet`). Of streams before this one no other will come: they are summed up."""
         _, stream, stats_bytes = REPORT.unpack_from(packet)
         self._stats = packet[REPORT.size : REPORT.size + stats_bytes]
@@ -38,7 +38,7 @@ class Told:
             past = merge([*([] if past is None else [past]), *over]) if over else past
             self._counted = past, {stream: seen}
 
-    def warn(self, texts: Sequence[str]) -> None:
+    def add_warnings(self, texts: Sequence[str]) -> None:
         """A message `warnings`."""
         self._warnings += texts
 
@@ -53,10 +53,10 @@ class Told:
         seen: dict[str, Any] = json.loads(kept)
         return seen
 
-    def warnings(self) -> list[str]:
+    def take_warnings(self) -> list[str]:
         """What was not as expected, each text once."""
-        told, self._warnings = self._warnings, []
-        return told
+        texts, self._warnings = self._warnings, []
+        return texts
 
     @property
     def stats(self) -> dict[str, Any]:

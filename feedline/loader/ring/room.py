@@ -53,7 +53,7 @@ class Room:
             )
         return not self._asked
 
-    def make(self, reader: RingReader, say: Callable[[dict[str, Any]], None]) -> None:
+    def make(self, reader: RingReader, send: Callable[[dict[str, Any]], None]) -> None:
         """The garbage collector ran: where that freed no slot, ask for more slots."""
         if reader.held < reader.slots:
             if not self._warned_cycles:
@@ -71,4 +71,4 @@ class Room:
                 reader.slots,
             )
         self._asked = True
-        say({"type": "grow"})
+        send({"type": "grow"})

@@ -71,7 +71,7 @@ class _Mapping(mmap.mmap):
             self.before_unmapping()
 
 
-class Segment:
+class RingMemory:
     """One generation: a memfd with `slots` slots of `slot_bytes` bytes, mapped into this process."""
 
     def __init__(self, fd: int, *, generation: int, slots: int, slot_bytes: int) -> None:
@@ -83,7 +83,7 @@ class Segment:
         self.map = _Mapping(fd, slots * slot_bytes, flags=flags)
 
     @classmethod
-    def create(cls, *, generation: int, slots: int, slot_bytes: int) -> Segment:
+    def create(cls, *, generation: int, slots: int, slot_bytes: int) -> RingMemory:
         """Allocate a generation for real. Raises RingError with needed and available bytes where there is no room."""
         needed, available = slots * slot_bytes, available_memory_bytes()
         if needed + _RESERVE_BYTES > available:
@@ -117,8 +117,8 @@ class Segment:
 
 
 @dataclass(slots=True)
-class _Generation:
-    segment: Segment
+class _WriterGeneration:
+    memory: RingMemory
     free: deque[int]
     retired: bool = False
 
@@ -129,34 +129,34 @@ class RingWriter:
     def __init__(self, channel: Channel, *, limit_bytes: int) -> None:
         self._channel = channel
         self._limit_bytes = limit_bytes
-        self._generations: dict[int, _Generation] = {}
+        self._generations: dict[int, _WriterGeneration] = {}
         self._next = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(generation.segment.nbytes for generation in self._generations.values())
+        return sum(generation.memory.nbytes for generation in self._generations.values())
 
     @property
     def slots(self) -> int:
-        return sum(g.segment.slots for g in self._generations.values() if not g.retired)
+        return sum(g.memory.slots for g in self._generations.values() if not g.retired)
 
     @property
     def free_slots(self) -> int:
         return sum(len(g.free) for g in self._generations.values() if not g.retired)
 
-    def acquire(self, nbytes: int) -> tuple[Segment, int] | None:
+    def acquire(self, nbytes: int) -> tuple[RingMemory, int] | None:
         """A free slot for a batch of that size, or None while the trainer has them all."""
         current = [g for g in self._generations.values() if not g.retired]
-        if not current or nbytes > current[-1].segment.slot_bytes:
+        if not current or nbytes > current[-1].memory.slot_bytes:
             self._replace(current, nbytes)
             current = [g for g in self._generations.values() if not g.retired]
         for generation in current:
             if generation.free:
-                return generation.segment, generation.free.popleft()
+                return generation.memory, generation.free.popleft()
         return None
 
-    def announce(self, segment: Segment, slot: int, *, stream: int, epoch: int, step: int, nbytes: int) -> None:
-        self._channel.send(READY.pack(b"R", stream, segment.generation, slot, epoch, step, nbytes))
+    def announce(self, memory: RingMemory, slot: int, *, stream: int, epoch: int, step: int, nbytes: int) -> None:
+        self._channel.send(READY.pack(b"R", stream, memory.generation, slot, epoch, step, nbytes))
 
     def announce_end(self, *, stream: int, epoch: int) -> None:
         self._channel.send(END.pack(b"E", stream, epoch))
@@ -169,7 +169,7 @@ class RingWriter:
 
     def grow(self) -> bool:
         """Add as many slots as there are, within the limit; False (and the trainer is told) where there is no room."""
-        newest = [g for g in self._generations.values() if not g.retired][-1].segment
+        newest = [g for g in self._generations.values() if not g.retired][-1].memory
         slots = min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)
         if slots < 1:
             self._channel.send_json({"type": "full", "nbytes": self.nbytes, "limit": self._limit_bytes})
@@ -185,33 +185,33 @@ class RingWriter:
 
     def close(self) -> None:
         for generation in self._generations.values():
-            generation.segment.close_fd()
+            generation.memory.close_fd()
         self._generations.clear()
 
-    def _replace(self, current: Sequence[_Generation], nbytes: int) -> None:
+    def _replace(self, current: Sequence[_WriterGeneration], nbytes: int) -> None:
         """A generation with room for `nbytes` in place of the current ones: at least twice their slots' size."""
         wanted = int(nbytes * _SLACK)
         if current:
-            wanted = max(wanted, 2 * current[-1].segment.slot_bytes)
+            wanted = max(wanted, 2 * current[-1].memory.slot_bytes)
         slot_bytes = -(-wanted // PAGE_BYTES) * PAGE_BYTES
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
         for old in current:
             old.retired = True
-            self._channel.send_json({"type": "retire", "generation": old.segment.generation})
-            self._drop_if_spent(old.segment.generation)
+            self._channel.send_json({"type": "retire", "generation": old.memory.generation})
+            self._drop_if_spent(old.memory.generation)
         self._add(slots, slot_bytes)
 
     def _add(self, slots: int, slot_bytes: int) -> None:
-        segment = Segment.create(generation=self._next, slots=slots, slot_bytes=slot_bytes)
+        memory = RingMemory.create(generation=self._next, slots=slots, slot_bytes=slot_bytes)
         self._next += 1
-        self._generations[segment.generation] = _Generation(segment, deque(range(slots)))
-        message = {"type": "map", "generation": segment.generation, "slots": slots, "slot_bytes": slot_bytes}
-        self._channel.send_json(message, segment.fd)
+        self._generations[memory.generation] = _WriterGeneration(memory, deque(range(slots)))
+        message = {"type": "map", "generation": memory.generation, "slots": slots, "slot_bytes": slot_bytes}
+        self._channel.send_json(message, memory.fd)
 
     def _drop_if_spent(self, generation: int) -> None:
         owner = self._generations[generation]
-        if owner.retired and len(owner.free) == owner.segment.slots:
-            owner.segment.close_fd()
+        if owner.retired and len(owner.free) == owner.memory.slots:
+            owner.memory.close_fd()
             del self._generations[generation]
 
 
@@ -233,8 +233,8 @@ class Ready:
 
 
 @dataclass(slots=True)
-class _Mapped:
-    segment: Segment
+class _ReaderGeneration:
+    memory: RingMemory
     pinned: bool
     waiting: set[int] = field(default_factory=set)  # slots announced, not yet leased
     leases: int = 0
@@ -263,7 +263,7 @@ class RingReader:
         self._channel = channel
         self._pin = pin
         self._unpin = unpin
-        self._mapped: dict[int, _Mapped] = {}
+        self._mapped: dict[int, _ReaderGeneration] = {}
         self.torn = False
         # Filled by finalizers (any thread, no locks: deque.append is atomic), emptied by `settle`.
         self._returned: deque[tuple[int, int]] = deque()
@@ -272,7 +272,7 @@ class RingReader:
     @property
     def slots(self) -> int:
         """Slots the feeder may still fill."""
-        return sum(mapped.segment.slots for mapped in self._mapped.values() if not mapped.retired)
+        return sum(mapped.memory.slots for mapped in self._mapped.values() if not mapped.retired)
 
     @property
     def fill(self) -> float:
@@ -288,19 +288,19 @@ class RingReader:
 
     @property
     def nbytes(self) -> int:
-        return sum(mapped.segment.nbytes for mapped in self._mapped.values())
+        return sum(mapped.memory.nbytes for mapped in self._mapped.values())
 
     def on_map(self, message: dict[str, Any], fd: Descriptor) -> None:
         """Map a generation and pin it; it is unpinned before it is unmapped, wherever an interrupt comes between."""
         numbers = {key: message[key] for key in ("generation", "slots", "slot_bytes")}
-        segment = Segment(fd.number, **numbers)
+        memory = RingMemory(fd.number, **numbers)
         fd.close()  # the mapping keeps the memory
-        address = _address(segment)
-        segment.map.before_unmapping = functools.partial(self._unpin, address)
-        pinned = self._pin(address, segment.nbytes)
+        address = _address(memory)
+        memory.map.before_unmapping = functools.partial(self._unpin, address)
+        pinned = self._pin(address, memory.nbytes)
         if not pinned:
-            segment.map.before_unmapping = None
-        self._mapped[segment.generation] = _Mapped(segment, pinned)
+            memory.map.before_unmapping = None
+        self._mapped[memory.generation] = _ReaderGeneration(memory, pinned)
 
     def on_retire(self, message: dict[str, Any]) -> None:
         self._mapped[message["generation"]].retired = True
@@ -315,7 +315,7 @@ class RingReader:
         mapped = self._mapped[ready.generation]
         mapped.waiting.discard(ready.slot)
         mapped.leases += 1
-        lease = Lease(mapped.segment.slot(ready.slot, ready.nbytes), mapped.pinned)
+        lease = Lease(mapped.memory.slot(ready.slot, ready.nbytes), mapped.pinned)
         finalizer = weakref.finalize(
             lease.root, _give_back, weakref.ref(self), os.getpid(), ready.generation, ready.slot, lease.fences
         )
@@ -400,5 +400,5 @@ def _await(events: Sequence[Event]) -> None:
             logger.warning("a copy from the ring to a GPU ended in an error: %s", error)
 
 
-def _address(segment: Segment) -> int:
-    return int(segment.slot(0).__array_interface__["data"][0])
+def _address(memory: RingMemory) -> int:
+    return int(memory.slot(0).__array_interface__["data"][0])

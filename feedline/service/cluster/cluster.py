@@ -19,13 +19,13 @@ import dask
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
-from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.blocks.jobs import check_job
+from feedline.blocks.request import Job
 from feedline.errors import ClusterError
-from feedline.loader.ring.launch import ALLOCATOR_ENVIRONMENT
-from feedline.resources import choose_cpu, cpu_environment
-from feedline.service.cluster.connection import Connection, no_worker
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
@@ -73,7 +73,7 @@ class Cluster:
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
-            self.connection = Connection(
+            self.connection = SchedulerConnection(
                 self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
             )
         except BaseException:
@@ -168,7 +168,7 @@ class Cluster:
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing; `Connection.look`."""
+        """See what is missing; `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:

@@ -249,7 +249,7 @@ def target_encoding(
 
     **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) is told nothing of its own
     fold: count, sum and mean are those of the other folds, so that its own target is in none of them. The fold is the
-    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the
+    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](snapshots.md#sampling), with the
     seed, so that a row has the same fold on every machine, however the table is cut. Rows of equal values go together:
     by a request's id each row is by itself, by a user's id no row is told what its user did elsewhere. Any other row,
     such as one of a day that is held out, has the value over all rows. So has every row in serving (`transform`), where

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.quality import Observer, Quality, measures, merge

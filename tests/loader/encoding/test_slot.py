@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from feedline.errors import DataError
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.encode import encode, join, slice_rows, take
-from feedline.loader.encoding.layout import BatchSchema, Column, SlotLayout
-from feedline.loader.encoding.slot import Segment, draft, encoded_rows, write
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn, SlotLayout
+from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 
 SCHEMA = BatchSchema(
     (
-        Column(name="d0", group="dense", dtype="float32", arrow="float", offset=0),
-        Column(name="v0", group="dense", dtype="float32", arrow="fixed_size_list<…>[3]", offset=1, width=3),
-        Column(name="d1", group="dense", dtype="float32", arrow="float", offset=4),
-        Column(name="c0", group="categorical", dtype="int64", arrow="int64", offset=0),
-        Column(name="s0", group="sparse", dtype="int64", arrow="large_list<item: int64>", offset=0),
-        Column(name="w0", group="sparse", dtype="float32", arrow="large_list<item: float>", offset=1),
-        Column(name="s1", group="sparse", dtype="int64", arrow="large_list<item: int64>", offset=2),
-        Column(name="p0", group="sparse", dtype="int64", arrow="struct<…>", offset=3, weighted=True),
-        Column(name="p1", group="sparse", dtype="int64", arrow="struct<…>", offset=4, weighted=True),
-        Column(name="y", group="label", dtype="float32", arrow="float", offset=0),
-        Column(name="id", group="extra", dtype="int64", arrow="int64", offset=0),
-        Column(name="at", group="extra", dtype="int64", arrow="timestamp[us, tz=UTC]", offset=1, unit="us"),
-        Column(name="flag", group="extra", dtype="bool", arrow="bool", offset=2),
-        Column(name="text", group="extra", dtype="", arrow="large_string", offset=3),
+        SlotColumn(name="d0", group="dense", dtype="float32", arrow="float", offset=0),
+        SlotColumn(name="v0", group="dense", dtype="float32", arrow="fixed_size_list<…>[3]", offset=1, width=3),
+        SlotColumn(name="d1", group="dense", dtype="float32", arrow="float", offset=4),
+        SlotColumn(name="c0", group="categorical", dtype="int64", arrow="int64", offset=0),
+        SlotColumn(name="s0", group="sparse", dtype="int64", arrow="large_list<item: int64>", offset=0),
+        SlotColumn(name="w0", group="sparse", dtype="float32", arrow="large_list<item: float>", offset=1),
+        SlotColumn(name="s1", group="sparse", dtype="int64", arrow="large_list<item: int64>", offset=2),
+        SlotColumn(name="p0", group="sparse", dtype="int64", arrow="struct<…>", offset=3, weighted=True),
+        SlotColumn(name="p1", group="sparse", dtype="int64", arrow="struct<…>", offset=4, weighted=True),
+        SlotColumn(name="y", group="label", dtype="float32", arrow="float", offset=0),
+        SlotColumn(name="id", group="extra", dtype="int64", arrow="int64", offset=0),
+        SlotColumn(name="at", group="extra", dtype="int64", arrow="timestamp[us, tz=UTC]", offset=1, unit="us"),
+        SlotColumn(name="flag", group="extra", dtype="bool", arrow="bool", offset=2),
+        SlotColumn(name="text", group="extra", dtype="", arrow="large_string", offset=3),
     )
 )
 LAYOUT = SlotLayout(SCHEMA)
@@ -137,7 +137,7 @@ def test_batches_hold_what_the_rows_held(chunks, data):
     for part, chunk in zip(parts, chunks, strict=True):
         start = data.draw(st.integers(0, len(chunk) - 1))
         stop = data.draw(st.integers(start + 1, len(chunk)))
-        cuts.append(Segment(encoded=part, start=start, stop=stop))
+        cuts.append(RowSlice(encoded=part, start=start, stop=stop))
         records += chunk[start:stop]
     batch = batch_of(cuts)
     check(batch, records)
@@ -153,16 +153,16 @@ def test_take_join_slice_and_the_buffer_form(records, data):
     indices = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=15))
     taken = take([encoded], np.array(indices, dtype=np.int64))
     expected = [records[i] for i in indices]
-    check(batch_of([Segment(encoded=taken, start=0, stop=taken.rows)]), expected)
+    check(batch_of([RowSlice(encoded=taken, start=0, stop=taken.rows)]), expected)
     both = join([encoded, taken])
-    check(batch_of([Segment(encoded=both, start=0, stop=both.rows)]), [*records, *expected])
+    check(batch_of([RowSlice(encoded=both, start=0, stop=both.rows)]), [*records, *expected])
     middle = slice_rows(both, 1, both.rows)
-    check(batch_of([Segment(encoded=middle, start=0, stop=middle.rows)]), [*records, *expected][1:])
-    measured = draft(LAYOUT, [Segment(encoded=both, start=0, stop=both.rows)], epoch=0, step=0)
+    check(batch_of([RowSlice(encoded=middle, start=0, stop=middle.rows)]), [*records, *expected][1:])
+    measured = draft(LAYOUT, [RowSlice(encoded=both, start=0, stop=both.rows)], epoch=0, step=0)
     image = np.zeros(measured.placement.nbytes, dtype=np.uint8)
     write(LAYOUT, measured, image)
     again = encoded_rows(LAYOUT, pa.py_buffer(image))
-    check(batch_of([Segment(encoded=again, start=0, stop=again.rows)]), [*records, *expected])
+    check(batch_of([RowSlice(encoded=again, start=0, stop=again.rows)]), [*records, *expected])
 
 
 def record(**changes):
@@ -171,7 +171,7 @@ def record(**changes):
 
 
 def test_features_by_name_and_the_keyed_jagged_view():
-    batch = batch_of([Segment(encoded=encode(frame_of([record(), record(c0=9)]), SCHEMA), start=0, stop=2)])
+    batch = batch_of([RowSlice(encoded=encode(frame_of([record(), record(c0=9)]), SCHEMA), start=0, stop=2)])
     assert batch["d1"].tolist() == [2.0, 2.0]
     assert batch["c0"].tolist() == [3, 9]
     assert batch["y"].tolist() == [0.0, 0.0]
@@ -194,7 +194,7 @@ def test_features_by_name_and_the_keyed_jagged_view():
 
 def test_numbers_with_nulls_travel_as_arrow():
     frame = frame_of([record(id=None), record()])
-    batch = batch_of([Segment(encoded=encode(frame, SCHEMA), start=0, stop=2)])
+    batch = batch_of([RowSlice(encoded=encode(frame, SCHEMA), start=0, stop=2)])
     assert batch.extra["id"].to_pylist() == [None, 1]
     assert batch.extra["at"].tolist() == [5, 5]
 
@@ -222,15 +222,15 @@ def test_nulls_that_ops_leave_are_errors(change, words):
 def test_sliced_frames_and_empty_batches():
     frame = frame_of([record(c0=i, s0=[i] * i) for i in range(10)])
     part = encode(frame.slice(4, 3), SCHEMA)
-    batch = batch_of([Segment(encoded=part, start=0, stop=3)])
+    batch = batch_of([RowSlice(encoded=part, start=0, stop=3)])
     assert batch.sparse["s0"].values.tolist() == [4] * 4 + [5] * 5 + [6] * 6
     empty = encode(frame.slice(0, 0), SCHEMA)
     assert empty.rows == 0
-    assert batch_of([Segment(encoded=empty, start=0, stop=0)]).dense.shape == (0, 5)
+    assert batch_of([RowSlice(encoded=empty, start=0, stop=0)]).dense.shape == (0, 5)
 
 
 def test_sections_are_aligned_and_the_schema_survives_json():
-    batch = batch_of([Segment(encoded=encode(frame_of([record()]), SCHEMA), start=0, stop=1)])
+    batch = batch_of([RowSlice(encoded=encode(frame_of([record()]), SCHEMA), start=0, stop=1)])
     place = batch._placement
     starts = [place.dense, place.categorical, place.labels, place.valid, place.lengths, place.offsets, place.ipc]
     assert all(start % 64 == 0 for start in starts)

@@ -25,7 +25,7 @@ from pipelines import Place, furnished, image
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader import dataset
-from feedline.loader.ring import channel, client, connection, reports, room, slots
+from feedline.loader.ring import channel, client, feeder_connection, reports, room, slots
 from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
 from feedline.loader.ring.slots import RingWriter
 
@@ -170,8 +170,8 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "images", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
-    monkeypatch.setattr(connection, "FeederProcess", NearFeeder)
-    monkeypatch.setattr(connection, "_watched", lambda _channel, _pid: (NearPoll(), None))
+    monkeypatch.setattr(feeder_connection, "FeederProcess", NearFeeder)
+    monkeypatch.setattr(feeder_connection, "_watched", lambda _channel, _pid: (NearPoll(), None))
     return path
 
 
@@ -250,7 +250,7 @@ def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
 
 # -- anywhere -----------------------------------------------------------------------------------------------------
 
-_MODULES = {each.__file__ for each in (channel, connection, dataset, client, slots, room, reports)}
+_MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
 _NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("received", "__init__", "close", "__del__"))}
 _CHECKED = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}  # after these CPython looks for signals

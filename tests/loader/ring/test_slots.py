@@ -12,7 +12,7 @@ import pytest
 from feedline.errors import RingError
 from feedline.loader.ring import slots as ring_module
 from feedline.loader.ring.channel import FREE, READY, ChannelClosedError, adopt, pair
-from feedline.loader.ring.slots import Ready, RingReader, RingWriter, Segment
+from feedline.loader.ring.slots import Ready, RingMemory, RingReader, RingWriter
 
 MIB = 1 << 20
 
@@ -32,13 +32,13 @@ class Pair:
         place = self.writer.acquire(nbytes)
         if place is None:
             return False
-        segment, slot = place
-        segment.slot(slot)[:nbytes] = value
-        self.writer.announce(segment, slot, stream=1, epoch=0, step=step, nbytes=nbytes)
-        self.hear()
+        memory, slot = place
+        memory.slot(slot)[:nbytes] = value
+        self.writer.announce(memory, slot, stream=1, epoch=0, step=step, nbytes=nbytes)
+        self.receive()
         return True
 
-    def hear(self):
+    def receive(self):
         """Both sides read what lies in the socket."""
         while (received := self.trainer.receive(wait=False)) is not None:
             packet, message, fd = received
@@ -90,11 +90,11 @@ def test_bytes_cross_and_the_slot_comes_back_with_the_last_view(rings):
     assert len(lease.root) == 1000
     free = ring.writer.free_slots
     del lease
-    ring.hear()
+    ring.receive()
     assert ring.writer.free_slots == free, "a view is left: the slot must stay leased"
     assert (view == 7).all()
     del view
-    ring.hear()
+    ring.receive()
     assert ring.writer.free_slots == free + 1
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_overwritten_while_it_is_held(rings):
     assert [int(lease.root[0]) for lease in held] == list(range(ring_module._FIRST_SLOTS))
     assert ring.reader.held == ring.reader.slots
     held.pop(3)
-    ring.hear()
+    ring.receive()
     assert ring.send(42, 500)
     assert int(ring.take().root[0]) == 42
 
@@ -121,10 +121,10 @@ def test_growth_adds_slots_up_to_the_limit_and_then_says_so(rings):
         if not ring.send(len(held), int(slot_bytes / ring_module._SLACK)):
             if not ring.writer.grow():
                 break
-            ring.hear()
+            ring.receive()
             continue
         held.append(ring.take())
-    ring.hear()
+    ring.receive()
     assert ring.full
     assert ring.writer.nbytes <= 16 * slot_bytes
     assert len(held) == 16
@@ -142,10 +142,10 @@ def test_a_larger_batch_makes_a_new_generation_and_the_old_one_goes_with_its_las
     assert (old.root == 1).all()
     assert len(ring.reader._mapped) == 2
     del old
-    ring.hear()
+    ring.receive()
     assert len(ring.reader._mapped) == 1
     assert len(ring.writer._generations) == 1
-    first = ring.writer._generations[1].segment.slot_bytes
+    first = ring.writer._generations[1].memory.slot_bytes
     assert first >= 2 * ring_module.PAGE_BYTES
 
 
@@ -161,7 +161,7 @@ def test_each_mapping_is_pinned_once_and_unpinned_when_it_goes(rings):
     assert unpinned == []
     del lease
     ring.ready.clear()
-    ring.hear()
+    ring.receive()
     assert unpinned == [pinned[0][0]] or unpinned == []
     ring.close()
 
@@ -187,11 +187,11 @@ def test_a_fenced_slot_waits_for_its_event(rings):
     lease = ring.take()
     lease.fences.append(lambda: [event])
     del lease
-    ring.hear()
+    ring.receive()
     assert ring.writer.free_slots == free
     assert ring.reader.fenced == 1
     event.done = True
-    ring.hear()
+    ring.receive()
     assert ring.writer.free_slots == free + 1
 
     ring.send(2, 1000)
@@ -265,7 +265,7 @@ def test_reference_cycles_are_freed_by_the_collector(rings):
     cycle.append(cycle)
     del cycle
     gc.collect()
-    ring.hear()
+    ring.receive()
     assert ring.writer.free_slots == free + 1
 
 
@@ -284,7 +284,7 @@ def test_a_forked_child_frees_nothing_and_does_not_hide_a_death(rings):
         os._exit(0)
     try:
         os.read(started[0], 1)
-        ring.hear()
+        ring.receive()
         assert ring.writer.free_slots == free
         assert (lease.root == 1).all()
         ring.trainer.close()
@@ -300,14 +300,14 @@ def test_a_forked_child_frees_nothing_and_does_not_hide_a_death(rings):
 def test_no_memory_is_an_error_with_both_numbers(monkeypatch):
     monkeypatch.setattr(ring_module, "available_memory_bytes", lambda: 80 * MIB)
     with pytest.raises(RingError, match=r"needed 104,857,600 bytes .* available 83,886,080"):
-        Segment.create(generation=0, slots=100, slot_bytes=MIB)
+        RingMemory.create(generation=0, slots=100, slot_bytes=MIB)
 
 
 def test_a_segment_cannot_shrink_under_its_mapping():
-    segment = Segment.create(generation=0, slots=2, slot_bytes=MIB)
+    memory = RingMemory.create(generation=0, slots=2, slot_bytes=MIB)
     with pytest.raises(PermissionError):
-        os.ftruncate(segment.fd, MIB)
-    segment.close_fd()
+        os.ftruncate(memory.fd, MIB)
+    memory.close_fd()
 
 
 def test_long_messages_cross_too():

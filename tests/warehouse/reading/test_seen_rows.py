@@ -1,6 +1,6 @@
 """Does a row that a fit has seen get what has not seen it, and any other row what serving gives it?
 
-The oracle works the encodings out of the definitions in docs/ops.md and docs/warehouse.md: hash, folds and smoothing in
+The oracle works the encodings out of the definitions in docs/ops.md and docs/snapshots.md: hash, folds and smoothing in
 Python's own numbers, for each row by itself.
 """
 
@@ -147,7 +147,7 @@ def test_rows_of_a_run_that_its_own_fit_leaves_out(folder: Path):
 
 
 def sampled(rows: pd.DataFrame, sample: dict[str, Any]) -> pd.DataFrame:
-    """The rows of a sample by the definition in docs/warehouse.md; days lie in one file each."""
+    """The rows of a sample by the definition in docs/snapshots.md; days lie in one file each."""
     kept = []
     for day, row in zip(rows["day"], rows.to_dict("records"), strict=True):
         place = list(ROWS["request"][ROWS["day"] == day]).index(row["request"])

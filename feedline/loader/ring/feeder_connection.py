@@ -22,13 +22,13 @@ from feedline.errors import FeederError, FeedlineError, from_wire
 from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
 from feedline.loader.ring.launch import FeederCommand, FeederProcess
 from feedline.loader.ring.rendezvous import await_successor, connect
-from feedline.loader.ring.reports import Told
+from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import Ready, RingReader
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL = 2
+PROTOCOL = 3
 # A feeder that dies this often without one batch in between will not get better by itself.
 _FUTILE_DEATHS = 3
 _QUIET_S = 30.0
@@ -42,8 +42,8 @@ class Answer:
     facts: dict[str, Any]
 
 
-class Step:
-    """A change that is made whole (`with step:`) or, where an interrupt ends it, marks the conversation as torn."""
+class Transaction:
+    """A change that is made whole (`with transaction:`); an interrupt in the middle marks the connection as torn."""
 
     def __init__(self) -> None:
         self.torn = False
@@ -64,7 +64,7 @@ class _Deaths:
         self._futile = 0
         self._progress = False
 
-    def outlive(self) -> None:
+    def record_progress(self) -> None:
         """A batch came: what died before does not count."""
         self._progress = True
 
@@ -80,7 +80,7 @@ class _Deaths:
         logger.warning("the feeder died; starting another. Its last words:\n%s", words)
 
 
-class Connection:
+class FeederConnection:
     """The trainer's end, over one feeder after the other."""
 
     def __init__(
@@ -95,22 +95,22 @@ class Connection:
         self._closed = False
         self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
         self._asked = 0  # the number of the last hello
-        self._heard: dict[str, Any] | None = None  # the facts that answered it
-        self.stands: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
+        self._facts: dict[str, Any] | None = None  # the facts that answered it
+        self.current: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
         self.reader: RingReader | None = None
         self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
-        self.step = Step()
+        self.transaction = Transaction()
         self.feeder_pid = 0
         self.feeders = 0
         self.room = Room()
         self.deaths = _Deaths()
-        self.told = Told()
+        self.reports = FeederReports()
 
     def start(self) -> None:
         """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
         self._refuse_closed()
-        with self.step:
-            self.stands = None
+        with self.transaction:
+            self.current = None
             for path in self._command.attach_paths:
                 if (channel := connect(path)) is not None:
                     self._channel, self._attached_at = channel, path
@@ -170,17 +170,17 @@ class Connection:
     @property
     def is_torn(self) -> bool:
         """Whether an interrupt came in the middle of a change."""
-        return self.step.torn or (self.reader is not None and self.reader.torn)
+        return self.transaction.torn or (self.reader is not None and self.reader.torn)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
         if self._channel is None:
             raise ChannelClosedError("not connected")
         while not self._channel.send_json(message, wait=False):
-            self.drain()
+            self.receive()
             self._channel.await_room_or_news()
 
-    def drain(self) -> RingReader:
+    def receive(self) -> RingReader:
         """Hear whatever was said; returns the ring that the feeder fills."""
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
@@ -196,12 +196,12 @@ class Connection:
                 _, stream, epoch = END.unpack(packet)
                 self.queue.append((stream, epoch))
             elif kind == b"S":
-                self.told.hear(packet)
+                self.reports.receive(packet)
             else:
-                self._on_message(message, fd, reader)
+                self._handle(message, fd, reader)
         return reader
 
-    def _on_message(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
+    def _handle(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
         kind = message["type"]
         if kind == "map":
             assert fd is not None
@@ -218,9 +218,9 @@ class Connection:
             raise from_wire(message["name"], message["message"])
         elif kind == "facts":
             if message["number"] == self._asked:
-                self._heard = message["facts"]
+                self._facts = message["facts"]
         elif kind == "warnings":
-            self.told.warn(message["texts"])
+            self.reports.add_warnings(message["texts"])
 
     def wait(self, what: str) -> None:
         """Wait for the feeder to say something or to die; says every half minute that it does, and for what."""
@@ -236,28 +236,28 @@ class Connection:
 
     def ask(self, hello: dict[str, Any]) -> dict[str, Any]:
         """The facts that answer this hello: one that was interrupted may be answered first."""
-        with self.step:
-            self.stands = self._heard = None
+        with self.transaction:
+            self.current = self._facts = None
             self._asked += 1
-            self.say({"type": "hello", "protocol": PROTOCOL, "number": self._asked, **hello})
+            self.send({"type": "hello", "protocol": PROTOCOL, "number": self._asked, **hello})
         while True:
-            with self.step:
-                self.drain()
-            if self._heard is not None:
-                return self._heard
+            with self.transaction:
+                self.receive()
+            if self._facts is not None:
+                return self._facts
             self.wait("the plan")
 
-    def bury(self) -> None:
+    def abandon(self) -> None:
         """Take leave of a feeder that is dead, or that an interrupt tore us from; look for one to attach to."""
         self._refuse_closed()
         torn = self.is_torn
         if self._channel is None and not torn:
             return  # it was buried already
         words = ""
-        with self.step:
+        with self.transaction:
             if self._channel is not None and not torn:
                 with contextlib.suppress(ChannelClosedError):
-                    self.drain()  # it may have said why it ended
+                    self.receive()  # it may have said why it ended
                 if self._channel is not None:
                     self._channel.shut_down()  # it may live: then it ends now
                 words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
