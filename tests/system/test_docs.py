@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from fences import FENCE
 from pipelines import furnished
 
 from feedline.cli import app
@@ -25,7 +26,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exa
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md", "docs/serving.md")
 
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
