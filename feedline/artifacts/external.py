@@ -21,13 +21,14 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from feedline.artifacts.array_rows import Rows
+from feedline.artifacts.array_rows import ArrayRows
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
 from feedline.expressions.types import nearest
 from feedline.spec.sections import resolve_path
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.reading.read import fragment_of, read_arrow, refuse_foreign
+from feedline.warehouse.reading.fragment import fragment_of
+from feedline.warehouse.reading.read import read_arrow, refuse_foreign
 from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.storage.locations import absolute, shown
@@ -105,7 +106,7 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
         )
     artifact = _read[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.made("rows", lambda: Rows(stored, max_memory))
+    artifact.made("rows", lambda: ArrayRows(stored, max_memory))
     artifact.made("ids", lambda: ids)  # kept as long as the array is
     return artifact
 

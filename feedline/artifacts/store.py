@@ -2,7 +2,7 @@
 
 Runs in: every process that compiles features. A folder or URI holds
 
-    pipelines/…             which manifest counts for which pipeline and source (`fit_sets`); replaced last
+    pipelines/…             which manifest counts for which pipeline and source (`artifact_sets`); replaced last
     fits-<digest>.json      a manifest: every fit with its facts and what it was fitted on, named by its own bytes
     tables/<digest>.parquet what is too large for JSON, named by its own bytes
 
@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.artifacts.external import read_outside
-from feedline.artifacts.fit_sets import (
+from feedline.artifacts.artifact_sets import (
     FORMAT,
     REMEDY,
-    FitRequest,
-    FitSet,
+    ArtifactSetKey,
+    ArtifactSetRecord,
     Refusal,
     altered,
     checked,
@@ -43,9 +42,10 @@ from feedline.artifacts.fit_sets import (
     read_file,
     refusal,
 )
+from feedline.artifacts.external import read_outside
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import shown_chain
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, seen_among
 from feedline.warehouse.storage import content_store
@@ -78,7 +78,7 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class FitOrigin:
     """What a fit was made on: the table, its snapshot, which rows of it, and how many they were.
 
     where, sample: those that were in use. pipeline: the name of the one that fitted; None in manifests of earlier
@@ -106,9 +106,9 @@ class Origin:
 class Fit:
     """One fit, as a manifest records it.
 
-    key: see `Wanted`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
+    key: see `FitRequest`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
     types. depends: the fits that its values went through, with the digests of their artifacts. shown: the artifact for
-    people. digest: the artifact's own. behind: see `Wanted`; empty in manifests of earlier versions.
+    people. digest: the artifact's own. behind: see `FitRequest`; empty in manifests of earlier versions.
     """
 
     key: str
@@ -119,7 +119,7 @@ class Fit:
     features: tuple[str, ...]
     types: Mapping[str, str]
     depends: Mapping[str, str]
-    fitted_on: Origin
+    fitted_on: FitOrigin
     facts: Mapping[str, Any]
     shown: Mapping[str, Any]
     table: TableFile | None
@@ -147,7 +147,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class FittedArtifact:
     """A fit with its artifact, to be saved; None: its table is in the folder already."""
 
     fit: Fit
@@ -155,8 +155,8 @@ class Learnt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnowledgeRef:
-    """Which knowledge a job works with, small enough to travel with every task.
+class ArtifactSetRef:
+    """The artifact set a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
     the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
@@ -171,26 +171,26 @@ class KnowledgeRef:
     base_dir: str
     readings: tuple[tuple[str, str], ...] = ()
     rows: TableRows | None = None
-    request: FitRequest | None = None
+    request: ArtifactSetKey | None = None
 
 
-class Stored:
-    """Knowledge from a folder of artifacts; see `Knowledge`.
+class StoredArtifactSet:
+    """The artifact set of a folder; see `ArtifactSet`.
 
     newest: the set of fits is looked up when the first fit is asked for: the one that counts then for `ref.request`.
     """
 
-    def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
+    def __init__(self, ref: ArtifactSetRef, *, newest: bool = False) -> None:
         self.ref = ref
         self._newest = newest
         self._read: dict[str, Artifact] = {}
-        self._chosen: FitSet | None = None
+        self._chosen: ArtifactSetRecord | None = None
         self._known: Manifest | None = None
         self.refused: tuple[Fit, ...] = ()  # of a set of an earlier version: learnt from something else
 
     @property
-    def pinned(self) -> KnowledgeRef:
-        """The same knowledge for other processes, which may read nothing else from outside than was read here."""
+    def pinned(self) -> ArtifactSetRef:
+        """The same artifact set for other processes, which may read nothing else from outside than was read here."""
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
@@ -213,7 +213,7 @@ class Stored:
         return self._known
 
     @property
-    def chosen(self) -> FitSet | None:
+    def chosen(self) -> ArtifactSetRecord | None:
         """The set that was looked up; None where none is what is asked for, or a manifest was named."""
         return self._chosen if self.manifest is not None else None
 
@@ -254,7 +254,7 @@ class Stored:
             f"`artifacts: {{from: {request.pipeline}}}`",
         )
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
 
         Raises CorruptFileError where the files do not hold what was written.
@@ -267,7 +267,7 @@ class Stored:
             return None
         return load_artifact(self.ref.folder, fit)
 
-    def instead(self, wanted: Wanted) -> str:
+    def instead(self, wanted: FitRequest) -> str:
         """What is there in the place of a fit that is not, and what was expected: for messages."""
         manifest = self.manifest
         if manifest is None:
@@ -305,7 +305,7 @@ class Stored:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.pinned,)
+        return StoredArtifactSet, (self.pinned,)
 
 
 def load_manifest(folder: str, digest: str) -> Manifest:
@@ -329,7 +329,7 @@ def load_artifact(folder: str, fit: Fit) -> Artifact:
         return artifact
 
 
-def prove(ref: KnowledgeRef) -> None:
+def prove(ref: ArtifactSetRef) -> None:
     """Raise, as `load_manifest` does, where this process cannot read what a job needs: its files are not there."""
     if ref.manifest is None:
         return
@@ -346,8 +346,8 @@ def prove(ref: KnowledgeRef) -> None:
             )
 
 
-def save(folder: str, learnt: Iterable[Learnt]) -> Manifest:
-    """Write a set of fits, for somebody to name it (`fit_sets.save_set`)."""
+def save(folder: str, learnt: Iterable[FittedArtifact]) -> Manifest:
+    """Write a set of fits, for somebody to name it (`artifact_sets.save_set`)."""
     location = locate(absolute(folder))
     fits = {}
     for one in sorted(learnt, key=lambda one: one.fit.key):
@@ -401,7 +401,7 @@ _loading = threading.Lock()
 _loaded: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
 
-def _other_chain(fit: Fit, wanted: Wanted) -> bool:
+def _other_chain(fit: Fit, wanted: FitRequest) -> bool:
     """Whether what shares a fit by name was not learnt from, or behind other ops: the key says nothing of that."""
     if fit.behind or not wanted.shared:
         return bool(fit.behind) and not set(wanted.behind) <= set(fit.behind)
@@ -409,7 +409,7 @@ def _other_chain(fit: Fit, wanted: Wanted) -> bool:
     return feature not in fit.features or (feature == fit.features[0] and fit.chain != wanted.chain)
 
 
-def _takes_old(request: FitRequest, origin: Origin) -> bool:
+def _takes_old(request: ArtifactSetKey, origin: FitOrigin) -> bool:
     return request.takes_old(origin.table, origin.where, origin.sample)
 
 
@@ -421,7 +421,7 @@ def _call(op: str, version: int, parameters: str) -> str:
     return f"{op} (version {version}) with {parameters}"
 
 
-def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
+def _other_types(fit: Fit, wanted: FitRequest) -> list[str]:
     """The columns that were learnt from as other kinds, or not at all. What others share a fit, a feature need not."""
     return [name for name, dtype in wanted.types.items() if kind_of(fit.types.get(name, "")) != kind_of(dtype)]
 
@@ -445,7 +445,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
                 **entry,
                 "features": tuple(entry["features"]),
                 "behind": tuple(entry.get("behind", ())),
-                "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
+                "fitted_on": FitOrigin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }

@@ -16,21 +16,21 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.artifacts.store import Stored
+from feedline.artifacts.store import StoredArtifactSet
 from feedline.errors import DataError, PlanError
 from feedline.pipeline import Pipeline
 from feedline.planning.binding import (
+    artifact_set_ref,
     bound_marks,
     bound_sample,
     bound_where,
     compile_spec,
-    knowledge_ref,
     planned_schema,
     rows_of,
 )
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.vocabulary import Vocabulary, decode
 from feedline.transforms.registry.op import same_ids
@@ -45,15 +45,15 @@ Decoder = Callable[[int], Any]
 
 @dataclass(slots=True)
 class _Recorded:
-    """Knowledge from the artifacts, which remembers what was asked for."""
+    """The stored artifact set, which remembers what was asked for."""
 
-    stored: Stored
+    stored: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
 
     def seen(self, key: str) -> bool | str:
         return self.stored.seen(key)
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         found = self.stored.fitted(wanted)
         if found is not None:
             self.artifacts[wanted.op[0]] = found
@@ -71,10 +71,10 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    stored = Stored(replace(knowledge_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
-    compiled = compile_spec(spec, schema, knowledge=stored)
+    stored = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
+    compiled = compile_spec(spec, schema, artifacts=stored)
     sources = {feature.name: _sources(feature) for feature in spec.features}
-    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], knowledge=stored)
+    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], artifacts=stored)
     columns = list(dict.fromkeys([*compiled.parts, *read.parts]))
     marks = bound_marks(spec, compiled)
     chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
@@ -119,15 +119,15 @@ def _inputs(given: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[Any]:
 
 
 def _values(
-    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: Stored, frame: pl.DataFrame
+    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: StoredArtifactSet, frame: pl.DataFrame
 ) -> tuple[list[Any] | None, Decoder | None]:
     """The feature of each row, None where it is not fitted; and what its ids stand for.
 
     Where a row cannot be computed its error stands in the place of its value.
     """
     recorded = _Recorded(stored)
-    alone = compile_spec(spec, schema, [feature], knowledge=recorded)
-    if alone.wanted:
+    alone = compile_spec(spec, schema, [feature], artifacts=recorded)
+    if alone.missing_fits:
         return None, None
     values: list[Any] = []
     for row in range(frame.height):

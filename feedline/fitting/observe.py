@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError
@@ -23,8 +23,9 @@ from feedline.fitting.spill import Scratch, Spilled, State, merge_part, merged, 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
-from feedline.transforms.registry.user_functions import Needed, check_functions
-from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
+from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
@@ -41,7 +42,7 @@ _WAITING_BYTES = 8 * 2**20
 class FitJob:
     """What every task of one pass needs.
 
-    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. knowledge: what was
+    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: what was
     fitted before. where, sample: the rows to learn from. code: the user's functions that the features call.
     """
 
@@ -50,10 +51,10 @@ class FitJob:
     where: str | None
     sample: Sample | None
     keys: tuple[str, ...]
-    knowledge: KnowledgeRef
+    artifacts: ArtifactSetRef
     scratch: Scratch
     environment: Environment
-    code: tuple[Needed, ...]
+    code: tuple[RequiredFunction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,11 @@ def compile_fit(job: FitJob) -> Observing:
 def _compile(job: FitJob) -> Observing:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    knowledge = Stored(job.knowledge)
-    wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
+    artifacts = StoredArtifactSet(job.artifacts)
+    wanted = {want.key: want for want in compile_features(job.features, schema, artifacts).missing_fits}
     fits = [wanted[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
-    observed = compile_features([feature for stream in streams for feature in stream], schema, knowledge)
+    observed = compile_features([feature for stream in streams for feature in stream], schema, artifacts)
     return Observing(
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),
@@ -126,7 +127,7 @@ def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
     """
     check_environment(job.environment)
     observing = compile_fit(job)
-    growing = [_Growing(learner, job.scratch) for learner in observing.learners]
+    growing = [_FitState(learner, job.scratch) for learner in observing.learners]
     rows = 0
     for chunks in _gathered(observing, fragments):
         frame = _observed(observing, chunks)
@@ -145,7 +146,7 @@ def merge_states(job: FitJob, states: Sequence[States]) -> States:
     full = [one for one in states if one.rows]
     if len(full) < 2:
         return full[0] if full else NO_ROWS
-    growing = [_Growing(learner, job.scratch) for learner in compile_fit(job).learners]
+    growing = [_FitState(learner, job.scratch) for learner in compile_fit(job).learners]
     for place, state in enumerate(growing):
         state.add(one.states[place] for one in full)
         if sum(state.size_bytes for state in growing) > job.scratch.limit_bytes:
@@ -159,7 +160,7 @@ def merge_spilled(job: FitJob, place: tuple[int, Spilled, int]) -> str:
     return merge_part(compile_fit(job).learners[fit], state, part, job.scratch)
 
 
-class _Growing:
+class _FitState:
     """One fit's state while a task works on it: what is merged, and what waits to be."""
 
     def __init__(self, learner: Learner, scratch: Scratch) -> None:
@@ -212,7 +213,7 @@ class _Growing:
         self._waiting_bytes = 0
 
 
-def _relieve(growing: Sequence[_Growing], scratch: Scratch) -> None:
+def _relieve(growing: Sequence[_FitState], scratch: Scratch) -> None:
     """Put the largest states to disk, until the others are within the limit together."""
     for state in growing:
         state.merge()

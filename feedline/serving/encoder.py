@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from feedline.artifacts.store import Stored
+from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import Frame, project
 from feedline.loader.encoding.arrow_table import arrow_table
@@ -25,10 +25,10 @@ from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.binding import (
+    artifact_set_key,
+    artifact_set_ref,
     artifacts_dir,
     compile_spec,
-    fit_request,
-    knowledge_ref,
     named_columns,
     planned_schema,
     require_fitted,
@@ -70,7 +70,9 @@ class Serving:
         self._spec = spec
         self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
-        self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
+        self._artifacts = StoredArtifactSet(
+            artifact_set_ref(spec, served=True), newest=True
+        )  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._schema: BatchSchema | None = None
         self._lock = threading.Lock()
@@ -104,7 +106,7 @@ class Serving:
             types = self._trained() if len(self._trained()) else table()
             if SAMPLE_WEIGHT not in types.names:  # which is recorded with the others
                 types = planned_schema(self._spec, types)
-            features = compile_spec(self._spec, types, knowledge=self._knowledge)
+            features = compile_spec(self._spec, types, artifacts=self._artifacts)
             require_fitted(self._spec, features)
             self._schema = batch_schema(features)
         return self._schema
@@ -133,11 +135,11 @@ class Serving:
         """The columns as training saw them, as far as that is known."""
         if self._types is None:
             used = set().union(*map(named_columns, self.features))
-            self._types = load_types(artifacts_dir(self._spec), fit_request(self._spec), used) or pa.schema([])
+            self._types = load_types(artifacts_dir(self._spec), artifact_set_key(self._spec), used) or pa.schema([])
         return self._types
 
     def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:
-        return compile_spec(self._spec, schema, features, knowledge=self._knowledge)
+        return compile_spec(self._spec, schema, features, artifacts=self._artifacts)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """The schema with types for columns that hold nulls only, as the ops fix them; the same where there are none.
@@ -152,7 +154,7 @@ class Serving:
                 features = self._features(tried, [self.features[place]])
             except SpecError:
                 return None
-            return None if features.wanted else _made(features, rows)
+            return None if features.missing_fits else _made(features, rows)
 
         uses = [frozenset(named_columns(feature)) for feature in self.features]
         found = settled(schema, uses, outcome)

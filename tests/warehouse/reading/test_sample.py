@@ -24,7 +24,8 @@ from warehouse_samples import write
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
 from feedline.warehouse.dask_frame import plan_fragments
-from feedline.warehouse.reading.read import UNCOUNTED, read_arrow, read_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED
+from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
 from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
@@ -87,7 +88,7 @@ def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fracti
 
 
 def test_hashes_that_the_documentation_shows() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "snapshots.md").read_text(encoding="utf-8")
     placed = re.findall(r"^\| `(.+)`, row (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert len(placed) == 4
     for path, index, seed, shown in placed:
