@@ -194,8 +194,8 @@ class Pipeline:
     ) -> Plan:
         """A plan whose features know what they have to."""
 
-        def made(knowledge: ArtifactSetRef | None = None) -> Plan:
-            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
+        def made(artifacts: ArtifactSetRef | None = None) -> Plan:
+            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts)
 
         def fit_missing() -> str | None:
             return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest

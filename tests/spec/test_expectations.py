@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pipeline_spec import MINIMAL, parse, refused
+from minimal_pipeline import MINIMAL
+from test_pipeline_spec import parse, refused
 
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn

@@ -29,7 +29,7 @@ from feedline.service.cluster.scheduler_connection import SchedulerConnection, n
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Cluster:
         """`Client.submit`; None where the scheduler is away."""
         return self.connection.submit(function, *arguments, **options)
 
-    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+    def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and see which of them have our versions, and the user's functions.
 
         Raises ClusterError where there is none, or none that has.
