@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import TargetEncoder
 
 from feedline.errors import DataError
-from feedline.key_hashing import key_hash
+from feedline.hashing import key_hash
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts

@@ -19,8 +19,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from json_validator import Validator
 from own_modules import own_modules
-from test_json_schema import Validator
 
 import feedline
 from feedline import Pipeline
