@@ -73,7 +73,7 @@ def compile_job(job: Job) -> CompiledJob:
 def _compile(job: Job) -> CompiledJob:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, StoredArtifactSet(job.knowledge))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.artifacts))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -88,7 +88,7 @@ def check_job(job: Job) -> None:
     that are not there."""
     check_environment(job.environment)
     try:
-        prove(job.knowledge)
+        prove(job.artifacts)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
     keep_job(job)

@@ -38,22 +38,22 @@ def resolve_artifacts(
     features: the fingerprint that a state has, of an artifact set that may have been replaced since. Raises SpecError
     where something is not fitted and `fit: auto` does not apply.
     """
-    if not plan.features.wanted and plan.job.knowledge.manifest is None:
+    if not plan.features.missing_fits and plan.job.artifacts.manifest is None:
         return plan
     if features is not None and (manifest := _recorded_manifest(plan.spec, features)) is not None:
-        same = manifest == plan.job.knowledge.manifest
+        same = manifest == plan.job.artifacts.manifest
         earlier = plan if same else plan_with(artifact_set_ref(plan.spec, manifest))
-        if not earlier.features.wanted and earlier.features_fingerprint == features:
+        if not earlier.features.missing_fits and earlier.features_fingerprint == features:
             return earlier
 
     def choose() -> str:
-        if plan.features.wanted and _may_fit(plan):
+        if plan.features.missing_fits and _may_fit(plan):
             return fit_missing() or ""
         plan.require_fitted()
-        return plan.job.knowledge.manifest or ""
+        return plan.job.artifacts.manifest or ""
 
     chosen = choose() if start is None else agree(_start_of(plan.spec, start), plan.spec.work_dir, choose)
-    if chosen != plan.job.knowledge.manifest:
+    if chosen != plan.job.artifacts.manifest:
         plan = plan_with(artifact_set_ref(plan.spec, chosen))
     plan.require_fitted()
     _record_manifest(plan)
@@ -68,13 +68,13 @@ def _start_of(spec: PipelineSpec, start: RunStart) -> RunStart:
 
 def _may_fit(plan: Plan) -> bool:
     """Whether `fit: auto` fits what is missing: not where the artifacts are another pipeline's or another table's."""
-    refusal = set_refusal(plan.features.knowledge)
+    refusal = set_refusal(plan.features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 
 def _record_manifest(plan: Plan) -> None:
     """Record the manifest of the plan's features, unless it is recorded."""
-    features, manifest = plan.features_fingerprint, plan.job.knowledge.manifest
+    features, manifest = plan.features_fingerprint, plan.job.artifacts.manifest
     if _recorded_manifest(plan.spec, features) != manifest:
         place = locate(absolute(plan.spec.work_dir))
         content_store.put(place, _record_name(plan.spec, features), [json.dumps({"manifest": manifest}).encode()])

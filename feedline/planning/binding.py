@@ -20,7 +20,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.learning.learner import Knowledge, Wanted
+from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
@@ -71,21 +71,21 @@ def require_fitted(
 ) -> None:
     """Raise SpecError, with the command that helps, where something has not been learnt yet.
 
-    stored: where fits were looked for (default: the knowledge that the features were compiled with). served: there is
+    stored: where fits were looked for (default: the artifact set of the features). served: there is
     no table to learn from, whatever pipeline.yaml says.
     """
-    if not features.wanted:
+    if not features.missing_fits:
         return
     place = next(
-        (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
+        (feature.path for feature in spec.features if feature.name == _base(features.missing_fits[0])), ("features",)
     )
-    knowledge = features.knowledge if stored is None else stored
-    refusal = set_refusal(knowledge)
+    artifacts = features.artifacts if stored is None else stored
+    refusal = set_refusal(artifacts)
     if refusal is not None:
-        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
+        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
         raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
-    missing = [f"{want.feature}: {want.op[0]}: {_instead(knowledge, want)}" for want in features.wanted]
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(artifacts, want)}" for want in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
@@ -94,23 +94,23 @@ def require_fitted(
     raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
 
 
-def set_refusal(knowledge: Knowledge) -> Refusal | None:
+def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
     """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
-    return knowledge.refusal() if isinstance(knowledge, StoredArtifactSet) else None
+    return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
 def _more(features: CompiledFeatures) -> str:
-    return f"; and {len(features.wanted) - _SHOWN} more" if len(features.wanted) > _SHOWN else ""
+    return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
 _SHOWN = 5  # of the fits that are missing
 
 
-def _instead(knowledge: Knowledge, want: Wanted) -> str:
-    return knowledge.instead(want) if isinstance(knowledge, StoredArtifactSet) else "got no artifact"
+def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
+    return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
-def _base(want: Wanted) -> str:
+def _base(want: FitRequest) -> str:
     """The feature as pipeline.yaml names it."""
     return want.feature.partition(" (input ")[0]
 
@@ -120,13 +120,13 @@ def compile_spec(
     schema: pa.Schema,
     features: Sequence[FeatureSpec] | None = None,
     *,
-    knowledge: Knowledge | None = None,
+    artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
     """The spec's features (or some of them) against a schema; errors carry file, line and path.
 
-    Without `knowledge` nothing is fitted: enough to know columns and kinds.
+    Without `artifacts` nothing is fitted: enough to know columns and kinds.
     """
-    known = StoredArtifactSet(artifact_set_ref(spec)) if knowledge is None else knowledge
+    known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
         return compile_features(spec.features if features is None else features, schema, known)
     except OpError as error:

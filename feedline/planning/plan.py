@@ -47,7 +47,7 @@ from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import Needed
+from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import fragment_at
@@ -291,17 +291,17 @@ def make_plan(
     lanes: int,
     map: Map | None = None,
     rebase: Rebase | None = None,
-    knowledge: ArtifactSetRef | None = None,
+    artifacts: ArtifactSetRef | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
-    `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `artifacts`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
     `Plan.require_fitted`.
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    stored = _stored(spec, snapshot, knowledge)
-    features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
+    stored = _stored(spec, snapshot, artifacts)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
     read = ReadColumns.of(spec, features, where, sample)
@@ -360,10 +360,10 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: ArtifactSetRef | None) -> StoredArtifactSet:
+def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
     """A set of fits, which tells the rows of this plan that a fit has seen from others."""
-    ref = replace(artifact_set_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
-    return StoredArtifactSet(ref, newest=knowledge is None)
+    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
+    return StoredArtifactSet(ref, newest=artifacts is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
@@ -385,7 +385,7 @@ def _job(
     read: ReadColumns,
     by: str | None,
     record: Recording | None,
-    knowledge: ArtifactSetRef,
+    artifacts: ArtifactSetRef,
 ) -> Job:
     names = set(read.columns(schema))
     used = pa.schema([field for field in schema if field.name in names])
@@ -397,12 +397,12 @@ def _job(
         environment=local_environment(),
         sample=None if read.sample is None else read.sample.sample,
         record=record,
-        knowledge=knowledge,
+        artifacts=artifacts,
         code=code_of(spec),
     )
 
 
-def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+def code_of(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
         return functions_of(spec.features)

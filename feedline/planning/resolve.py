@@ -121,7 +121,7 @@ def resolve_snapshot(
     """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state."""
 
     def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
-        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=artifacts)
+        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts)
 
     plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshot), start=start, features=features)
     return _with_recorded_types(plan)

@@ -120,7 +120,7 @@ def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
     job = planned(tmp_path, 3).job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
     others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
-    others += [replace(job, environment=()), replace(job, knowledge=replace(job.knowledge, out_of_fold=False))]
+    others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
     assert len({job.digest, *(other.digest for other in others)}) == 6
 
 
@@ -129,7 +129,7 @@ def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Eight Dask threads begin with their first blocks at the same moment."""
     job: Any = planned(tmp_path, 3).job
     if module is observe:
-        names = ("features", "schema", "where", "sample", "knowledge", "environment", "code")
+        names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
         known = {name: getattr(job, name) for name in names}
         job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
     monkeypatch.setattr(module, "_compiled", SingleFlight())
