@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
