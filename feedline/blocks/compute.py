@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.blocks.environment import check_environment
-from feedline.blocks.jobs import CompiledJob, compile_job, held_job
+from feedline.blocks.jobs import CompiledJob, compile_job, find_job
 from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import BlockRequest, BlockResult, Job, PieceRequest
 from feedline.errors import DataError
@@ -37,7 +37,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     job: or its digest. Raises UnknownJobError where the digest says nothing here; DataError naming file, row group and
     row, CorruptFileError, TableChangedError naming file and row group; ClusterError for another environment.
     """
-    job = held_job(job)
+    job = find_job(job)
     check_environment(job.environment)
     compiled = compile_job(job)
     clock = _Clock()

@@ -49,12 +49,12 @@ _jobs: SingleFlight[str, Job] = SingleFlight()
 _compiled: SingleFlight[str, CompiledJob] = SingleFlight()
 
 
-def hold_job(job: Job) -> None:
+def keep_job(job: Job) -> None:
     """From now on tasks of this process may name the job by its digest."""
     _jobs.get(job.digest, lambda: job)
 
 
-def held_job(named: Job | str) -> Job:
+def find_job(named: Job | str) -> Job:
     """The job that a task names, or brings along. Raises UnknownJobError."""
     if isinstance(named, Job):
         return _jobs.get(named.digest, lambda: named)
@@ -73,7 +73,7 @@ def compile_job(job: Job) -> CompiledJob:
 def _compile(job: Job) -> CompiledJob:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, StoredArtifactSet(job.knowledge))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.artifacts))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None
@@ -88,7 +88,7 @@ def check_job(job: Job) -> None:
     that are not there."""
     check_environment(job.environment)
     try:
-        prove(job.knowledge)
+        prove(job.artifacts)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
-    hold_job(job)
+    keep_job(job)

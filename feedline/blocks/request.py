@@ -15,7 +15,7 @@ from feedline.blocks.environment import Environment
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.quality import Quality
 from feedline.spec.features import FeatureSpec
-from feedline.transforms.registry.user_functions import Needed
+from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.recorded_rows import Recording
@@ -27,7 +27,7 @@ class Job:
 
     Workers are sent it once; tasks name it by its `digest`, which is of everything else here.
 
-    With a sample the schema may hold the virtual column `sample_weight`. knowledge: what ops know besides their
+    With a sample the schema may hold the virtual column `sample_weight`. artifacts: what ops know besides their
     parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
     """
 
@@ -36,10 +36,10 @@ class Job:
     where: str | None
     by: str | None
     environment: Environment
-    knowledge: ArtifactSetRef
+    artifacts: ArtifactSetRef
     sample: Sample | None = None
     record: Recording | None = None
-    code: tuple[Needed, ...] = ()
+    code: tuple[RequiredFunction, ...] = ()
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

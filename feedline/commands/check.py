@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
-from feedline.planning.plan import needs_of
+from feedline.planning.plan import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources import available_cores
 from feedline.service.cluster.cluster import Cluster
@@ -125,8 +125,8 @@ def run_check(
         findings = check_footers(listing, map=map, rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
-            needs = needs_of(spec, findings.table_schema())
-            check_presence(findings, needs.parts(findings.table_schema()), needs.where)
+            read = read_columns_of(spec, findings.table_schema())
+            check_presence(findings, read.parts(findings.table_schema()), read.where)
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
@@ -184,15 +184,15 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     try:
         snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
         snapshot = snapshot.without(wrong) if wrong else snapshot
-        needs = needs_of(spec, snapshot.schema)
+        columns = read_columns_of(spec, snapshot.schema)
     except StoreError:
         raise
     except (TableError, SpecError):
         if not wrong:
             raise
         return None
-    selection = screen_rows(snapshot, needs.where, sample=needs.sample)
-    return find_gaps(needs, snapshot, selection.rows, needs.where)
+    selection = screen_rows(snapshot, columns.where, sample=columns.sample)
+    return find_gaps(columns, snapshot, selection.rows, columns.where)
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
     if all_columns:
         return tuple(findings.schema.names)
     schema = findings.table_schema()
-    needed = source_columns(schema, sorted(needs_of(spec, schema).columns(schema)))
+    needed = source_columns(schema, sorted(read_columns_of(spec, schema).columns(schema)))
     return tuple(name for name in needed if name in schema.names and name not in findings.listing.partition)
 
 

@@ -20,7 +20,7 @@ from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
 from feedline.blocks import jobs
-from feedline.blocks.jobs import UnknownJobError, check_job, held_job
+from feedline.blocks.jobs import UnknownJobError, check_job, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
@@ -111,16 +111,16 @@ def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pyt
     job = planned(tmp_path, 3).job
     monkeypatch.setattr(jobs, "_jobs", SingleFlight())
     with pytest.raises(UnknownJobError, match=job.digest):
-        held_job(job.digest)
+        find_job(job.digest)
     check_job(pickle.loads(pickle.dumps(job)))
-    assert held_job(job.digest) == job
+    assert find_job(job.digest) == job
 
 
 def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
     job = planned(tmp_path, 3).job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
     others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
-    others += [replace(job, environment=()), replace(job, knowledge=replace(job.knowledge, out_of_fold=False))]
+    others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
     assert len({job.digest, *(other.digest for other in others)}) == 6
 
 
@@ -129,7 +129,7 @@ def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Eight Dask threads begin with their first blocks at the same moment."""
     job: Any = planned(tmp_path, 3).job
     if module is observe:
-        names = ("features", "schema", "where", "sample", "knowledge", "environment", "code")
+        names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
         known = {name: getattr(job, name) for name in names}
         job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
     monkeypatch.setattr(module, "_compiled", SingleFlight())

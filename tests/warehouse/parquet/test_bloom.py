@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pruning import predicates, truth
+from predicate_truth import predicates, truth
 from warehouse_samples import COLLECTION
 
 from feedline.expressions import bind_where

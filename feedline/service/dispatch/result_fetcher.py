@@ -28,7 +28,7 @@ _PER_WORKER = 2  # one is on the wire while the next is being asked for
 Outcome: TypeAlias = BlockResult | BlockFailure | None
 
 
-class Gathering:
+class ResultFetcher:
     """Fetches what futures become. `arrived` is called on the loop, with a key and its outcome, once per future."""
 
     def __init__(self, arrived: Callable[[str, Outcome], None]) -> None:
