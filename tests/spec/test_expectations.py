@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
@@ -23,7 +24,6 @@ from feedline.service.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import MEASURES, Expectation, broken
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.registry.op import OpError
 
 SCHEMA = BatchSchema(
