@@ -31,7 +31,7 @@ from feedline.errors import PlanError, SpecError
 from feedline.loader.facts import summary_of
 from feedline.loader.ranks import detect_rank
 from feedline.loader.ring.launch import read_overrides
-from feedline.loader.state import REWRITTEN, read_state, told
+from feedline.loader.state import read_state, told
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
@@ -157,18 +157,11 @@ def rebase(
         Path, typer.Argument(metavar="STATE", help="The run's state: the JSON of a dataset's state_dict.")
     ],
     output: Annotated[Path | None, typer.Option(help="Where the new state goes; standard output without.")] = None,
-    rewritten: Annotated[
-        str, typer.Option(help="Rows of rewritten files that may have been delivered: error, skip or repeat.")
-    ] = "error",
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
-    if rewritten not in REWRITTEN:
-        raise SpecError(f"--rewritten is unknown: got {rewritten!r}, expected {', '.join(REWRITTEN)}")
-    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(
-        before := read_state(state), rewritten=rewritten
-    )
+    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts()["rest"]
     Console(stderr=True).print(

@@ -30,7 +30,7 @@ from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.encoding.slot import draft, write
 from feedline.loader.facts import warning_of
 from feedline.loader.row_arrays import Encoded
-from feedline.loader.state import checked_rewritten, checked_state
+from feedline.loader.state import checked_state
 from feedline.planning.agreement import agree_on_snapshot
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
 from feedline.planning.plan import Map, Plan, make_plan, select
@@ -135,15 +135,15 @@ class Pipeline:
         _refuse_others(plan, checked)
         return plan
 
-    def rebase(self, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None) -> Plan:
+    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan of a state's run on the table as it is now: of the state's epoch, what was not delivered is left.
 
-        `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
-        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. A saved
-        snapshot that `source.snapshot` names is not looked at. Raises StateError for rows in doubt, where the state is
-        of another plan, and where the new table cannot be compared with the old one.
+        `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. A
+        saved snapshot that `source.snapshot` names is not looked at. Raises StateError where rows of rewritten files
+        were delivered whose identities were not recorded, where the state is of another plan, and where the new table
+        cannot be compared with the old one.
         """
-        checked, policy = checked_state(state), checked_rewritten(rewritten)
+        checked = checked_state(state)
         _refuse_other_numbers(self.spec, checked)
         before, rest = _named(self.spec, checked["snapshot"])
         old = make_plan(self.spec, before, lanes=checked["lanes"], map=map, rebase=rest)
@@ -156,7 +156,7 @@ class Pipeline:
             return old
         comparable(old, snapshot)
         new = make_plan(self.spec, snapshot, lanes=old.lanes, map=map)
-        made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
+        made = rebase(old, new, epoch=epoch, step=step, map=map)
         made.save(self.spec.work_dir)
         return replace(new, rebase=made)
 
@@ -170,7 +170,7 @@ class Pipeline:
             hashlib.sha256(json.dumps([start.job, asked], sort_keys=True).encode()).hexdigest(),
             rank=start.rank,
             world_size=start.world_size,
-            take=lambda: self.rebase(asked["state"], rewritten=asked["rewritten"], map=map).snapshot_name,
+            take=lambda: self.rebase(asked["state"], map=map).snapshot_name,
             environment=os.environ,
         )
         snapshot, rest = _named(self.spec, agreed)
