@@ -38,7 +38,7 @@ from rich.table import Table
 from transform_cases import GOLDEN, Array
 from transforms import reborn
 
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features

@@ -182,7 +182,7 @@ def _serve(
     try:
         feeder.serve()
     finally:
-        if (total := feeder.observed.total) is not None:
+        if (total := feeder.monitor.total) is not None:
             served(total.to_json())
 
 

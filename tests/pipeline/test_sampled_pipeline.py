@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from fences import FENCE
 from pipelines import Place, furnished
 from processes import ended
-from test_docs import FENCE
-from test_sample import key_hash, place_hash, stays
+from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from fences import FENCE
 from pipelines import furnished
 
 from feedline.cli import app
@@ -33,7 +34,6 @@ WITH_FENCES = (
     "docs/serving.md",
 )
 
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 

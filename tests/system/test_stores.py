@@ -32,7 +32,8 @@ from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store, locations, retry
 from feedline.warehouse.storage.locations import locate
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_pipeline_docs import completed
+from minimal_pipeline import completed
 
 from feedline.spec import PipelineSpec, parse_spec
 from feedline.spec.arrow_types import type_named

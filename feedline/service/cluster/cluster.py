@@ -19,17 +19,17 @@ import dask
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
-from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.blocks.jobs import check_job
+from feedline.blocks.request import Job
 from feedline.errors import ClusterError
-from feedline.processor import chosen, variables
-from feedline.resources import ALLOCATOR_ENVIRONMENT
-from feedline.service.cluster.connection import Connection, no_worker
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +62,18 @@ class Cluster:
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._exclusions = Exclusions()
-        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
+        self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
             config["temporary-directory"] = scratch
-        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
+        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(self._cpu)}
+        for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
-            self.connection = Connection(
+            self.connection = SchedulerConnection(
                 self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
             )
         except BaseException:
@@ -167,7 +168,7 @@ class Cluster:
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing; `Connection.look`."""
+        """See what is missing; `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
@@ -178,7 +179,7 @@ class Cluster:
         """`Client.submit`; None where the scheduler is away."""
         return self.connection.submit(function, *arguments, **options)
 
-    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+    def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and see which of them have our versions, and the user's functions.
 
         Raises ClusterError where there is none, or none that has.

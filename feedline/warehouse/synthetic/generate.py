@@ -23,7 +23,6 @@ from feedline.errors import SpecError, TableArgumentError
 from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationReport:
     """A written table: `files` Parquet files of `bytes` bytes in all, `clicks` rows with clicked = 1."""

@@ -17,6 +17,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -25,8 +26,7 @@ from feedline.commands.plan_ops import describe_ops
 from feedline.errors import FeedlineError
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Fits
+from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import named_by
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, seen_among
@@ -221,7 +221,7 @@ def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(fol
     learnt = pl.from_pandas(on(lambda rows: (rows["day"] < 2) & (rows["price"] > 0)))
     plan, schema = pipeline.plan(), pipeline.snapshot().schema
     known = fit_frames(plan.spec.features, schema, [learnt])
-    plain = compile_features(plan.spec.features, schema, Fits(artifacts=known.artifacts, out_of_fold=True))
+    plain = compile_features(plan.spec.features, schema, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=True))
     assert plan.features.marks == ()
     assert plan.features.fingerprint == plain.fingerprint
     assert plan.parts == ("request", "shop", "day", "price")

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 import time
 
 import fsspec
@@ -19,7 +18,8 @@ from s3_store import KEYS
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.faults import Outlook, ShortBodyError, outlook
-from feedline.warehouse.storage.retry import Budget, RetryPolicy, interruptible, retried
+from feedline.warehouse.storage.parallel import in_threads
+from feedline.warehouse.storage.retry import Budget, RetryPolicy, retried
 
 ANYWHERE = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
 RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -172,48 +172,10 @@ def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         return ""
 
     started_s = time.monotonic()
-    with interruptible(16, "test") as pool:
-        messages = list(pool.map(attempt, range(16)))
+    messages = list(in_threads(attempt, range(16), threads=16))
     assert all("gave up after" in message for message in messages)
     assert time.monotonic() - started_s < 10
     assert len(calls) <= 16 + Budget.CAPACITY / Budget.COST[Outlook.THROTTLED] + 10 * Budget.PER_SECOND
-
-
-def test_a_failure_ends_the_waiting_of_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Semaphore(0)
-
-    def fail() -> None:
-        failed.release()
-        raise RESET
-
-    def work(place: int) -> None:
-        if place < 2:
-            retried(fail, ANYWHERE, f"place {place}")
-        assert failed.acquire(timeout=20)
-        assert failed.acquire(timeout=20)
-        raise DataError("the real one")
-
-    with pytest.raises(DataError, match="the real one"), interruptible(3, "test") as pool:
-        list(pool.map(work, range(3)))
-
-
-def test_leaving_a_block_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Event()
-
-    def fail() -> None:
-        failed.set()
-        raise RESET
-
-    def leave() -> None:
-        with interruptible(1, "test") as pool:
-            pool.map(lambda _: retried(fail, ANYWHERE, "x"), [0])
-            assert failed.wait(20)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
 
 
 WAITING = """

@@ -357,8 +357,13 @@ def test_a_part_in_the_making_is_smaller_than_its_rows(tmp_path: Path) -> None:
     peaks, sizes = [], []
     for groups in (4, 16):
         recipe = ClickRecipe(
-            rows=groups * 4096, days=1, row_group_rows=4096, part_rows=groups * 4096, clustered=False, compression="none"
-        )
+            rows=groups * 4096,
+            days=1,
+            row_group_rows=4096,
+            part_rows=groups * 4096,
+            clustered=False,
+            compression="none",
+        )  # fmt: skip
         sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups())  # once before, to fill the caches
         tracemalloc.start()
         sizes.append(sum(table.nbytes for table in ClickFile(recipe, 0, 0).row_groups()))
