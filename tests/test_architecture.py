@@ -78,7 +78,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.__main__", "feedline.commands.transform"),
     ("feedline.artifacts.external", "feedline.artifacts.zarr_array"),
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
-    ("feedline.pipeline", "feedline.loader.batch"),
+    ("feedline.service.in_process", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.plan_frame"),
     ("feedline.warehouse.discovery.delta", "deltalake"),
     ("feedline.warehouse.discovery.iceberg", "pyiceberg.exceptions"),

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
-from test_hashing import GOLDEN, digest_of, mix
+from reference_hash import GOLDEN, digest_of, mix
 
 from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings

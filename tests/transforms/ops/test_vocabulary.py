@@ -18,7 +18,7 @@ import pytest
 from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hashing import hash_of
+from reference_hash import hash_of
 
 from feedline import Pipeline
 from feedline.errors import DataError
