@@ -48,7 +48,7 @@ from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction
-from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.bad_files import BadFile, load_skipped
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
@@ -340,7 +340,7 @@ def make_plan(
         layout=SlotLayout(batch_schema(features)),
         job=_job(spec, planned_schema(spec, snapshot.schema), read, by, record, stored.pinned),
         lanes=lanes,
-        skipped=skipped_of(spec.work_dir, snapshot.id),
+        skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
 

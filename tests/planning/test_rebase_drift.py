@@ -312,7 +312,7 @@ def test_records_that_cannot_be_listed_are_none(
     def refuse(operation: object, filesystem: pafs.FileSystem, name: str, **options: object) -> None:
         raise StoreError(f"{name} could not be listed: gave up")
 
-    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.retried", refuse)
+    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.with_retries", refuse)
     place.delete("ds=1/0.parquet")
     with caplog.at_level(logging.WARNING):
         known = Records(str(tmp_path / "work"), plan.job.record.identity).of("ds=1/0.parquet", b"", {0: 3})

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 from feedline.warehouse.optimize.clustering import whole
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.parquet.open_file import unchanged
+from feedline.warehouse.parquet.open_file import open_unchanged
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -118,7 +118,7 @@ def places_without_nulls(field: pa.Field) -> Iterator[str]:
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
     """A file's footer and Arrow schema."""
     location = locate(fragment.table)
-    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         return file.metadata, file.schema
 
 

@@ -30,7 +30,7 @@ from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bound_again, sampled_again
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Records:
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:
-            infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+            infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
         except (OSError, TableError, pa.ArrowException) as error:
             logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
             return found
