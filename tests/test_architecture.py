@@ -80,6 +80,7 @@ INSIDE_FUNCTIONS = {
     ("feedline.loader.row_arrays", "feedline.loader.batch"),
     ("feedline.service.in_process", "feedline.loader.batch"),
     ("feedline.pipeline", "feedline.service.plan_frame"),
+    ("feedline.warehouse.table", "feedline.warehouse.dask_frame"),
     ("feedline.warehouse.discovery.delta", "deltalake"),
     ("feedline.warehouse.discovery.iceberg", "pyiceberg.exceptions"),
     ("feedline.warehouse.discovery.iceberg", "pyiceberg.io.pyarrow"),

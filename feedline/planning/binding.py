@@ -1,6 +1,7 @@
-"""What does a pipeline.yaml mean for a table of a certain schema? Its parts, bound to columns; errors with places.
+"""Bind the parts of a pipeline.yaml to the columns of a table; errors name file, line and path.
 
-Runs in: the feeder, the CLI, `Pipeline`. Pure, but for artifacts that compiling may read.
+Runs in: the feeder, the CLI, `Pipeline`. Pure, except that compiling may read artifacts. `ReadColumns` says which
+columns a pipeline reads, for plans, blocks, `feedline check` and reports.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from feedline.warehouse.storage.locations import below, join, shown
 
 
 def artifacts_dir(spec: PipelineSpec) -> str:
-    """Where what ops learnt is kept."""
+    """The folder of the pipeline's artifacts."""
     return spec.artifacts.folder or below(spec.work_dir, "artifacts")
 
 
 def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSetKey:
-    """Which fits this pipeline asks for."""
+    """The identity of the pipeline's artifact set."""
     sample = Sample.of(spec.source.sample)
     return ArtifactSetKey(
         pipeline=spec.name,
@@ -46,7 +47,7 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
 
 
 def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:
-    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
+    """The artifact set of a job: a manifest, or the key to look it up by. `served`: for rows that no fit has seen."""
     return ArtifactSetRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
@@ -57,7 +58,7 @@ def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served:
 
 
 def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
-    """The rows that a run of the spec reads, by what decides on them."""
+    """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=shown(snapshot.uri),
         named=names_of(spec.source.table, spec.source.format),
@@ -69,10 +70,10 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
 def require_fitted(
     spec: PipelineSpec, features: CompiledFeatures, stored: StoredArtifactSet | None = None, *, served: bool = False
 ) -> None:
-    """Raise SpecError, with the command that helps, where something has not been learnt yet.
+    """Raise SpecError, with the command that helps, where a feature has no artifact.
 
-    stored: where fits were looked for (default: the artifact set of the features). served: there is
-    no table to learn from, whatever pipeline.yaml says.
+    stored: the artifact set (default: that of the features). served: there is no table to fit on, whatever
+    pipeline.yaml says.
     """
     if not features.missing_fits:
         return
@@ -95,7 +96,7 @@ def require_fitted(
 
 
 def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
-    """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
+    """Why the whole artifact set cannot be used: it belongs to another table or filter; None where it can."""
     return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
@@ -103,7 +104,7 @@ def _more(features: CompiledFeatures) -> str:
     return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
-_SHOWN = 5  # of the fits that are missing
+_SHOWN = 5  # missing artifacts in one message
 
 
 def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
@@ -111,7 +112,7 @@ def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
 
 
 def _base(want: FitRequest) -> str:
-    """The feature as pipeline.yaml names it."""
+    """The name of the feature in pipeline.yaml."""
     return want.feature.partition(" (input ")[0]
 
 
@@ -122,9 +123,9 @@ def compile_spec(
     *,
     artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
-    """The spec's features (or some of them) against a schema; errors carry file, line and path.
+    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path.
 
-    Without `artifacts` nothing is fitted: enough to know columns and kinds.
+    `artifacts`: the artifact set (default: the current one).
     """
     known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
@@ -136,7 +137,7 @@ def compile_spec(
 def bound_where(
     spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
 ) -> BoundExpression | None:
-    """`source.where`, or the text at another place, over the table's columns; None where there is none."""
+    """`source.where`, or the expression at another path, bound to the table's columns; None where there is none."""
     text = spec.source.where if text is None else text
     try:
         return None if text is None else bind_where(text, schema)
@@ -145,11 +146,11 @@ def bound_where(
 
 
 def named_columns(feature: FeatureSpec) -> set[str]:
-    """The columns that a feature is made of, as it names them; those that its ops name are not among them."""
+    """The columns that a feature names as its inputs, without those that its ops name."""
     sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
     used = {source.column for source in sources if source.column is not None}
     for expr in [source.expr for source in sources if source.expr is not None]:
-        with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+        with contextlib.suppress(ValueError):  # compiling reports it
             used |= parse(expr).columns
     return used
 
@@ -170,7 +171,7 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
-    """`source.sample` over the table's columns."""
+    """`source.sample`, bound to the table's columns."""
     sample = Sample.of(spec.source.sample)
     if sample is None:
         return None
@@ -182,7 +183,7 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
 
 
 def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
-    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    """Conditions that recognise rows which fits have seen. Raises SpecError where the table cannot tell."""
     try:
         return bind_marks(features.marks, features.schema)
     except ValueError as error:

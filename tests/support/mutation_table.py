@@ -361,7 +361,7 @@ MUTATIONS = (
     Mutation(
         "planning",
         "restarted-rank",
-        'and rank not in found["ranks"]',
+        'and start.rank not in found["ranks"]',
         "",
         "a rank that starts again joins the snapshot of the start before",
     ),

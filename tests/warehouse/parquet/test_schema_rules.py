@@ -17,10 +17,10 @@ from warehouse_samples import write
 
 from feedline import Pipeline, Table
 from feedline.errors import PlanError, SpecError, TableError
-from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules, conformed, decoded, union, widens
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.missing_columns import files_without
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot

@@ -19,8 +19,8 @@ from warehouse_samples import collection, sample, write
 
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.faults import ShortBodyError
 from feedline.warehouse.storage.locations import absolute, locate, shown
