@@ -110,7 +110,7 @@ REFUSED = {
     "x in [[1]]": "a list may stand only right of `in`",
     "x > 1j": "complex numbers are refused",
     "x > ...": "`...` has no place",
-    "+x": "a `+` before a column does nothing",
+    "+x": "a `+` before a column has no effect",
     "-'a' < x": "arithmetic needs numbers",
     "x.dt": "`dt` is a namespace",
     "x.abs": "a method is called: write `.abs()`",

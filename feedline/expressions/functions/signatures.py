@@ -28,7 +28,7 @@ _EXPECTED = {
     "literal": "a literal; for another column write `coalesce(x, y)` or `when(condition, x, y)`",
     "integer": "a literal integer",
     "number": "a literal number",
-    "text": "a literal text",
+    "text": "a literal string",
     "boolean": "True or False",
     "type": f"the name of a type as a string: one of {', '.join(CAST_TYPES)}",
 }

@@ -279,7 +279,7 @@ WRONG = {
     "s.str.zfill(1000)": "the length is at most 256",
     "s.str.head(3000000000)": "the argument is too large",
     "s.str.contains(n)": "expects a literal string here",
-    "s.str.replace('', 'x')": "nothing cannot be replaced",
+    "s.str.replace('', 'x')": "the pattern to replace must not be empty",
     "s.str.split('')": "the separator must not be empty",
     "s.str.to_date('%Q')": "the format is unknown",
     "s.str.to_datetime('%H')": "the format names no full timestamp",
