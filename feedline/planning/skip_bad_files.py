@@ -24,14 +24,14 @@ from feedline.warehouse.bad_files import (
     BadFile,
     BadFilesMetError,
     ForgivingMap,
-    known_bad_files,
-    known_within,
+    findings_in,
+    leave_out,
+    load_findings,
     reason_of,
     refuse_all,
     refuse_too_many,
     remember,
     save_skipped,
-    without_known,
 )
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -73,7 +73,7 @@ def good_snapshot(
 
 def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _SkippedFiles]:
     """The table without known bad files and those with a corrupt footer; and these files."""
-    skipped = _SkippedFiles(known_bad_files(spec.work_dir))
+    skipped = _SkippedFiles(load_findings(spec.work_dir))
     try:
         snapshot = take(spec, map=map, on_bad=skipped.on_bad, sift=skipped.sift)
     except TableError:
@@ -81,7 +81,7 @@ def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _
             remember(spec.work_dir, skipped.found)
             raise skipped.refusal(spec) from None
         raise
-    return _without(spec, snapshot, known_within(snapshot, skipped.known), skipped), skipped
+    return _without(spec, snapshot, findings_in(snapshot, skipped.known), skipped), skipped
 
 
 class _SkippedFiles:
@@ -100,7 +100,7 @@ class _SkippedFiles:
         return self._listing is not None
 
     def sift(self, listing: Listing) -> Listing:
-        left, bad = without_known(listing, self.known)
+        left, bad = leave_out(listing, self.known)
         self.found += bad
         self.left = len(left.files)
         if not self.left:
