@@ -242,6 +242,7 @@ def test_a_corrupt_footer_is_met_before_the_first_batch(place: Place, tmp_path: 
     truncate(file)
     done = ended("run", path, "--sink", "null")
     assert (done.returncode, str(file) in done.stderr) == (1, True), done.stderr
+    shutil.rmtree(tmp_path / "t")
     write(tmp_path / "t")
     flip_a_footer(file)
     with FeedlineDataset(path) as dataset, pytest.raises(TableError, match=r"part=1/data\.parquet"):
