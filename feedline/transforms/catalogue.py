@@ -1,6 +1,6 @@
-"""How do the declared ops look in the JSON Schema of pipeline.yaml, and on the page docs/ops.md?
+"""Describe the declared ops: their JSON Schema in pipeline.yaml, and the page docs/ops.md.
 
-Runs in: `feedline schema`, and whoever writes the page. Pure.
+Runs in: `feedline schema`, and whatever writes the page. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "de
 
 
 def op_schema() -> dict[str, Any]:
-    """The JSON Schema of one op as it stands in a list of ops: a word, or a map of one key {op: parameters}."""
+    """The JSON Schema of one op in a list of ops: a word, or a map of one key {op: parameters}."""
     properties: dict[str, Any] = {}
     for found in OPS.values():
         if not found.fields:
@@ -75,7 +75,7 @@ def op_schema() -> dict[str, Any]:
 
 
 def document() -> str:
-    """The text of docs/ops.md: every op with what it takes and gives, its parameters, semantics and examples."""
+    """docs/ops.md: every op with its input and output, parameters, semantics and examples."""
     parts = [
         "# Ops",
         "Generated from the declarations in `feedline/transforms`; do not edit.",
