@@ -84,9 +84,7 @@ class DirectTable:
     def find(self, values: Values, out: Integers) -> None:
         """Write each value's result into `out`, 0 for unknown values. `values` are of the keys' type."""
         for part in _blocks(len(values)):
-            place = np.subtract(values[part], self.smallest).view(
-                np.uint64
-            )  # smaller values wrap to huge ones
+            place = np.subtract(values[part], self.smallest).view(np.uint64)  # smaller values wrap to huge ones
             np.minimum(place, np.uint64(len(self.table) - 1), out=place)
             out[part] = self.table.take(place.view(np.int64), mode="clip")
 

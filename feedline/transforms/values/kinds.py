@@ -96,7 +96,7 @@ class Value:
         return dtype.size if isinstance(dtype, pl.Array) and len(dtype.shape) == 1 else None
 
     def plain(self) -> Value:
-        """The same value with a vector as a list, categories as strings and a list of {id, weight} as a weighted list."""
+        """The value with a vector as a list, categories as strings, a list of {id, weight} as a weighted list."""
         dtype, expr = self.dtype, self.expr
         if isinstance(dtype, pl.Array) and spoken(dtype) != dtype:
             dtype, expr = spoken(dtype), expr.arr.to_list()

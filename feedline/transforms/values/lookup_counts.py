@@ -24,7 +24,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def counting() -> Iterator[Found]:
-    """For each lookup of the passes that this thread runs meanwhile: the values looked up, and how many were unknown."""
+    """For each lookup of this thread's passes meanwhile: the values looked up, and how many were unknown."""
     found: Found = {}
     _here.found = found
     try:
