@@ -104,8 +104,8 @@ class Chunk:
 class FrameBatch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file, where that was asked for (else 0); `row_filter`: decides which of
-    them stay.
+    `first_row`: index of the first of them in the file, where that was asked for (else 0). `row_filter`: the conditions
+    that are left to decide.
     """
 
     position: int
