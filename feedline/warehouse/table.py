@@ -1,7 +1,7 @@
-"""A table, as a person names it: the front door of the warehouse.
+"""`Table`: a table by its path or URI, to be read, written anew, or turned into a Dask DataFrame.
 
-Runs in the caller's process. A `Table` is only a name; every call takes its own snapshot of what is there at that
-moment. Whoever needs two calls to see the same rows takes a `snapshot()` and works with that.
+Runs in the caller's process. A `Table` is only a name: every call takes a snapshot of its own, so two calls may see
+different rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Names = str | Sequence[str]
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
-    With `format="delta"` or `"iceberg"` a table of that format, as it is now, or at a `version` (delta), a
+    With `format="delta"` or `"iceberg"` a table of that format, the newest state of it, or at a `version` (delta), a
     `snapshot_id` (iceberg) or an ISO time `as_of` (both).
 
     Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each
@@ -133,10 +133,10 @@ class Table:
     ) -> OptimizeReport:
         """Write the table anew to `target`, so that reading it is cheap: see `warehouse.optimize`.
 
-        Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,
+        Columns are named by one string or several. `order` "popular" takes the columns that runs of Feedline read most,
         from the usage record in `work_dir`. `settings`: goal, row_group_rows, row_group_bytes, file_bytes,
-        small_partitions, flatten_coverage, keep_nullable, as `recipes.Settings` has them. `map` runs the tasks, such
-        as a Dask cluster's; without one they run in `threads` threads of this process.
+        small_partitions, flatten_coverage, keep_nullable, as in `recipe.Settings`. `map` runs the tasks, for example
+        on a Dask cluster (default: `threads` threads of this process).
         """
         snapshot = self.snapshot()
         first = _names(() if order == "keep" else order)
