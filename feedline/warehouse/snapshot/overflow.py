@@ -104,6 +104,6 @@ class _Unnamed:
     def _full(self, error: OSError) -> StoreError:
         return StoreError(
             f"the statistics of the table's footers do not fit memory and cannot be written to {self._folder}: "
-            f"got {error}, expected room for more than {self.size:,} bytes. Make room, or name another folder for work_dir (TMPDIR "
-            "where that is no local folder)"
+            f"got {error}, expected room for more than {self.size:,} bytes. Make room, or name another folder for "
+            "work_dir (TMPDIR where that is no local folder)"
         )
