@@ -1,6 +1,6 @@
 """A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
 
-The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
+The graph is made in the caller's process; `FrameReader` runs in the worker that holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
 Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
 row group.
@@ -14,20 +14,17 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, field_of, fragment_of
+from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
-from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
+from feedline.warehouse.selection.select import Selection, bind_sample_once, bind_where_once
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.splits import plan_splits
-
-SPLIT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,8 @@ class FrameReader:
     def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The fragment's kept rows; `columns` is Dask's projection, where there is one."""
         wanted = list(self.columns if columns is None else columns)
-        where = None if self.where is None else bound_again(self.where, self.schema)
-        sample = None if self.sample is None else sampled_again(self.sample, self.schema)
+        where = None if self.where is None else bind_where_once(self.where, self.schema)
+        sample = None if self.sample is None else bind_sample_once(self.sample, self.schema)
         # a projection to no column at all (len) still needs the rows: read one column and drop it
         table = read_arrow(fragment, wanted or self.columns[:1], where, self.schema, sample=sample)
         return _pandas(table)[wanted]
@@ -80,13 +77,6 @@ def to_dask(
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)
         return dd.from_map(reader, fragments, meta=meta, label="feedline", enforce_metadata=False)
-
-
-def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
-    """One fragment per split of the rows that are, or may be, kept."""
-    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
-    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
-    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]
 
 
 def _pandas(table: pa.Table) -> pd.DataFrame:

@@ -1,12 +1,12 @@
-"""Which files are an Iceberg table, at one of its snapshots?
+"""List the files of an Iceberg table at one of its snapshots.
 
 Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
 and columns come from them, statistics from the files' own footers. A table is named by its folder (the newest metadata
-there: what version-hint.text leads to, else the one file with the highest number) or by one metadata.json; a catalog is
+there: by version-hint.text, else the one file with the highest number) or by one metadata.json; a catalog is
 not asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files
 of an identity transform that lack the column: then it is a partition key.
 
-Refused by name: position and equality deletes, deletion vectors, files that are not Parquet, and (in `declared`)
+Refused: position and equality deletes, deletion vectors, files that are not Parquet, and (in `table_log`)
 columns that were renamed, or dropped and added again, or have an initial default, as long as files from before are in
 the table. Files without field ids have the names that `schema.name-mapping.default` says; without one, any that a
 column ever had.
@@ -28,9 +28,9 @@ import pyarrow.types as pat
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnPast, Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing, plain
-from feedline.warehouse.storage.faults import explained, last_words
+from feedline.warehouse.storage.faults import explain_errors, last_words
 from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
 _HINT = "version-hint.text"
@@ -79,13 +79,13 @@ def _metadata_of(uri: str) -> tuple[str, str]:
     location = locate(uri)
     folder = join(location.path, "metadata")
     store, selector = location.filesystem, pafs.FileSelector(folder, allow_not_found=True)
-    with explained(shown(uri)):
-        infos = retried(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
+    with explain_errors(shown(uri)):
+        infos = with_retries(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
     hint = None
     if _HINT in names:
-        with explained(shown(uri)):
-            hint = retried(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
+        with explain_errors(shown(uri)):
+            hint = with_retries(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
     return uri, f"{address}/metadata/{newest_metadata(names, hint, shown(uri))}"
 
 
@@ -211,7 +211,7 @@ def _identities(file: Any, log: Any, columns: Any) -> dict[str, Any]:
 
 
 def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast]:
-    """What is to be known of the columns, and of fields in structs, for files that lack them or their numbers."""
+    """Earlier names and defaults of columns and struct fields, for files that lack them or their field ids."""
     names: dict[int, set[str]] = defaultdict(set)
     owners: dict[tuple[int, str], set[int]] = defaultdict(set)
     for schema in [*log.metadata.schemas, columns]:

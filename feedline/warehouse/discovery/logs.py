@@ -1,8 +1,8 @@
-"""Recognize the folder of a table whose own log says which of its files count.
+"""Recognize folders of tables with a log of their own: Delta Lake, Iceberg, Hudi, Spark sinks.
 
-Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows without a word: files that the log
-replaced or deleted are still there, and so are those that a failed job left behind. What a format keeps beside its
-files tells: a hidden folder, or files of metadata with names of their own.
+Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows silently: files that the log
+replaced or deleted are still there, and so are those of failed jobs. A format is recognized by a hidden folder, or by
+the names of its metadata files.
 
 A listing of a folder shows all logs in it. For what is named inside a table (a partition's folder, files, a glob) the
 folders above are looked at: on a local disk all of them, in a store those up to the first that is not `key=value`, and
@@ -17,9 +17,9 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
-from feedline.warehouse.storage.faults import explained, is_denied
+from feedline.warehouse.storage.faults import explain_errors, is_denied
 from feedline.warehouse.storage.locations import Location, join, shown, uri_on
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
 _HIDDEN = (DELTA, HUDI, SPARK_SINK)
@@ -116,5 +116,5 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
                 return None
             raise
 
-    with explained(name):
-        return retried(looked, filesystem, name, doing="listed")
+    with explain_errors(name):
+        return with_retries(looked, filesystem, name, doing="listed")

@@ -1,9 +1,9 @@
-"""Which files make up a table that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
+"""List the files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
 
-Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; what else they hold is
-not looked at. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order means
-nothing: the table has its usual one. Nothing is listed: the files are asked for their sizes and times, many at once. A
-manifest may name files of a table that has a log of its own (`logs`): whoever wrote it knew which of them count.
+Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; other keys are
+ignored. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order is
+not kept: the table has its usual one. No folder is listed: sizes and times are asked for file by file, many at once. A
+manifest may name files of a table that has a log of its own (`logs`): its author knew which files are current.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, common_root, depth, listing_of, parent
 from feedline.warehouse.discovery.links import links_among, refuse_same_files
-from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _MAGIC = b"PAR1"
 
@@ -41,9 +41,9 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     uris = list(dict.fromkeys(_resolved(name, folder, shown(place.uri)) for name in names))
     first = locate(uris[0])
     paths = _paths(uris, first, shown(place.uri))
-    with explained(shown(first.uri)):
+    with explain_errors(shown(first.uri)):
         files = first.filesystem
-        infos = retried(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
+        infos = with_retries(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(
@@ -61,13 +61,13 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
 
 def _names(place: Location) -> list[str]:
     where = shown(place.uri)
-    with explained(where):
-        content = retried(lambda: _content(place, where), place.filesystem, where)
+    with explain_errors(where):
+        content = with_retries(lambda: _content(place, where), place.filesystem, where)
     text = content.to_pybytes()
     names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if bad is not None or any(name is None for name in names):
-        raise TableError(f"manifest {where} holds an entry that is no path: got {bad!r}, expected a text")
+        raise TableError(f"manifest {where} holds an entry that is not a path: got {bad!r}, expected a string")
     if not names:
         raise TableError(f"manifest {where} is empty: expected at least one path")
     return names
@@ -83,7 +83,7 @@ def _content(place: Location, where: str) -> pa.Buffer:
 
 
 def _parquet_names(content: pa.Buffer, where: str) -> list[Any]:
-    with explained(where):
+    with explain_errors(where):
         schema = pq.read_schema(pa.BufferReader(content))
         if "path" not in schema.names:
             raise TableError(f"manifest {where} has no column 'path': got {', '.join(schema.names[:20])}")

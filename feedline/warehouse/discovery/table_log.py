@@ -1,8 +1,8 @@
-"""A table whose own log says which files it has and what its columns are: how does that become a listing?
+"""Make a listing from a table's log, which names its files, partition values and columns.
 
-Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). The log names files, partition values
-and columns; sizes and times are the store's own, because they are what every later reader compares with. One recursive
-listing of the folder that holds the files gives them all, and shows which are gone.
+Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). Sizes and times are the store's own,
+because every later reader compares with them. One recursive listing of the folder that holds the files gives them all,
+and shows which are gone.
 
 Pure, further down: the table's columns (`declared_schema`) are those of the log, in its order, whatever the files hold;
 what a file holds has to widen into them. Where the log numbers its columns, a file that gives a number another name,
@@ -28,14 +28,14 @@ from feedline.warehouse.parquet.schemas import (
     KindChangedError,
     SchemaRules,
     children,
-    decoded,
     refuse_twice,
     unexpected,
-    unified,
+    unify,
     union,
     widens,
+    without_dictionaries,
 )
-from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, shown, uri_on
 
 FIELD_ID = b"PARQUET:field_id"
@@ -86,10 +86,10 @@ def declared_listing(
     keys = {name: column.take(order) for name, column in partition.items()}
     listing = replace(listing, partition=keys, inferred=frozenset(), asked=f"{format} {table}", schema=schema)
     listing = replace(listing, pasts=pasts or {})
-    return listing.picked(_table_order(listing.files["path"], keys))
+    return listing.take(_table_order(listing.files["path"], keys))
 
 
-def united(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
+def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
     """A table's columns, from (file, schema) pairs: those of its log where it has one, else the union of the files'."""
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
@@ -125,7 +125,7 @@ def declared_schema(
         for file, schema in files:
             _refuse_other_columns(field, schema, file, pasts or {})
             if field.name in schema.names:
-                held.append((file, decoded(schema.field(field.name).type)))
+                held.append((file, without_dictionaries(schema.field(field.name).type)))
         kind = rules.columns.get(field.name)
         fitting = _kind(field if kind is None else field.with_type(kind), held)
         fields.append(pa.field(field.name, fitting if kind is None else kind))
@@ -170,7 +170,7 @@ def _fits(kind: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_timestamp(kind) and pat.is_timestamp(declared):
         return kind.tz is None and widens(pa.timestamp(kind.unit, declared.tz), declared)  # Spark's INT96 is UTC
     try:
-        return bool(unified(declared, kind) == declared)
+        return bool(unify(declared, kind) == declared)
     except KindChangedError:
         return False
 
@@ -302,7 +302,7 @@ def _common_folder(paths: Sequence[str], table: str) -> str:
 def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:
     """Those of the files that are there."""
     try:
-        with explained(shown(location.uri)):
+        with explain_errors(shown(location.uri)):
             infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}

@@ -2,7 +2,7 @@
 
 Pure; runs where `optimize` is planned. Folders spell the values of partition keys and not their types. Where a table's
 log types them, a key that folders alone would type otherwise (`zip=007` is a string there) becomes a column of the
-files too, which lends the folders its type. A key that cannot be had back so is refused.
+files too, which lends the folders its type. A key that cannot be read back so is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.partitions import keys_of, refined, typed_columns
+from feedline.warehouse.discovery.partitions import keys_of, refine, typed_columns
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -44,7 +44,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
         values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
         if _same(spelled, values):
             continue
-        if not _same(refined(spelled, name, values.type, paths), values):
+        if not _same(refine(spelled, name, values.type, paths), values):
             raise TableError(
                 f"partition key {name!r} of {snapshot.uri} cannot be read back from folders: got {values.type} in its "
                 f"log, spelled as in {paths[0]!r}. {_REMEDY}"
@@ -53,7 +53,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
     return found
 
 
-_REMEDY = "Write the table to a new place with the key as an ordinary column, and optimize that"
+_REMEDY = "Write the table to a new folder with the key as an ordinary column, and optimize that"
 
 
 def with_field_ids(schema: pa.Schema, files: Iterable[pa.Schema]) -> pa.Schema:

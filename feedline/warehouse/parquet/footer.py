@@ -1,8 +1,8 @@
-"""What does a file's footer say: its digest, schema, row groups and column statistics.
+"""Read a file's footer: its digest, schema, row groups and column statistics.
 
 Runs where a snapshot is taken (threads: the parsing holds the GIL, the reading does not) and in every process that
 reads. The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column
-chunks (`footer_structure`) come from the same bytes, so no race between two reads can pair a digest with another
+chunks (`thrift`) come from the same bytes, so no race between two reads can pair a digest with another
 file's facts.
 
 Statistics are kept only where they can be trusted: bounds need a declared order (the deprecated min and max, taken by
@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
-from feedline.warehouse.parquet.schemas import decoded, leaves
+from feedline.warehouse.parquet.schemas import leaves, without_dictionaries
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
-from feedline.warehouse.storage.faults import encrypted, explained
+from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
@@ -43,7 +43,7 @@ _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups
 class ColumnFacts:
     """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
 
-    `physical`: the Parquet type that bounds are stored as (see `footer_structure`). Bounds are None where unknown;
+    `physical`: the Parquet type that bounds are stored as (see `thrift`). Bounds are None where unknown;
     `exact` says that both are known to be values of the column, not truncated ones.
     """
 
@@ -57,7 +57,7 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class FileFacts:
-    """A file's footer, boiled down to what a snapshot keeps; `columns` aligned with `schema`."""
+    """The parts of a footer that a snapshot keeps; `columns` aligned with `schema`."""
 
     digest: bytes
     footer_bytes: int
@@ -76,16 +76,16 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
 
     Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both with `name` in them.
     """
-    with explained(name):
-        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
-        with opened(pa.BufferReader(tail)) as parquet:
+    with explain_errors(name):
+        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
+        with open_parquet(pa.BufferReader(tail)) as parquet:
             return _facts(parquet, tail, name)
 
 
 def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
-    """What a file's writer noted in its footer. Raises as `file_facts`."""
-    with explained(name):
-        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
+    """The key-value metadata of a file's footer. Raises as `file_facts`."""
+    with explain_errors(name):
+        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
@@ -101,14 +101,14 @@ def footer_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def opened(
+def open_parquet(
     source: Any,
     metadata: pq.FileMetaData | None = None,
     *,
     pre_buffer: bool = True,
     dictionaries: Sequence[str] = (),
 ) -> pq.ParquetFile:
-    """A Parquet file with the settings that every reader of Feedline must share; `pre_buffer` where reading costs.
+    """A Parquet file with the settings that all readers of Feedline share; `pre_buffer` for sources with latency.
 
     INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
     1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
@@ -185,7 +185,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
     tail = read(guess, size - guess)
     magic = tail[-4:]
     if magic == b"PARE":
-        raise encrypted(name)
+        raise encrypted_error(name)
     if len(tail) != guess or magic != b"PAR1":
         raise CorruptFileError(
             f"{name} is not Parquet: got {magic!r} as its last bytes, expected b'PAR1'. Restore or delete it"
@@ -205,7 +205,7 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
     places = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)
     if structure.encrypted:
-        raise encrypted(name)
+        raise encrypted_error(name)
     types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
     # the file's own total of rows is not looked at: some writers leave it at zero, and reading checks each row group
     if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
@@ -213,15 +213,14 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
             f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
     columns = [
-        _column(structure, place, decoded(field.type), stored[place.start])
+        _column(structure, place, without_dictionaries(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:
-    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
-    numbers of fields."""
+    """The schema without metadata (pandas' alone can be larger than the rest), but with field ids."""
 
     def number(field: pa.Field) -> dict[bytes, bytes] | None:
         found = (field.metadata or {}).get(_FIELD_ID)

@@ -1,10 +1,9 @@
-"""How do rows become Parquet files: row groups of a size, files of a size, each column in the encoding chosen for it.
+"""Write rows as Parquet files, with limits for row groups and files and an encoding for each column.
 
 Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
-On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; what goes
-to an object store is held in memory file by file, so that it can be sent again. Every file carries
-the note it is given (what it was made from) and its own number; the unit's last file says so: whoever finds numbers
-0 to the last knows that the unit is whole.
+On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; a file for an
+object store is held in memory, so that it can be sent again. Every file carries a note (its settings and sources) and
+its own number, and the unit's last file is marked: a unit is complete if numbers 0 to the last are there.
 
 Statistics and page checksums are written. No page index is: Feedline reads whole column chunks, and in hashed order no
 page can be skipped by its bounds.
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
 NOTE_KEY = b"feedline.optimize"
@@ -39,7 +38,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Rows of a row group; decoded bytes of one (None: as many as it has rows for); bytes that a file shall reach."""
+    """Rows of a row group; its decoded bytes, at most (default: no limit); the target size of a file."""
 
     row_group_rows: int
     row_group_bytes: int | None
@@ -53,8 +52,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """One file: its name, rows, row groups and bytes."""
+class WrittenFile:
+    """A written file: its name, rows, row groups and bytes."""
 
     name: str
     rows: int
@@ -107,7 +106,7 @@ class TableWriter:
         self._sink: Any = None  # a file, or a buffer on its way to an object store
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._groups = self._last_bytes = 0
-        self.written: list[Written] = []
+        self.written: list[WrittenFile] = []
 
     def write(self, table: pa.Table) -> None:
         """Add rows, any number; whole row groups are written as soon as they are there."""
@@ -119,7 +118,7 @@ class TableWriter:
         while self._pending_rows >= self._group_rows:
             self._write_group(self._group_rows)
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenFile]:
         """Write what is left and end the last file; a unit without rows is one file without row groups."""
         if self._pending_rows:
             self._write_group(self._pending_rows)
@@ -196,7 +195,7 @@ class TableWriter:
             sink.close()
         else:
             upload(self._filesystem, f"{self._folder}/{self._name}", sink.getvalue())
-        self.written.append(Written(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
+        self.written.append(WrittenFile(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
         self._writer = self._sink = None
 
 
@@ -207,11 +206,11 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
         with filesystem.open_output_stream(path) as sink:
             sink.write(content)
 
-    retried(write, filesystem, path, doing="written")
+    with_retries(write, filesystem, path, doing="written")
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
-    """After a failure: what closing a half-written file may still raise is of no interest."""
+    """Close a half-written file after a failure, ignoring further errors."""
     for thing in (writer, sink):
         try:
             if thing is not None:

@@ -1,10 +1,10 @@
-"""Which Parquet columns of a file are decoded for the columns and parts asked for, and how are those made of them?
+"""Choose the Parquet columns of a file to decode for some columns and parts, and make those of what was decoded.
 
 Runs in every process that reads, on the calling thread; `part_bytes` where a plan is made. Pure, over Arrow arrays.
 
 A `FileColumns` is made for one file, because each file may hold a part in another way: a struct's fields are decoded
 alone (their Parquet columns are picked, at any depth), a map is decoded whole, keys as a dictionary where they are
-stored as one, and a file that keeps the key of a map as a column of its own (`projection.flattened_name`) gives that
+stored as one, and a file that keeps the key of a map as a column of its own (`column_parts.flattened_name`) gives that
 column. Where every key wanted of a map has such a column, the map is not read.
 """
 
@@ -30,9 +30,9 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extracted
-from feedline.warehouse.parquet.schemas import children, conformed, is_unchecked, leaves
+from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.faults import place
+from feedline.warehouse.storage.faults import label
 
 _ENTRIES = 4_000_000  # of a map, decoded at once: keys, values and what finds them take about 100 MB
 _LEAST_ROWS = 1024
@@ -55,7 +55,7 @@ class _Source:
 
 
 class FileColumns:
-    """What one file holds of some fields of its table: `fields`, columns and parts, in the types of the table.
+    """The columns of one file for some fields of its table: `fields`, columns and parts, in the types of the table.
 
     `stored`: the file's columns with the range of their Parquet columns. `leaves`: those to decode.
     """
@@ -120,7 +120,7 @@ class FileColumns:
         for name, wanted in self._wanted.items():
             if name in self._plain:
                 continue
-            array = _checked(decoded.column(name), name, uri, row_group)
+            array = _validate(decoded.column(name), name, uri, row_group)
             held.update({(name, keys): part for keys, part in extracted(array, wanted).items()})
         arrays = []
         for source in self._sources:
@@ -135,7 +135,7 @@ class FileColumns:
                 array = held[source.column, source.keys]
                 if source.doubled is not None:
                     _refuse_doubled(source, array, held[source.doubled], uri, row_group)
-                arrays.append(_fitted(array, source.field, uri, row_group))
+                arrays.append(_conform(array, source.field, uri, row_group))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _doubled(self, source: _Source) -> _Source:
@@ -242,27 +242,27 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
-def _checked(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
+def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     """The array, after the checks that pyarrow's reader leaves out."""
     if is_unchecked(array.type):
         try:
             array.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
             raise CorruptFileError(
-                f"column {name!r} of {place(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
+                f"column {name!r} of {label(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
             ) from error
     return array
 
 
-def _fitted(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
+def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
     """The array in the table's type."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:
-        return conformed(array, field.type)
+        return conform(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"column {field.name!r} of {place(uri, row_group)} does not fit the table's type: "
+            f"column {field.name!r} of {label(uri, row_group)} does not fit the table's type: "
             f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
         ) from error
 
@@ -273,6 +273,6 @@ def _refuse_doubled(source: _Source, array: pa.Array, doubled: pa.Array, uri: st
     column, keys = source.doubled
     if pc.any(pc.and_(array.is_null(), doubled.is_valid())).as_py():
         raise DataError(
-            f"{ColumnPart(column, keys)} of {place(uri, row_group)} is stored twice: the map holds values where column "
+            f"{ColumnPart(column, keys)} of {label(uri, row_group)} is stored twice: the map holds values where column "
             f"{flattened_name(column, keys[0])!r} is null. Keep each value in one of them, as feedline optimize does"
         )

@@ -1,8 +1,8 @@
-"""How are the footers of many files read at once, in threads here or on a Dask cluster, within a bounded memory?
+"""Read the footers of many files, in threads of this process or on a Dask cluster, within bounded memory.
 
-Files are gathered into tasks: small values that any `map` may run, whose results are compact (`FactBlock`). In a
-task threads hide the store's latency; parsing holds the GIL, so that only more processes make it faster. Tasks are
-handed to `map` in waves, as it may hold all its results before it returns the first.
+Files are grouped into tasks: small values that any `map` may run, with compact results (`FactBlock`). In a task threads
+hide the store's latency; parsing holds the GIL, so only more processes make it faster. Tasks are handed to `map` in
+waves, as it may hold all its results before it returns the first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, joined
+from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, join_blocks
 from feedline.warehouse.storage.locations import join, locate, shown
 from feedline.warehouse.storage.parallel import Map, interruptible
 
@@ -101,5 +101,5 @@ def footer_task(task: FooterTask) -> FooterResult:
             if chunks >= _PARSED_CHUNKS // 2:
                 blocks += blocks_of(good)
                 good, chunks = [], 0
-    packed = tuple(joined([*blocks, *blocks_of(good)]))
+    packed = tuple(join_blocks([*blocks, *blocks_of(good)]))
     return FooterResult(blocks=packed, corrupt=tuple(corrupt), problems=tuple(problems))

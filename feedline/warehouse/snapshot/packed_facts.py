@@ -1,9 +1,9 @@
-"""How the facts of many footers become few typed Arrow columns.
+"""Pack the facts of many footers into few typed Arrow columns.
 
-Pure; runs where footers are read. Files with equal schemas are gathered into a block and turned into arrays of the
+Pure; runs where footers are read. Files with equal schemas are grouped into a block and turned into arrays of the
 files' own types together, because making an array costs microseconds and a large table has millions of column chunks.
-A block travels (from a Dask worker) and waits (for the rest of the table) compressed, each column for itself: one
-chunk's facts take about 10 bytes so, and 40 otherwise.
+A block is compressed column by column, on its way from a Dask worker and while the rest of the table is read: one
+chunk's facts take about 10 bytes, instead of 40.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from feedline.warehouse.parquet.bounds import bounds_of, has_bounds
 from feedline.warehouse.parquet.footer import ColumnFacts, FileFacts
-from feedline.warehouse.parquet.schemas import decoded
+from feedline.warehouse.parquet.schemas import without_dictionaries
 from feedline.warehouse.snapshot.assembly import SnapshotPart
-from feedline.warehouse.snapshot.column_facts import Facts, arranged
+from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FactBlock:
-    """What the footers of files of one schema say.
+    """The facts of files of one schema.
 
     `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: per column of `schema` an Arrow stream of
     its facts.
@@ -42,26 +42,26 @@ class FactBlock:
         """What it takes in memory, about."""
         return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
 
-    def source(self) -> SnapshotPart:
-        """As what a snapshot is put together from."""
-        return source_of(self.schema, self.files, self.row_groups, self.columns.__getitem__)
+    def part(self) -> SnapshotPart:
+        """The block as a part of a snapshot."""
+        return part_of_schema(self.schema, self.files, self.row_groups, self.columns.__getitem__)
 
 
-def source_of(
+def part_of_schema(
     schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]
 ) -> SnapshotPart:
-    """Files of one schema as what a snapshot is put together from; `column` gives the facts of one, packed."""
+    """Files of one schema as a part of a snapshot; `column` returns the packed facts of a column."""
     places = {name: index for index, name in enumerate(schema.names)}
     rows = row_groups["rows"].combine_chunks()
 
     def fetch(field: pa.Field) -> pa.StructArray:
         place = places.get(field.name)
-        return arranged(None if place is None else _unpacked(column(place)), rows, field)
+        return arrange_facts(None if place is None else _unpacked(column(place)), rows, field)
 
     return SnapshotPart(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
 
 
-def joined(blocks: Sequence[FactBlock]) -> list[FactBlock]:
+def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
     """Blocks with those of one schema put together: a stream of few facts is mostly its own description."""
     return [
         same[0]
@@ -70,7 +70,7 @@ def joined(blocks: Sequence[FactBlock]) -> list[FactBlock]:
             schema=same[0].schema,
             files=pa.concat_tables([block.files for block in same]),
             row_groups=pa.concat_tables([block.row_groups for block in same]),
-            columns=tuple(joined_columns(same)),
+            columns=tuple(join_columns(same)),
         )
         for same in of_one_schema(blocks)
     ]
@@ -84,7 +84,7 @@ def of_one_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
     return list(alike.values())
 
 
-def joined_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
+def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
     """The columns of blocks of one schema, one after the other, each packed as one."""
     for column in range(len(blocks[0].columns)):
         parts = [_unpacked(block.columns[column]) for block in blocks]
@@ -104,7 +104,7 @@ def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
 def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
     files = [file for _, file in numbered]
     columns = [
-        _arrays([file.columns[index] for file in files], decoded(field.type))
+        _arrays([file.columns[index] for file in files], without_dictionaries(field.type))
         for index, field in enumerate(files[0].schema)
     ]
     rows = np.fromiter(chain.from_iterable(file.rows for file in files), np.int64)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.warehouse.snapshot.column_facts import Facts, arranged, contiguous
+from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, shown
@@ -42,8 +42,8 @@ class Snapshot:
     mtime_ns, where the store gives one etag, footer_digest (binary), footer_bytes, rows, row_groups, schema (int32:
     which of `file_schemas` it has) and, where the table has partition keys, the struct `partition`. `row_groups`:
     file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: files left
-    out of the table because of their suffix. `logged`: partition values are those of a table's log, not of the paths.
-    `home`: the work_dir whose file it was loaded from.
+    out of the table because of their suffix. `logged`: partition values come from a table's log, not from the paths.
+    `home`: the work_dir that it was loaded from.
     """
 
     id: str
@@ -119,13 +119,13 @@ class Snapshot:
         row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
         row_groups = row_groups.set_column(0, "file", pa.array(file))
         id = identity(self.schema, files, row_groups, logged=self.logged)
-        facts = self.facts.picked(groups)
+        facts = self.facts.take(groups)
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
     def save(self, work_dir: str) -> str:
         """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned.
 
-        A whole one that lies there already is left alone.
+        A complete one that is there already is kept.
         """
         if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
             self.write(work_dir, _name(self.id))
@@ -208,15 +208,15 @@ def _stored_facts(artifact: StoredFile, schema: pa.Schema, rows: pa.Array) -> Fa
     def fetch(field: pa.Field) -> pa.StructArray:
         part = places.get(field.name)
         if part is None:
-            return arranged(None, rows, field)
+            return arrange_facts(None, rows, field)
         table = artifact.table(part).combine_chunks()
-        return arranged({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
+        return arrange_facts({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
 
     return Facts(fetch)
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:
-    """Whether a snapshot of that name lies there undamaged, and says the same place for its files."""
+    """Whether a snapshot of that name is there, undamaged and with the same root."""
     try:
         artifact = content_store.find(work_dir, name)
         artifact.prove()

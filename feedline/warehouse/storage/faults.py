@@ -1,13 +1,13 @@
-"""What does it mean: exceptions of pyarrow and of stores while a file is opened, parsed or read, told apart.
+"""Classify exceptions of pyarrow and of stores: damage, denial, absence, or a failure that may pass.
 
 Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer
 as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an errno, and one of an object store as
 `OSError` with the store's name in the text. Damage must never be confused with a permission or a network failure:
 a file may be left out of a plan for the first, never for the second.
 
-`outlook` says whether trying again may help. What a store says by name or status decides: server errors, throttling,
-timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not resolve stay. Where
-nothing is known the failure is final, but for the few shapes that only broken connections have.
+`outlook` says whether another attempt may help. The store's name for the failure, or its HTTP status, decides: server
+errors, throttling, timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not
+resolve are final, and so is an unknown failure that does not look like a broken connection.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _SECRET = re.compile(
 
 
 class Outlook(enum.Enum):
-    """Whether the same request may succeed later, and how eager one may be to send it."""
+    """Whether the same request may succeed later, and how soon to send it."""
 
     FINAL = "final"
     TRANSIENT = "transient"
@@ -83,7 +83,7 @@ class ShortBodyError(OSError):
 
 
 def outlook(error: BaseException) -> Outlook:
-    """What to expect of another attempt."""
+    """Whether another attempt may succeed."""
     if isinstance(error, FeedlineError | FileNotFoundError | PermissionError | MemoryError | pa.ArrowCancelled):
         return Outlook.FINAL
     if isinstance(error, ShortBodyError | TimeoutError | ConnectionError | EOFError):
@@ -105,12 +105,12 @@ def outlook(error: BaseException) -> Outlook:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether a store, or the operating system, refused because of who asks."""
+    """Whether a store, or the operating system, denied access."""
     return isinstance(error, PermissionError) or bool(_names(error) & _DENIED) or _status(error) in (401, 403)
 
 
 def last_words(error: BaseException) -> str:
-    """An error's text in one line, without anything that could be a secret."""
+    """An error's message in one line, without anything that could be a secret."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     text = _URL_USER.sub(r"\1", _URL_OPTIONS.sub(r"\1?…", text))
     text = _SECRET.sub(r"\1…", text)
@@ -118,7 +118,7 @@ def last_words(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(
+def explain_errors(
     file: str, *, row_group: int | None = None, listed: bool = False, fetching: bool = False, doing: str = "read"
 ) -> Iterator[None]:
     """Turn what pyarrow raises in the body into an error that names the file, and the row group where one is read.
@@ -131,19 +131,19 @@ def explained(
     except (FeedlineError, pa.ArrowCancelled):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=fetching) from error
+        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=fetching) from error
     except Exception as error:
         if not fetching:
             raise
-        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=True) from error
+        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=True) from error
 
 
-def encrypted(where: str) -> TableError:
+def encrypted_error(where: str) -> TableError:
     """The refusal of a file that is encrypted, wholly or in part."""
     return TableError(f"{where} is encrypted: expected a plain Parquet file. Write it without encryption")
 
 
-def place(file: str, row_group: int | None) -> str:
+def label(file: str, row_group: int | None) -> str:
     """How messages name a file, or one row group of it."""
     return file if row_group is None else f"{file}, row group {row_group}"
 
@@ -170,14 +170,14 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
     if isinstance(error, NotImplementedError):
         return TableError(f"{where} holds what pyarrow cannot read: {text}")
     if _ENCRYPTED.search(text) and not fetching:
-        return encrypted(where)
+        return encrypted_error(where)
     if fetching or (isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text))):
         return TableError(f"{where} could not be {doing}: {text}")
     return CorruptFileError(f"{where} is not valid Parquet: {text}. Restore or rewrite the file")
 
 
 def _names(error: BaseException) -> set[str]:
-    """What the store calls the failure."""
+    """The store's names for the failure."""
     return {name for found in _NAMED.findall(str(error)) for name in found if name}
 
 
