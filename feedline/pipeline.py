@@ -28,7 +28,7 @@ from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.encoding.slot import draft, write
-from feedline.loader.facts import warning_of
+from feedline.loader.facts import Hello, RebaseRequest, describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.planning.agreement import agree_on_snapshot
@@ -102,27 +102,23 @@ class Pipeline:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
         return _dry_plan(self.spec, snapshot or self.snapshot(map=map), _lanes(self.spec, world_size), map)
 
-    def resolve(
-        self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
-    ) -> Plan:
+    def resolve(self, hello: Hello, *, job: str, map: Map | None = None, workers: Workers | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
         With `fit: auto` what is not fitted yet is, by `workers`.
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
-        rank, world_size = int(hello["rank"]), int(hello["world_size"])
-        start = Start(job=job, rank=rank, world_size=world_size)
-        _refuse_other_numbers(self.spec, hello)
-        lanes = self.spec.lanes or hello.get("lanes") or world_size
-        rank_lanes(lanes, rank, world_size)
-        if hello.get("rebase") is not None:
-            return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
-        named = hello.get("snapshot")
-        snapshot, rest = _named(self.spec, str(named)) if named is not None else (self._agreed(start, map), None)
-        asked = hello.get("features")
+        start = Start(job=job, rank=hello.rank, world_size=hello.world_size)
+        _refuse_other_numbers(self.spec, hello.to_json())
+        lanes = self.spec.lanes or hello.lanes or hello.world_size
+        rank_lanes(lanes, hello.rank, hello.world_size)
+        if hello.rebase is not None:
+            return self._rebased(hello, hello.rebase, start, lanes=lanes, map=map, workers=workers)
+        named, asked = hello.snapshot, hello.features
+        snapshot, rest = _named(self.spec, named) if named is not None else (self._agreed(start, map), None)
         plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=asked)
-        _refuse_others(plan, hello)
+        _refuse_others(plan, hello.to_json())
         return plan
 
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
@@ -161,20 +157,26 @@ class Pipeline:
         return replace(new, rebase=made)
 
     def _rebased(
-        self, hello: Mapping[str, Any], start: Start, *, lanes: int, map: Map | None, workers: Workers | None
+        self,
+        hello: Hello,
+        asked: RebaseRequest,
+        start: Start,
+        *,
+        lanes: int,
+        map: Map | None,
+        workers: Workers | None,
     ) -> Plan:
         """The rebase that all ranks of this start agree on: one makes it, the others load it."""
-        asked = hello["rebase"]
         agreed = agree_on_snapshot(
             self.spec.work_dir,
-            hashlib.sha256(json.dumps([start.job, asked], sort_keys=True).encode()).hexdigest(),
+            hashlib.sha256(json.dumps([start.job, asked.to_json()], sort_keys=True).encode()).hexdigest(),
             rank=start.rank,
             world_size=start.world_size,
-            take=lambda: self.rebase(asked["state"], rewritten=asked["rewritten"], map=map).snapshot_name,
+            take=lambda: self.rebase(asked.state, rewritten=asked.rewritten, map=map).snapshot_name,
             environment=os.environ,
         )
         snapshot, rest = _named(self.spec, agreed)
-        features = hello.get("features")
+        features = hello.features
         plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=features)
         _refuse_others(plan, {"features": features})
         return plan
@@ -364,15 +366,17 @@ def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
         ("features", 'Pass features="changed" to load_state_dict to keep the position with new features'),
     ):
         theirs = state.get(key)
-        if theirs is not None and theirs != facts[key]:
-            raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+        if theirs is not None and theirs != getattr(facts, key):
+            raise StateError(
+                f"the state belongs to another {key}: got {theirs}, expected {getattr(facts, key)}. {remedy}"
+            )
 
 
 def _warn(plan: Plan) -> None:
     for text in plan.gaps.warnings():
         warnings.warn(text, UserWarning, stacklevel=3)
     if plan.skipped:
-        warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
+        warnings.warn(describe_bad_files(plan.bad_files()), UserWarning, stacklevel=3)
 
 
 def iterate(

@@ -87,7 +87,7 @@ def _may_fit(plan: Plan) -> bool:
 
 
 def _name(plan: Plan) -> str:
-    return str(plan.facts()["features"])
+    return plan.facts().features
 
 
 def _note(plan: Plan) -> None:
