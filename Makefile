@@ -1,7 +1,9 @@
 # Feedline needs Python >= 3.11 and make; everything else goes into .venv.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
-#   make test     run every test, two files at a time (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
+#   make test     run every test, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
+#   make test-unit      only the tests that start no processes: all but tests/system and the slow ones
+#   make test-nightly   only the tests that repeat for long what `make test` does a few times
 #   make lint     style, format and types
 #   make bench    the floor benchmark (BENCH_ARGS="..." is passed on)
 #   make clean    remove what these made, .venv apart;  make distclean removes .venv, too
@@ -16,9 +18,10 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PROCESSES := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint lint-style lint-format lint-types bench clean distclean
+.PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,7 +47,13 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/flights/train.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(PYTEST_ARGS)
+
+test-unit: $(INSTALLED)
+	$(BIN)/python -m pytest $(PROCESSES) -m "not nightly and not slow" --ignore tests/system $(PYTEST_ARGS)
+
+test-nightly: $(INSTALLED)
+	$(BIN)/python -m pytest $(PROCESSES) -m nightly $(PYTEST_ARGS)
 
 lint: lint-style lint-format lint-types
 

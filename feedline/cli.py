@@ -20,12 +20,12 @@ from feedline.commands.exit_status import end_with
 from feedline.commands.feed import FeedRequest, feed_listening, feed_over
 from feedline.commands.fit import fit
 from feedline.commands.head import json_facts, preview, preview_table
-from feedline.commands.layout import optimize, usage
-from feedline.commands.plan import describe, plan_table
 from feedline.commands.plan_ops import describe_ops, ops_table
+from feedline.commands.plan_report import describe, plan_table
 from feedline.commands.quality_table import quality_table
 from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
 from feedline.commands.schema import describe_schema, schema_table
+from feedline.commands.table_layout import optimize, usage
 from feedline.commands.transform import transform
 from feedline.errors import PlanError, SpecError
 from feedline.loader.facts import describe_rebase, summary_of

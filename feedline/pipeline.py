@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedline.artifacts.store import KnowledgeRef
+from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
 from feedline.blocks.compute import BlockRequest, BlockResult, run_block
 from feedline.errors import FeedlineError, StateError
@@ -32,7 +32,7 @@ from feedline.loader.facts import Hello, RebaseRequest, describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.planning.agreement import agree_on_snapshot
-from feedline.planning.binding import artifacts_dir, fit_request, planned_schema
+from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
 from feedline.planning.plan import Map, Plan, make_plan, select
 from feedline.planning.rebase import comparable, rebase
 from feedline.planning.resolve import Start, ready
@@ -194,7 +194,7 @@ class Pipeline:
     ) -> Plan:
         """A plan whose features know what they have to."""
 
-        def made(knowledge: KnowledgeRef | None = None) -> Plan:
+        def made(knowledge: ArtifactSetRef | None = None) -> Plan:
             return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
 
         def fit_missing() -> str | None:
@@ -331,7 +331,7 @@ def _recorded(plan: Plan, *, fill: bool = False) -> Plan:
     """
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
-        save_types(artifacts_dir(spec), fit_request(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+        save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
     return plan
 
 

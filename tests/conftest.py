@@ -1,4 +1,4 @@
-"""What every test stands on: a small warehouse, fixed seeds, a check that nothing outlives the test that made it."""
+"""Fixtures of all tests: a small warehouse, fixed seeds, a check that nothing outlives the test that made it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -63,12 +64,31 @@ def seeds() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def leaks() -> Iterator[None]:
-    """Fails a test that leaves a process, a memfd, a pidfd, a listening, TCP or packet socket behind.
+@pytest.fixture(autouse=True, scope="module")
+def module_leak_scan() -> Iterator[None]:
+    """Fails the last test of a module that leaves something behind, its fixtures included."""
+    with no_leaks():
+        yield
 
-    What fixtures of a wider scope hold is older than this one, and so is not counted. Descriptors that libraries keep
-    for good (an event loop's socket pair, Arrow's and Polars' pipes and files) are of other kinds.
+
+@pytest.fixture(autouse=True)
+def leak_scan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails each test of `tests/system/` that leaves something behind: elsewhere a scan per test costs more than most
+    tests do.
+    """
+    if "system" not in request.path.parent.parts:
+        yield
+        return
+    with no_leaks():
+        yield
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """No process, memfd, pidfd, listening, TCP or packet socket stays behind.
+
+    Whatever existed before is not counted, fixtures of a wider scope among it. Descriptors that libraries keep for good
+    (an event loop's socket pair, Arrow's and Polars' pipes and files) are of other kinds.
     """
     processes, descriptors = _children(), _descriptors()
     yield

@@ -1,4 +1,4 @@
-"""Does the check for leaks in conftest.py find what a test leaves behind, and nothing else?"""
+"""The check for leaks in conftest.py finds what a test or a module leaves behind, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 LEAKS = '''
-"""Tests that leave something behind, and two that do not."""
+"""Tests that leave something behind, and three that do not."""
 import os, signal, socket, subprocess, sys
 
 kept = []
@@ -42,18 +42,26 @@ def test_closed():
 
 def test_pair_of_an_event_loop():
     kept.append(socket.socketpair())
+
+def test_last():
+    """Leaves nothing itself."""
 '''
 
 
 def test_leaks_are_found(tmp_path: Path):
+    """Of each test in `system/`, of each module everywhere: reported with the module's last test."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest.replace("LEAK_GRACE_S = 10.0", "LEAK_GRACE_S = 0.2"))
-    (tmp_path / "test_leaks.py").write_text(LEAKS)
+    for folder, name in (("system", "test_leaks.py"), ("unit", "test_leaks_elsewhere.py")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(LEAKS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rE", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    failed = {line.split("::")[1].split(" ")[0] for line in run.stdout.splitlines() if line.startswith("ERROR ")}
-    assert failed == {f"test_{name}" for name in ("memfd", "packets", "process", "zombie")} | {
-        "test_listening",
-        "test_listening_at_a_path",
-    }, run.stdout
-    assert "8 passed, 6 errors" in run.stdout
+    lines = run.stdout.splitlines()
+    failed = sorted(line.split(" ")[1] for line in lines if line.startswith("ERROR "))
+    leaking = ["last", "listening", "listening_at_a_path", "memfd", "packets", "process", "zombie"]
+    assert failed == [
+        *(f"system/test_leaks.py::test_{name}" for name in leaking),
+        "unit/test_leaks_elsewhere.py::test_last",
+    ], run.stdout
+    assert f"{2 * LEAKS.count('def test')} passed, 8 errors" in run.stdout

@@ -35,7 +35,7 @@ from saved.facts import (
 from saved.generate import FIRST, SECOND, STEP, Edition, rewrite_table, set_times
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.artifacts.fit_sets import load_old_set
+from feedline.artifacts.artifact_sets import load_old_set
 from feedline.loader.state import state_of
 from feedline.serving.golden_check import check
 from feedline.spec import load_spec

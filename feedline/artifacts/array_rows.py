@@ -1,9 +1,9 @@
-"""How are rows of a large array gathered by their numbers, with bounded memory?
+"""Gather rows of a large array by index, with bounded memory.
 
-Runs in the threads of a process that transforms, all of which share one `Rows` per array. Rows are loaded in blocks,
-the pieces in which the array is stored. An array that fits into its memory is filled block by block, as rows are asked
-for, and gathered from whole; of a larger one the blocks used last are kept. A block is loaded by one thread, whichever
-others want it too. What is mapped from a file takes no memory of its own and is kept at no cost.
+Runs in: the threads of a process that transforms; they share one `ArrayRows` per array. Rows are loaded in blocks, the
+pieces in which the array is stored. An array that fits into `max_bytes` is filled block by block, on demand, and rows
+are gathered from the whole; of a larger one the blocks used last are kept. Each block is loaded by one thread, and the
+others wait for it. Blocks mapped from a file take no memory of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MAPS = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredArray:
     """An array [rows, width] of numbers in blocks of `block_rows` rows, the last one with the rest.
 
     load: a block by its number, of `dtype`. mapped: blocks are views of files that take no memory.
@@ -52,10 +52,10 @@ class Stored:
         return min(self.block_rows, self.rows) * self.width * self.dtype.itemsize
 
 
-class Rows:
+class ArrayRows:
     """Rows of a stored array as float32, in at most `max_bytes` besides the blocks that threads work with."""
 
-    def __init__(self, stored: Stored, max_bytes: int) -> None:
+    def __init__(self, stored: StoredArray, max_bytes: int) -> None:
         self.rows, self.width = stored.rows, stored.width
         self.loads = 0  # blocks that were loaded so far
         self._stored = stored

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from feedline.artifacts.array_rows import Rows
+from feedline.artifacts.array_rows import ArrayRows
 from feedline.errors import SpecError, StoreError, TableChangedError, TableError
 from feedline.expressions.types import nearest
 from feedline.spec.sections import resolve_path
@@ -105,7 +105,7 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
         )
     artifact = _read[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.made("rows", lambda: Rows(stored, max_memory))
+    artifact.made("rows", lambda: ArrayRows(stored, max_memory))
     artifact.made("ids", lambda: ids)  # kept as long as the array is
     return artifact
 

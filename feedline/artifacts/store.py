@@ -2,7 +2,7 @@
 
 Runs in: every process that compiles features. A folder or URI holds
 
-    pipelines/…             which manifest counts for which pipeline and source (`fit_sets`); replaced last
+    pipelines/…             which manifest counts for which pipeline and source (`artifact_sets`); replaced last
     fits-<digest>.json      a manifest: every fit with its facts and what it was fitted on, named by its own bytes
     tables/<digest>.parquet what is too large for JSON, named by its own bytes
 
@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from feedline.artifacts.external import read_outside
-from feedline.artifacts.fit_sets import (
+from feedline.artifacts.artifact_sets import (
     FORMAT,
     REMEDY,
-    FitRequest,
-    FitSet,
+    ArtifactSetKey,
+    ArtifactSetRecord,
     Refusal,
     altered,
     checked,
@@ -43,6 +42,7 @@ from feedline.artifacts.fit_sets import (
     read_file,
     refusal,
 )
+from feedline.artifacts.external import read_outside
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import shown_chain
 from feedline.transforms.learning.learner import Artifact, Reading, Wanted
@@ -78,7 +78,7 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class FitOrigin:
     """What a fit was made on: the table, its snapshot, which rows of it, and how many they were.
 
     where, sample: those that were in use. pipeline: the name of the one that fitted; None in manifests of earlier
@@ -119,7 +119,7 @@ class Fit:
     features: tuple[str, ...]
     types: Mapping[str, str]
     depends: Mapping[str, str]
-    fitted_on: Origin
+    fitted_on: FitOrigin
     facts: Mapping[str, Any]
     shown: Mapping[str, Any]
     table: TableFile | None
@@ -147,7 +147,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class FittedArtifact:
     """A fit with its artifact, to be saved; None: its table is in the folder already."""
 
     fit: Fit
@@ -155,7 +155,7 @@ class Learnt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnowledgeRef:
+class ArtifactSetRef:
     """Which knowledge a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
@@ -171,25 +171,25 @@ class KnowledgeRef:
     base_dir: str
     readings: tuple[tuple[str, str], ...] = ()
     rows: TableRows | None = None
-    request: FitRequest | None = None
+    request: ArtifactSetKey | None = None
 
 
-class Stored:
+class StoredArtifactSet:
     """Knowledge from a folder of artifacts; see `Knowledge`.
 
     newest: the set of fits is looked up when the first fit is asked for: the one that counts then for `ref.request`.
     """
 
-    def __init__(self, ref: KnowledgeRef, *, newest: bool = False) -> None:
+    def __init__(self, ref: ArtifactSetRef, *, newest: bool = False) -> None:
         self.ref = ref
         self._newest = newest
         self._read: dict[str, Artifact] = {}
-        self._chosen: FitSet | None = None
+        self._chosen: ArtifactSetRecord | None = None
         self._known: Manifest | None = None
         self.refused: tuple[Fit, ...] = ()  # of a set of an earlier version: learnt from something else
 
     @property
-    def pinned(self) -> KnowledgeRef:
+    def pinned(self) -> ArtifactSetRef:
         """The same knowledge for other processes, which may read nothing else from outside than was read here."""
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
@@ -213,7 +213,7 @@ class Stored:
         return self._known
 
     @property
-    def chosen(self) -> FitSet | None:
+    def chosen(self) -> ArtifactSetRecord | None:
         """The set that was looked up; None where none is what is asked for, or a manifest was named."""
         return self._chosen if self.manifest is not None else None
 
@@ -305,7 +305,7 @@ class Stored:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.pinned,)
+        return StoredArtifactSet, (self.pinned,)
 
 
 def load_manifest(folder: str, digest: str) -> Manifest:
@@ -329,7 +329,7 @@ def load_artifact(folder: str, fit: Fit) -> Artifact:
         return artifact
 
 
-def prove(ref: KnowledgeRef) -> None:
+def prove(ref: ArtifactSetRef) -> None:
     """Raise, as `load_manifest` does, where this process cannot read what a job needs: its files are not there."""
     if ref.manifest is None:
         return
@@ -346,8 +346,8 @@ def prove(ref: KnowledgeRef) -> None:
             )
 
 
-def save(folder: str, learnt: Iterable[Learnt]) -> Manifest:
-    """Write a set of fits, for somebody to name it (`fit_sets.save_set`)."""
+def save(folder: str, learnt: Iterable[FittedArtifact]) -> Manifest:
+    """Write a set of fits, for somebody to name it (`artifact_sets.save_set`)."""
     location = locate(absolute(folder))
     fits = {}
     for one in sorted(learnt, key=lambda one: one.fit.key):
@@ -409,7 +409,7 @@ def _other_chain(fit: Fit, wanted: Wanted) -> bool:
     return feature not in fit.features or (feature == fit.features[0] and fit.chain != wanted.chain)
 
 
-def _takes_old(request: FitRequest, origin: Origin) -> bool:
+def _takes_old(request: ArtifactSetKey, origin: FitOrigin) -> bool:
     return request.takes_old(origin.table, origin.where, origin.sample)
 
 
@@ -445,7 +445,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
                 **entry,
                 "features": tuple(entry["features"]),
                 "behind": tuple(entry.get("behind", ())),
-                "fitted_on": Origin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
+                "fitted_on": FitOrigin(**{**entry["fitted_on"], "named": tuple(entry["fitted_on"].get("named", ()))}),
                 "shown": dict(entry["shown"]),
                 "table": None if entry["table"] is None else TableFile(**entry["table"]),
             }

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.artifacts.fit_sets import FitRequest, safe_name
+from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
@@ -31,7 +31,7 @@ _SUFFIX = ".columns.parquet"
 _TABLE = b"feedline.table"
 
 
-def save_types(folder: str, request: FitRequest, schema: pa.Schema, *, fill: bool = False) -> None:
+def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill: bool = False) -> None:
     """Keep the types of a table's columns; `fill`: those that are kept already stay as they are."""
     name = _file(request)
     try:
@@ -48,7 +48,7 @@ def save_types(folder: str, request: FitRequest, schema: pa.Schema, *, fill: boo
     content_store.put(locate(absolute(folder)), name, [sink.getvalue()])
 
 
-def load_types(folder: str, request: FitRequest, used: Collection[str]) -> pa.Schema | None:
+def load_types(folder: str, request: ArtifactSetKey, used: Collection[str]) -> pa.Schema | None:
     """The types of the columns that training of this pipeline saw, or of the one whose fits it uses; None without any.
 
     Those of the same table, else of all tables of the name. Raises CorruptFileError; SpecError where these differ in a
@@ -79,7 +79,7 @@ def _joined(records: list[pa.Schema], used: Collection[str]) -> pa.Schema:
     return pa.schema([field for field, _ in fields.values()])
 
 
-def _file(request: FitRequest) -> str:
+def _file(request: ArtifactSetKey) -> str:
     digest = hashlib.sha256(json.dumps(request.source.table).encode()).hexdigest()[:16]
     return f"{FOLDER}/{safe_name(request.pipeline)}/{digest}{_SUFFIX}"
 

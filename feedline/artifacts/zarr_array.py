@@ -26,7 +26,7 @@ from zarr.codecs import BytesCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.metadata import ArrayV3Metadata
 
-from feedline.artifacts.array_rows import Block, Stored
+from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
 from feedline.warehouse.storage.faults import explained, last_words
@@ -63,12 +63,12 @@ class ZarrArray:
         """All of it."""
         return self._decoded(slice(None))
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredArray:
         """A two-dimensional one in blocks of the rows of a chunk."""
         rows, width = self.shape
         block_rows = max(1, min(int(self.array.chunks[0]), rows))
         mapped = self._is_mappable(width)
-        return Stored(
+        return StoredArray(
             rows=rows,
             width=width,
             block_rows=block_rows,

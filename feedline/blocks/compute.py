@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.store import KnowledgeRef, Stored, prove
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet, prove
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.permutation import permuted_rows
 from feedline.blocks.single_flight import SingleFlight
@@ -59,7 +59,7 @@ class Job:
     where: str | None
     by: str | None
     environment: Environment
-    knowledge: KnowledgeRef
+    knowledge: ArtifactSetRef
     sample: Sample | None = None
     record: Recording | None = None
     code: tuple[Needed, ...] = ()
@@ -156,7 +156,7 @@ def compile_job(job: Job) -> Compiled:
 def _compile(job: Job) -> Compiled:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    features = compile_features(job.features, schema, Stored(job.knowledge))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.knowledge))
     columns = dict.fromkeys([*features.parts, *kept_columns(job)])
     where = bind_where(job.where, schema) if job.where is not None else None
     sample = bind_sample(job.sample, schema) if job.sample is not None else None

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, fitted_facts
-from feedline.fitting.passes import Progress
+from feedline.fitting.passes import FitProgress
 from feedline.loader.ring.launch import feeder_threads
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import code_of
@@ -122,7 +122,7 @@ class _Line:
         self._next_s = 0.0
         self._open = False
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: FitProgress) -> None:
         if progress.tasks == 0:
             self.close()
             step = f"pass {progress.step} of {progress.passes}"

@@ -16,15 +16,15 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from feedline.artifacts.store import Stored
+from feedline.artifacts.store import StoredArtifactSet
 from feedline.errors import DataError, PlanError
 from feedline.pipeline import Pipeline
 from feedline.planning.binding import (
+    artifact_set_ref,
     bound_marks,
     bound_sample,
     bound_where,
     compile_spec,
-    knowledge_ref,
     planned_schema,
     rows_of,
 )
@@ -47,7 +47,7 @@ Decoder = Callable[[int], Any]
 class _Recorded:
     """Knowledge from the artifacts, which remembers what was asked for."""
 
-    stored: Stored
+    stored: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
 
     def seen(self, key: str) -> bool | str:
@@ -71,7 +71,7 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    stored = Stored(replace(knowledge_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
+    stored = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
     compiled = compile_spec(spec, schema, knowledge=stored)
     sources = {feature.name: _sources(feature) for feature in spec.features}
     read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], knowledge=stored)
@@ -119,7 +119,7 @@ def _inputs(given: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[Any]:
 
 
 def _values(
-    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: Stored, frame: pl.DataFrame
+    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: StoredArtifactSet, frame: pl.DataFrame
 ) -> tuple[list[Any] | None, Decoder | None]:
     """The feature of each row, None where it is not fitted; and what its ids stand for.
 

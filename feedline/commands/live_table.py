@@ -1,6 +1,6 @@
-"""How does a person see a run? A live display on a terminal, a plain line every few seconds elsewhere.
+"""Show the progress of a run: a live table on a terminal, elsewhere a plain line every few seconds.
 
-Runs in: the process of `feedline run`. `Pace` turns counters into what they did lately; the rest is pure rendering.
+Runs in: the process of `feedline run`. `RecentRates` turns counters into rates; the rest is pure rendering.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Change:
     feeder: float = 0.0
 
 
-class Pace:
+class RecentRates:
     """One rank's counters of the last seconds; another trainer's begin anew."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +97,7 @@ class RankView:
         return (self.steps - self.step + epochs_after * self.steps) / self.batches_per_s
 
 
-class Progress:
+class LiveTable:
     """A live display in a `with` block; `show` is cheap to call often."""
 
     def __init__(self, console: Console, *, title: str) -> None:

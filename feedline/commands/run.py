@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, Pace, Progress, RankView
+from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files
 from feedline.loader.ring.client import FeederClient
@@ -102,8 +102,8 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for rank, feed in feeds.items():
             hello = Hello(rank=rank, world_size=request.world_size)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
-        paces = [Pace() for _ in views]
-        with Progress(console, title=request.spec.name) as progress:
+        paces = [RecentRates() for _ in views]
+        with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(view.done for view in views):
                 time.sleep(_POLL_S)
                 if not said_dashboard and views[0].answer is not None:
@@ -143,8 +143,8 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     began = time.perf_counter()
     try:
         supervisor.start()
-        paces = [Pace() for _ in supervisor.ranks]
-        with Progress(console, title=request.spec.name) as progress:
+        paces = [RecentRates() for _ in supervisor.ranks]
+        with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
                 for rank, event in supervisor.poll(_POLL_S):
                     _say_event(console, rank, event)
@@ -234,7 +234,7 @@ def _served(rank: Rank, epochs: int) -> bool:
     return any(stats.epochs >= epochs for stats in rank.finished)
 
 
-def drained_view(view: DrainProgress, pace: Pace, epochs: int) -> RankView:
+def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankView:
     """What is shown of a rank that is drained; one that is done with the rate of its whole run."""
     change = pace.add(Counters(rows=view.rows, batches=view.batches, trainer_s=view.wait_s, feeder_s=0.0))
     waits = change.trainer > 0.5 or not change.rows_per_s  # one that waits counts it when it has its batch
@@ -253,7 +253,7 @@ def drained_view(view: DrainProgress, pace: Pace, epochs: int) -> RankView:
     )
 
 
-def served_view(rank: Rank, pace: Pace, epochs: int) -> RankView:
+def served_view(rank: Rank, pace: RecentRates, epochs: int) -> RankView:
     """What is shown of a rank that serves a trainer, or waits for one."""
     stats = rank.stats or FeederStats()
     counters = Counters(

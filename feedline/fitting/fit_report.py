@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.artifacts.store import Fit, Stored
-from feedline.planning.binding import knowledge_ref, set_refusal
+from feedline.artifacts.store import Fit, StoredArtifactSet
+from feedline.planning.binding import artifact_set_ref, set_refusal
 from feedline.spec import PipelineSpec
 
 
@@ -68,7 +68,7 @@ def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
 
     Raises SpecError, with both values, where there are fits of something else only; else as `artifacts.load_manifest`.
     """
-    stored = Stored(knowledge_ref(spec), newest=True)
+    stored = StoredArtifactSet(artifact_set_ref(spec), newest=True)
     manifest, one = stored.manifest, stored.chosen
     if manifest is None or one is None:
         refusal = set_refusal(stored)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError
@@ -50,7 +50,7 @@ class FitJob:
     where: str | None
     sample: Sample | None
     keys: tuple[str, ...]
-    knowledge: KnowledgeRef
+    knowledge: ArtifactSetRef
     scratch: Scratch
     environment: Environment
     code: tuple[Needed, ...]
@@ -102,7 +102,7 @@ def compile_fit(job: FitJob) -> Observing:
 def _compile(job: FitJob) -> Observing:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    knowledge = Stored(job.knowledge)
+    knowledge = StoredArtifactSet(job.knowledge)
     wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
     fits = [wanted[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
@@ -126,7 +126,7 @@ def observe_fragments(job: FitJob, fragments: tuple[Fragment, ...]) -> States:
     """
     check_environment(job.environment)
     observing = compile_fit(job)
-    growing = [_Growing(learner, job.scratch) for learner in observing.learners]
+    growing = [_FitState(learner, job.scratch) for learner in observing.learners]
     rows = 0
     for chunks in _gathered(observing, fragments):
         frame = _observed(observing, chunks)
@@ -145,7 +145,7 @@ def merge_states(job: FitJob, states: Sequence[States]) -> States:
     full = [one for one in states if one.rows]
     if len(full) < 2:
         return full[0] if full else NO_ROWS
-    growing = [_Growing(learner, job.scratch) for learner in compile_fit(job).learners]
+    growing = [_FitState(learner, job.scratch) for learner in compile_fit(job).learners]
     for place, state in enumerate(growing):
         state.add(one.states[place] for one in full)
         if sum(state.size_bytes for state in growing) > job.scratch.limit_bytes:
@@ -159,7 +159,7 @@ def merge_spilled(job: FitJob, place: tuple[int, Spilled, int]) -> str:
     return merge_part(compile_fit(job).learners[fit], state, part, job.scratch)
 
 
-class _Growing:
+class _FitState:
     """One fit's state while a task works on it: what is merged, and what waits to be."""
 
     def __init__(self, learner: Learner, scratch: Scratch) -> None:
@@ -212,7 +212,7 @@ class _Growing:
         self._waiting_bytes = 0
 
 
-def _relieve(growing: Sequence[_Growing], scratch: Scratch) -> None:
+def _relieve(growing: Sequence[_FitState], scratch: Scratch) -> None:
     """Put the largest states to disk, until the others are within the limit together."""
     for state in growing:
         state.merge()

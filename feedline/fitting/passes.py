@@ -23,8 +23,16 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from feedline.artifacts.fit_sets import FitSet, load_set, save_set, set_file
-from feedline.artifacts.store import Fit, Learnt, Origin, Stored, load_artifact, load_manifest, save
+from feedline.artifacts.artifact_sets import ArtifactSetRecord, load_set, save_set, set_file
+from feedline.artifacts.store import (
+    Fit,
+    FitOrigin,
+    FittedArtifact,
+    StoredArtifactSet,
+    load_artifact,
+    load_manifest,
+    save,
+)
 from feedline.errors import CorruptFileError, DataError, FeedlineError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport, facts_of
 from feedline.fitting.observe import (
@@ -39,12 +47,12 @@ from feedline.fitting.observe import (
 from feedline.fitting.reduction import FAN_IN, Workers, mapped, reduced
 from feedline.fitting.spill import PARTS, Scratch, Spilled, discard, parts_of
 from feedline.planning.binding import (
+    artifact_set_key,
+    artifact_set_ref,
     artifacts_dir,
     bound_sample,
     bound_where,
     compile_spec,
-    fit_request,
-    knowledge_ref,
     planned_schema,
     require_columns,
     require_fitted,
@@ -73,7 +81,7 @@ _MEMORY_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class FitProgress:
     """In which of how many passes a fit is, for how many statistics, over how many stored rows; tasks done, and all."""
 
     step: int
@@ -84,16 +92,16 @@ class Progress:
     all_tasks: int
 
 
-Say = Callable[[Progress], None]
+Say = Callable[[FitProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _PartialArtifactSet:
     """What is known while fitting: what was stored before, if that is to be kept, and what was made since."""
 
-    stored: Stored
+    stored: StoredArtifactSet
     keep: bool
-    made: dict[str, Learnt] = field(default_factory=dict)
+    made: dict[str, FittedArtifact] = field(default_factory=dict)
 
     def seen(self, key: str) -> bool | str:
         return self.stored.seen(key)
@@ -111,13 +119,13 @@ class _Known:
     def read(self, reading: Reading) -> Artifact:
         return self.stored.read(reading)
 
-    def learnt(self, key: str) -> Learnt:
+    def learnt(self, key: str) -> FittedArtifact:
         """A fit that is known."""
         if key in self.made:
             return self.made[key]
         assert self.stored.manifest is not None
         fit = self.stored.manifest.fits[key]
-        return Learnt(fit=fit, artifact=load_artifact(self.stored.ref.folder, fit))
+        return FittedArtifact(fit=fit, artifact=load_artifact(self.stored.ref.folder, fit))
 
 
 def fit_pipeline(
@@ -163,10 +171,10 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        self._request = replace(fit_request(spec), root=shown(snapshot.uri))
-        stored = Stored(replace(knowledge_ref(spec), request=self._request), newest=keep)
-        self._known = _Known(stored, keep)
-        blank = _Known(stored, False)
+        self._request = replace(artifact_set_key(spec), root=shown(snapshot.uri))
+        stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
+        self._known = _PartialArtifactSet(stored, keep)
+        blank = _PartialArtifactSet(stored, False)
         self.everything = {want.key: want for want in self._compiled(blank).wanted}
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
@@ -224,7 +232,7 @@ class _Run:
             self._name(one.manifest, one.fitted)
         return one.manifest, one.fitted
 
-    def _saved(self, learnt: Sequence[Learnt]) -> tuple[str, Mapping[str, str]]:
+    def _saved(self, learnt: Sequence[FittedArtifact]) -> tuple[str, Mapping[str, str]]:
         """Writes the set, with the fits of features that this pipeline has not, and makes it the one that counts."""
         folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -242,10 +250,12 @@ class _Run:
     def _name(self, manifest: str, when: Mapping[str, str]) -> None:
         """Make a manifest the one that counts for this pipeline and source."""
         request, now = self._request, datetime.now(UTC).isoformat(timespec="microseconds")
-        one = FitSet(pipeline=request.pipeline, source=request.source, manifest=manifest, fitted=dict(when), saved=now)
+        one = ArtifactSetRecord(
+            pipeline=request.pipeline, source=request.source, manifest=manifest, fitted=dict(when), saved=now
+        )
         save_set(artifacts_dir(self._spec), one)
 
-    def _others(self, folder: str) -> tuple[Mapping[str, str], list[Learnt]]:
+    def _others(self, folder: str) -> tuple[Mapping[str, str], list[FittedArtifact]]:
         """When fits were made that count now, and those of features that this pipeline has not: they stay."""
         try:
             one = load_set(folder, self._request.pipeline, self._request.source)
@@ -254,12 +264,12 @@ class _Run:
             return {}, []
         mine = {feature.name for feature in self._spec.features}
         others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
-        return ({} if one is None else one.fitted), [Learnt(fit=fit, artifact=None) for fit in others]
+        return ({} if one is None else one.fitted), [FittedArtifact(fit=fit, artifact=None) for fit in others]
 
-    def _compiled(self, known: _Known) -> CompiledFeatures:
+    def _compiled(self, known: _PartialArtifactSet) -> CompiledFeatures:
         return compile_spec(self._spec, self._schema, knowledge=known)
 
-    def _features_of(self, blank: _Known) -> dict[str, tuple[str, ...]]:
+    def _features_of(self, blank: _PartialArtifactSet) -> dict[str, tuple[str, ...]]:
         """The features that need each fit, by key."""
         found: dict[str, list[str]] = {}
         for feature in self._spec.features:
@@ -278,7 +288,7 @@ class _Run:
         stored = self._snapshot.rows_per_row_group
         rows = int(stored[selection.rows != 0].sum())
         self._nbytes_read += self._bytes(parts, selection)
-        done = Progress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=len(tasks))
+        done = FitProgress(step=self._step, passes=passes, fits=len(ready), rows=rows, tasks=0, all_tasks=len(tasks))
 
         def tell(task: tuple[Fragment, ...]) -> None:
             nonlocal done
@@ -304,7 +314,7 @@ class _Run:
                 artifact = want.learner.finish(parts_of(want.learner, state, job.scratch, parts))
             except FeedlineError as error:
                 raise self._complaint(want, error) from error
-            self._known.made[want.key] = Learnt(fit=self._record(want, artifact), artifact=artifact)
+            self._known.made[want.key] = FittedArtifact(fit=self._record(want, artifact), artifact=artifact)
 
     def _record(self, want: Wanted, artifact: Artifact) -> Fit:
         op, version, parameters = want.op
@@ -318,7 +328,7 @@ class _Run:
             features=self._features[want.key],
             types=dict(want.types),
             depends={key: self._known.learnt(key).fit.digest for key in sorted(self.everything[want.key].depends)},
-            fitted_on=Origin(
+            fitted_on=FitOrigin(
                 table=shown(self._snapshot.uri),
                 snapshot=self._snapshot.id,
                 where=where,
@@ -378,7 +388,9 @@ class _Run:
         known = {key for want in ready for key in self.everything[want.key].depends}
         where = self._spec.fit.where or self._spec.source.where
         rows = replace(rows_of(self._spec, self._snapshot), where=where)
-        ref = replace(knowledge_ref(self._spec), readings=self._known.stored.pinned.readings, request=None, rows=rows)
+        ref = replace(
+            artifact_set_ref(self._spec), readings=self._known.stored.pinned.readings, request=None, rows=rows
+        )
         if known:
             folder = below(self.scratch.folder, "artifacts")
             ref = replace(ref, folder=folder, manifest=save(folder, map(self._known.learnt, sorted(known))).digest)

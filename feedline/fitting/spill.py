@@ -64,7 +64,7 @@ def merged(learner: Learner, states: Iterable[State], scratch: Scratch) -> State
     `states`, at least one, may be a generator: none is asked for before there is room for it. Raises what the learner
     raises.
     """
-    growing = _Growing(learner)
+    growing = _MergeBuffer(learner)
     spilled: list[Spilled] = []
     for state in states:
         if isinstance(state, Spilled):
@@ -150,7 +150,7 @@ def _words(series: pl.Series) -> npt.NDArray[np.uint64]:
     return np.where(series.is_null().to_numpy(), _NULL_WORD, words) if series.null_count() else words
 
 
-class _Growing:
+class _MergeBuffer:
     """A merged state and those that wait to be merged into it, which is done when they are as large as it is."""
 
     def __init__(self, learner: Learner) -> None:
@@ -202,7 +202,7 @@ def _found(state: Spilled, scratch: Scratch) -> list[content_store.Artifact]:
 
 
 def _write_part(learner: Learner, files: Sequence[content_store.Artifact], part: int, scratch: Scratch) -> str:
-    growing = _Growing(learner)
+    growing = _MergeBuffer(learner)
     for file in files:
         growing.add(_frame(file.table(part)))
     name = _new_name()

@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from feedline.artifacts.fit_sets import FitRequest, Refusal, fit_source
-from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
 from feedline.spec import PipelineSpec
@@ -33,10 +33,10 @@ def artifacts_dir(spec: PipelineSpec) -> str:
     return spec.artifacts.folder or below(spec.work_dir, "artifacts")
 
 
-def fit_request(spec: PipelineSpec, *, served: bool = False) -> FitRequest:
+def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSetKey:
     """Which fits this pipeline asks for."""
     sample = Sample.of(spec.source.sample)
-    return FitRequest(
+    return ArtifactSetKey(
         pipeline=spec.name,
         source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
         shared=spec.artifacts.shared,
@@ -44,14 +44,14 @@ def fit_request(spec: PipelineSpec, *, served: bool = False) -> FitRequest:
     )
 
 
-def knowledge_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> KnowledgeRef:
+def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:
     """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
-    return KnowledgeRef(
+    return ArtifactSetRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
         out_of_fold=spec.fit.out_of_fold and not served,
         base_dir=spec.base_dir,
-        request=fit_request(spec, served=served),
+        request=artifact_set_key(spec, served=served),
     )
 
 
@@ -66,7 +66,7 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
 
 
 def require_fitted(
-    spec: PipelineSpec, features: CompiledFeatures, stored: Stored | None = None, *, served: bool = False
+    spec: PipelineSpec, features: CompiledFeatures, stored: StoredArtifactSet | None = None, *, served: bool = False
 ) -> None:
     """Raise SpecError, with the command that helps, where something has not been learnt yet.
 
@@ -95,7 +95,7 @@ def require_fitted(
 
 def set_refusal(knowledge: Knowledge) -> Refusal | None:
     """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
-    return knowledge.refusal() if isinstance(knowledge, Stored) else None
+    return knowledge.refusal() if isinstance(knowledge, StoredArtifactSet) else None
 
 
 def _more(features: CompiledFeatures) -> str:
@@ -106,7 +106,7 @@ _SHOWN = 5  # of the fits that are missing
 
 
 def _instead(knowledge: Knowledge, want: Wanted) -> str:
-    return knowledge.instead(want) if isinstance(knowledge, Stored) else "got no artifact"
+    return knowledge.instead(want) if isinstance(knowledge, StoredArtifactSet) else "got no artifact"
 
 
 def _base(want: Wanted) -> str:
@@ -125,7 +125,7 @@ def compile_spec(
 
     Without `knowledge` nothing is fitted: enough to know columns and kinds.
     """
-    known = Stored(knowledge_ref(spec)) if knowledge is None else knowledge
+    known = StoredArtifactSet(artifact_set_ref(spec)) if knowledge is None else knowledge
     try:
         return compile_features(spec.features if features is None else features, schema, known)
     except OpError as error:

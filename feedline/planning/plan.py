@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.store import KnowledgeRef, Stored
+from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
 from feedline.blocks.environment import environment_text, local_environment
 from feedline.errors import PlanError
@@ -30,10 +30,10 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
 from feedline.planning.binding import (
+    artifact_set_ref,
     bound_sample,
     bound_where,
     compile_spec,
-    knowledge_ref,
     planned_schema,
     require_columns,
     require_fitted,
@@ -286,7 +286,7 @@ def make_plan(
     lanes: int,
     map: Map | None = None,
     rebase: Rebase | None = None,
-    knowledge: KnowledgeRef | None = None,
+    knowledge: ArtifactSetRef | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
@@ -355,10 +355,10 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: KnowledgeRef | None) -> Stored:
+def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: ArtifactSetRef | None) -> StoredArtifactSet:
     """A set of fits, which tells the rows of this plan that a fit has seen from others."""
-    ref = replace(knowledge_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
-    return Stored(ref, newest=knowledge is None)
+    ref = replace(artifact_set_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
+    return StoredArtifactSet(ref, newest=knowledge is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
@@ -380,7 +380,7 @@ def _job(
     needs: Needs,
     by: str | None,
     record: Recording | None,
-    knowledge: KnowledgeRef,
+    knowledge: ArtifactSetRef,
 ) -> Job:
     needed = set(needs.columns(schema))
     used = pa.schema([field for field in schema if field.name in needed])

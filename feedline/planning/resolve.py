@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from feedline.artifacts.store import KnowledgeRef, load_manifest
+from feedline.artifacts.store import ArtifactSetRef, load_manifest
 from feedline.errors import CorruptFileError, SpecError
 from feedline.planning.agreement import agree_on_snapshot
-from feedline.planning.binding import artifacts_dir, fit_request, knowledge_ref, set_refusal
+from feedline.planning.binding import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
 from feedline.planning.plan import Plan
 from feedline.spec import PipelineSpec
 from feedline.warehouse.storage import content_store
@@ -36,7 +36,7 @@ class Start:
 
 def ready(
     plan: Plan,
-    again: Callable[[KnowledgeRef], Plan],
+    again: Callable[[ArtifactSetRef], Plan],
     fit_missing: Callable[[], str | None],
     *,
     start: Start | None = None,
@@ -50,7 +50,7 @@ def ready(
     if not plan.features.wanted and plan.job.knowledge.manifest is None:
         return plan
     if features is not None and (known := _known(plan, features)) is not None:
-        before = plan if known == plan.job.knowledge.manifest else again(knowledge_ref(plan.spec, known))
+        before = plan if known == plan.job.knowledge.manifest else again(artifact_set_ref(plan.spec, known))
         if not before.features.wanted and _name(before) == features:
             return before
 
@@ -63,7 +63,7 @@ def ready(
     if start is None:
         manifest = take()
     else:
-        asked = [start.job, "artifacts", artifacts_dir(plan.spec), repr(fit_request(plan.spec))]
+        asked = [start.job, "artifacts", artifacts_dir(plan.spec), repr(artifact_set_key(plan.spec))]
         named = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         manifest = agree_on_snapshot(
             plan.spec.work_dir,
@@ -74,7 +74,7 @@ def ready(
             environment=os.environ,
         )
     if manifest != plan.job.knowledge.manifest:
-        plan = again(knowledge_ref(plan.spec, manifest))
+        plan = again(artifact_set_ref(plan.spec, manifest))
     plan.require_fitted()
     _note(plan)
     return plan
@@ -113,6 +113,6 @@ def _known(plan: Plan, name: str) -> str | None:
 
 def _file(spec: PipelineSpec, name: str) -> str:
     """Of this pipeline and folder: another's set of the same features may lie in another folder, or go before."""
-    request = fit_request(spec)
+    request = artifact_set_key(spec)
     content = json.dumps([request.owner, absolute(artifacts_dir(spec))])
     return f"features/{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from feedline.artifacts.store import Stored
+from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
 from feedline.blocks.compute import batch_schema
 from feedline.errors import DataError, SpecError
@@ -25,10 +25,10 @@ from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.binding import (
+    artifact_set_key,
+    artifact_set_ref,
     artifacts_dir,
     compile_spec,
-    fit_request,
-    knowledge_ref,
     named_columns,
     planned_schema,
     require_fitted,
@@ -70,7 +70,9 @@ class Serving:
         self._spec = spec
         self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
-        self._knowledge = Stored(knowledge_ref(spec, served=True), newest=True)  # one set of fits for all forms
+        self._knowledge = StoredArtifactSet(
+            artifact_set_ref(spec, served=True), newest=True
+        )  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
         self._schema: BatchSchema | None = None
         self._lock = threading.Lock()
@@ -133,7 +135,7 @@ class Serving:
         """The columns as training saw them, as far as that is known."""
         if self._types is None:
             used = set().union(*map(named_columns, self.features))
-            self._types = load_types(artifacts_dir(self._spec), fit_request(self._spec), used) or pa.schema([])
+            self._types = load_types(artifacts_dir(self._spec), artifact_set_key(self._spec), used) or pa.schema([])
         return self._types
 
     def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:

@@ -45,7 +45,7 @@ Chunk = tuple[str, int, pa.RecordBatch]  # where its rows come from, as messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class InputRows:
     """Rows to transform: their schema, and their chunks with the columns asked for."""
 
     schema: pa.Schema
@@ -127,7 +127,7 @@ def _check_target(source: str, target: str, *, overwrite: bool) -> None:
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def _opened(source: str) -> AbstractContextManager[Input]:
+def _opened(source: str) -> AbstractContextManager[InputRows]:
     if source == STREAM:
         return _arrow(sys.stdin.buffer, "standard input", stream=True)
     if Path(source.partition("?")[0]).suffix in _ARROW and not is_uri(source):
@@ -136,7 +136,7 @@ def _opened(source: str) -> AbstractContextManager[Input]:
 
 
 @contextmanager
-def _table(source: str) -> Iterator[Input]:
+def _table(source: str) -> Iterator[InputRows]:
     """Parquet files, read as a run reads its table: one schema for all, partition keys from their paths."""
     snapshot = snapshot_of(list_table(source))
     splits = plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, _WHOLE_FILES)
@@ -150,11 +150,11 @@ def _table(source: str) -> Iterator[Input]:
                 yield place, sum(kept), batch.data
                 kept[batch.position] += batch.data.num_rows
 
-    yield Input(schema=snapshot.schema, chunks=chunks)
+    yield InputRows(schema=snapshot.schema, chunks=chunks)
 
 
 @contextmanager
-def _arrow_file(path: Path) -> Iterator[Input]:
+def _arrow_file(path: Path) -> Iterator[InputRows]:
     """An Arrow file, or a stream in a file."""
     try:
         with path.open("rb") as file:
@@ -167,7 +167,7 @@ def _arrow_file(path: Path) -> Iterator[Input]:
 
 
 @contextmanager
-def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[Input]:
+def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[InputRows]:
     with _readable(name):
         reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
 
@@ -177,7 +177,7 @@ def _arrow(file: BinaryIO, name: str, *, stream: bool) -> Iterator[Input]:
                 yield name, first + start, batch.select(list(columns)).slice(start, CHUNK_ROWS)
 
     with reader:
-        yield Input(schema=reader.schema, chunks=chunks)
+        yield InputRows(schema=reader.schema, chunks=chunks)
 
 
 def _batches(reader: Any, name: str, *, stream: bool) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feedline.artifacts.fit_sets import FitRequest
+from feedline.artifacts.artifact_sets import ArtifactSetKey
 from feedline.artifacts.type_records import save_types
 from feedline.blocks.environment import environment_differences, local_environment
 from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.planning.binding import artifacts_dir, bound_sample, bound_where, fit_request, planned_schema
+from feedline.planning.binding import artifact_set_key, artifacts_dir, bound_sample, bound_where, planned_schema
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
-from feedline.serving.golden_store import Golden, Made, forget_golden, load_golden, save_golden
+from feedline.serving.golden_store import Golden, GoldenOrigin, forget_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import shown
@@ -92,14 +92,14 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
     wanted, nothing is served, or no row is to be found that all features take.
     """
     folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
-    request = fit_request(spec)
+    request = artifact_set_key(spec)
     save_types(folder, request, schema)
     serving = Serving(spec, types=schema)
     alone = list(serving.alone())
     if not alone or spec.fit.golden == "none":
         forget_golden(folder, request, serving.features)
         return None
-    made = Made(
+    made = GoldenOrigin(
         fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in alone},
         environment=dict(local_environment()),
         table=shown(snapshot.uri),
@@ -117,7 +117,7 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
     return golden
 
 
-def _before(folder: str, request: FitRequest, serving: Serving) -> Golden | None:
+def _before(folder: str, request: ArtifactSetKey, serving: Serving) -> Golden | None:
     """The vectors that are there already; what is damaged or of another format will be replaced."""
     try:
         return load_golden(folder, request, serving.features)
@@ -149,7 +149,7 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
     Raises SpecError where there are no vectors of these features, or where what was learnt is something else now.
     """
     folder, serving = artifacts_dir(spec), Serving(spec)
-    golden = load_golden(folder, fit_request(spec), serving.features, lambda found: not _others(serving, found))
+    golden = load_golden(folder, artifact_set_key(spec), serving.features, lambda found: not _others(serving, found))
     if golden is None:
         raise SpecError(
             f"no golden vectors of these features are in {shown(folder)}: expected those that `feedline fit` writes. "

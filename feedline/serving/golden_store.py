@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.artifacts.fit_sets import FitRequest, safe_name
+from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.artifacts.type_records import FOLDER
 from feedline.errors import CorruptFileError, SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
@@ -37,7 +37,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class GoldenOrigin:
     """By whom vectors were made, and of what.
 
     fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
@@ -57,7 +57,7 @@ class Golden:
     rows: pa.Table
     expected: pa.Table
     real: int
-    made: Made
+    made: GoldenOrigin
 
 
 def features_id(features: Sequence[FeatureSpec]) -> str:
@@ -77,7 +77,7 @@ def _op(call: OpCall | None) -> Any:
     return None if call is None else bind(call).identity
 
 
-def save_golden(folder: str, request: FitRequest, features: Sequence[FeatureSpec], golden: Golden) -> None:
+def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec], golden: Golden) -> None:
     """Keep vectors, in place of those of the same features and source."""
     name, location = _name(request, features), locate(absolute(folder))
     files = {"in": _parquet(golden.rows), "out": _parquet(golden.expected)}
@@ -94,7 +94,7 @@ def save_golden(folder: str, request: FitRequest, features: Sequence[FeatureSpec
     content_store.put(location, f"{name}.json", [json.dumps(record, indent=1).encode()])
 
 
-def forget_golden(folder: str, request: FitRequest, features: Sequence[FeatureSpec]) -> None:
+def forget_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
     """Delete the vectors of these features, whatever their source: they may hold rows that nobody wants to be kept."""
     location, id = locate(absolute(folder)), features_id(features)
     for home in (_home(request.pipeline), FOLDER):
@@ -105,7 +105,7 @@ def forget_golden(folder: str, request: FitRequest, features: Sequence[FeatureSp
 
 def load_golden(
     folder: str,
-    request: FitRequest,
+    request: ArtifactSetKey,
     features: Sequence[FeatureSpec],
     proves: Callable[[Golden], bool] = lambda golden: True,
 ) -> Golden | None:
@@ -132,11 +132,11 @@ def _home(pipeline: str) -> str:
     return f"{FOLDER}/{safe_name(pipeline)}"
 
 
-def _name(request: FitRequest, features: Sequence[FeatureSpec]) -> str:
+def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
     return f"{_home(request.pipeline)}/{features_id(features)}-{request.source.id}"
 
 
-def _names(location: Location, request: FitRequest, features: Sequence[FeatureSpec]) -> list[str]:
+def _names(location: Location, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
     """The records there are, in the order in which they count: the one of exactly these features first."""
     found = []
     for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
@@ -159,7 +159,7 @@ def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(bytes(content_store.get(location, f"{name}.json")))
         form = record["format"]
         if form == FORMAT:
-            Made(**record["made"])
+            GoldenOrigin(**record["made"])
             assert {"features", "sha256", "real"} <= record.keys()
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise _altered(folder, f"{name}.json") from error
@@ -181,7 +181,7 @@ def _golden(location: Location, folder: str, name: str, record: Mapping[str, Any
         if _digest(file) != record["sha256"][key]:
             raise _altered(folder, f"{name}.{key}.parquet")
         tables[key] = _table(file, folder, f"{name}.{key}.parquet")
-    return Golden(rows=tables["in"], expected=tables["out"], real=record["real"], made=Made(**record["made"]))
+    return Golden(rows=tables["in"], expected=tables["out"], real=record["real"], made=GoldenOrigin(**record["made"]))
 
 
 def _parquet(table: pa.Table) -> pa.Buffer:

@@ -18,14 +18,14 @@ from toy_ops import FEATURES, toy_ops, written
 
 import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
-from feedline.artifacts.fit_sets import find_set, save_set
+from feedline.artifacts.artifact_sets import find_set, save_set
 from feedline.artifacts.store import (
+    ArtifactSetRef,
     Fit,
-    KnowledgeRef,
-    Learnt,
+    FitOrigin,
+    FittedArtifact,
     Manifest,
-    Origin,
-    Stored,
+    StoredArtifactSet,
     kind_of,
     load_artifact,
     prove,
@@ -33,7 +33,7 @@ from feedline.artifacts.store import (
 )
 from feedline.blocks.compute import check_job
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
-from feedline.planning.binding import fit_request
+from feedline.planning.binding import artifact_set_key
 from feedline.serving.encoder import Serving
 from feedline.spec import load_spec
 from feedline.transforms.learning.learner import Artifact
@@ -61,7 +61,7 @@ def folder(path: Path) -> Path:
 
 def counting(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
     """The set of fits that counts for a pipeline."""
-    one = find_set(str(folder(path)), fit_request(load_spec(path, overrides or {})))
+    one = find_set(str(folder(path)), artifact_set_key(load_spec(path, overrides or {})))
     assert one is not None
     return stored_artifacts.load_manifest(str(folder(path)), one.manifest)
 
@@ -69,9 +69,9 @@ def counting(path: Path, overrides: dict[str, Any] | None = None) -> Manifest:
 def replaced(path: Path, fits: list[Fit]) -> None:
     """Another set of fits in the place of the one that counts."""
     place = str(folder(path))
-    one = find_set(place, fit_request(load_spec(path)))
+    one = find_set(place, artifact_set_key(load_spec(path)))
     assert one is not None
-    save_set(place, replace(one, manifest=save(place, [Learnt(fit=fit, artifact=None) for fit in fits]).digest))
+    save_set(place, replace(one, manifest=save(place, [FittedArtifact(fit=fit, artifact=None) for fit in fits]).digest))
 
 
 def refusal(path: Path, **overrides: Any) -> str:
@@ -80,7 +80,7 @@ def refusal(path: Path, **overrides: Any) -> str:
     return str(caught.value)
 
 
-def entry(key: str, artifact: Artifact) -> Learnt:
+def entry(key: str, artifact: Artifact) -> FittedArtifact:
     fit = Fit(
         key=key,
         op="op",
@@ -90,13 +90,13 @@ def entry(key: str, artifact: Artifact) -> Learnt:
         features=("f",),
         types={"f": "int64"},
         depends={},
-        fitted_on=Origin(table="t", snapshot="s", where=None, sample=None, rows=1),
+        fitted_on=FitOrigin(table="t", snapshot="s", where=None, sample=None, rows=1),
         facts=artifact.facts,
         shown={"z": 1, "a": 2},
         table=None,
         digest=artifact.digest,
     )
-    return Learnt(fit=fit, artifact=artifact)
+    return FittedArtifact(fit=fit, artifact=artifact)
 
 
 @settings(max_examples=20)
@@ -279,7 +279,7 @@ def test_threads_load_an_artifact_once(path: Path, monkeypatch):
     read: list[str] = []
     load = stored_artifacts._load_table
     monkeypatch.setattr(stored_artifacts, "_load_table", lambda *given: (read.append(given[1].name), load(*given))[1])
-    manifest = Stored(knowledge).manifest
+    manifest = StoredArtifactSet(knowledge).manifest
     assert manifest is not None
     found: list[list[Artifact]] = []
 
@@ -301,7 +301,7 @@ def test_a_job_goes_on_with_the_set_that_it_began_with(path: Path):
     stored_artifacts._loaded.clear()
     again = Pipeline.from_yaml(path)
     assert again.plan().features.fingerprint != plan.features.fingerprint
-    assert Stored(plan.job.knowledge).manifest is not None
+    assert StoredArtifactSet(plan.job.knowledge).manifest is not None
     assert next(again.batches(plan=plan)) is not None
 
 
@@ -322,8 +322,8 @@ def test_a_manifest_says_what_was_fitted_on_what(path: Path, clicks: Path):
 
 
 def test_references_are_small_values():
-    ref = KnowledgeRef(folder="a", manifest=None, out_of_fold=True, base_dir="b")
-    function, arguments = Stored(ref).__reduce__()
+    ref = ArtifactSetRef(folder="a", manifest=None, out_of_fold=True, base_dir="b")
+    function, arguments = StoredArtifactSet(ref).__reduce__()
     assert function(*arguments).ref == ref
 
 

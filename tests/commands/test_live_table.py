@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from feedline.commands.live_table import Counters, Pace, Progress, RankView, display, line, short_line
+from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drained_view, served_view
 from feedline.service.drain import DrainProgress
 from feedline.service.feeder import FeederStats
@@ -51,7 +51,7 @@ def counters(rows: int, trainer_s: float = 0.0, feeder_s: float = 0.0) -> Counte
 
 def test_a_pace_is_of_the_last_seconds(clock: Clock):
     """1,000 rows/s for a minute, then 100: ten seconds later nothing is left of the 1,000."""
-    pace, rows, seen = Pace(clock), 0, {}
+    pace, rows, seen = RecentRates(clock), 0, {}
     for tick in range(4 * 80):
         clock.now = tick / 4
         rows += 250 if clock.now < 60 else 25
@@ -62,7 +62,7 @@ def test_a_pace_is_of_the_last_seconds(clock: Clock):
 
 
 def test_a_pace_begins_with_the_first_batch_and_again_with_the_next_trainer(clock: Clock):
-    pace = Pace(clock)
+    pace = RecentRates(clock)
     for clock.now in (0.0, 100.0):
         assert pace.add(counters(0)).rows_per_s == 0
     for clock.now, rows in ((200.0, 500), (202.0, 1500)):
@@ -76,7 +76,7 @@ def test_a_pace_begins_with_the_first_batch_and_again_with_the_next_trainer(cloc
 
 def test_a_trainer_that_stops_is_seen_to(clock: Clock):
     """Nothing new is counted: the rate falls to zero within the window."""
-    pace = Pace(clock)
+    pace = RecentRates(clock)
     for clock.now, rows in ((0.0, 10), (1.0, 1010), (6.0, 1010), (10.9, 1010)):
         assert (pace.add(counters(rows)).rows_per_s > 0) is (clock.now > 0)
     clock.now = 11.1
@@ -85,7 +85,7 @@ def test_a_trainer_that_stops_is_seen_to(clock: Clock):
 
 def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
     """By the very names that the feeder's statistics have; who waited long ago is forgotten."""
-    rank, pace = Rank(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), Pace(clock)
+    rank, pace = Rank(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
     stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
     rank.stats = asdict(stats)
     served_view(rank, pace, 12)
@@ -100,7 +100,7 @@ def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
 
 
 def test_a_rank_that_is_drained_shows_who_waits_now(clock: Clock):
-    pace = Pace(clock)
+    pace = RecentRates(clock)
     drained = DrainProgress(rank=0, facts={"steps": 10}, rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1)
     drained_view(drained, pace, 1)
     clock.now = 2.0
@@ -162,7 +162,7 @@ def test_a_table_that_does_not_fit_is_no_table():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_without_a_terminal_there_are_plain_lines(terminal: bool):
     out = io.StringIO()
-    with Progress(Console(file=out, width=70, force_terminal=terminal, color_system=None), title="clicks") as progress:
+    with LiveTable(Console(file=out, width=70, force_terminal=terminal, color_system=None), title="clicks") as progress:
         progress.show([VIEW], force=True)
     assert (short_line(VIEW) if terminal else line(VIEW) + "\n") in out.getvalue()
     assert ("\x1b" in out.getvalue()) is terminal

@@ -29,7 +29,7 @@ from test_sample import key_hash, place_hash, stays
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.commands.exit_status import status_of
-from feedline.commands.plan import describe, plan_table
+from feedline.commands.plan_report import describe, plan_table
 from feedline.errors import SpecError
 
 SQL = {"==": "=", "!=": "<>"}

@@ -18,7 +18,7 @@ from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.passes import Progress
+from feedline.fitting.passes import FitProgress
 from feedline.fitting.spill import Scratch, discard
 from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact
@@ -59,7 +59,7 @@ def cut(folder: Path, rows: pa.Table, *, order: np.ndarray, files: int, row_grou
 
 
 def test_passes_are_as_many_as_fits_wait_for_each_other(tmp_path: Path, clicks: Path, rows: pa.Table):
-    said: list[Progress] = []
+    said: list[FitProgress] = []
     pipeline = Pipeline.from_yaml(written(tmp_path, clicks))
     report = pipeline.fit(say=said.append)
     assert [(one.step, one.passes, one.fits, one.rows) for one in said if one.tasks == 0] == [
@@ -205,9 +205,9 @@ def test_nothing_to_fit(tmp_path: Path, clicks: Path):
 def test_an_interrupted_fit_leaves_what_counted(tmp_path: Path, clicks: Path, when: int):
     path = written(tmp_path, clicks)
     before = Pipeline.from_yaml(path).fit()
-    said: list[Progress] = []
+    said: list[FitProgress] = []
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: FitProgress) -> None:
         said.append(progress)
         if len(said) > when:
             raise KeyboardInterrupt

@@ -177,11 +177,11 @@ def test_a_table_with_a_sample_weight_of_its_own(place: Place, tmp_path: Path) -
         path = place.write(source={**source, "sample": {"fraction": 0.5}}, features=features)
         with pytest.raises(SpecError, match=rf"{where}: .*sample_weight has two meanings"):
             Pipeline.from_yaml(path).plan()
-    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts()["rows"]
+    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts().rows
     path = place.write(source={**source, "sample": {"fraction": 0.5}}, features={"extra": ["request_id"]})
     with pytest.raises(SpecError, match="sample_weight is what the sample weighs"):
         Pipeline.from_yaml(path, {"shuffle.by": "sample_weight"}).plan()
-    assert 9_000 < Pipeline.from_yaml(path).plan().facts()["rows"] < 11_000
+    assert 9_000 < Pipeline.from_yaml(path).plan().facts().rows < 11_000
 
 
 def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks: Path) -> None:

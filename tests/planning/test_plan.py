@@ -23,7 +23,7 @@ from rich.console import Console
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
 from feedline.commands import plan as report
-from feedline.commands.plan import describe
+from feedline.commands.plan_report import describe
 from feedline.errors import PlanError, SpecError
 from feedline.planning.plan import Plan
 from feedline.warehouse.rebase import recorded_rows
@@ -152,8 +152,8 @@ def test_fewer_rows_than_a_step(place: Place):
     for command in (("plan", path), ("run", path, "--sink", "null")):
         done = ended(*command)
         assert (done.returncode, "fewer rows than one global step" in done.stderr) == (2, True), done.stderr
-    assert plan_of(path, **{"batch.tail": "pad"}).facts()["steps"] == 1
-    assert plan_of(path, **{"batch.tail": "partial"}).facts()["steps"] == 1
+    assert plan_of(path, **{"batch.tail": "pad"}).facts().steps == 1
+    assert plan_of(path, **{"batch.tail": "partial"}).facts().steps == 1
 
 
 def test_the_fingerprints(place: Place):

@@ -93,7 +93,7 @@ def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
                 break
     whole = steps(pipeline, plan, 1, 0)
     alive = {row for row in place.ids if "where" not in source or row % 5 != 0}
-    assert len(whole) == len(set(whole)) == len(alive) - (plan.facts()["rows_dropped"] if tail == "drop" else 0)
+    assert len(whole) == len(set(whole)) == len(alive) - (plan.facts().rows_dropped if tail == "drop" else 0)
     assert set(whole) <= alive
 
 
@@ -205,7 +205,7 @@ def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle
         os.utime(path, (1, 1))
     new = pipeline.rebase(state)
     assert new.snapshot.id != plan.snapshot.id
-    assert new.facts()["rest"]["changes"]["files"]["unchanged"] == len(place.files)
+    assert new.facts().rest.changes["files"]["unchanged"] == len(place.files)
     check_rest(place, pipeline, new, state, before)
 
 
@@ -237,14 +237,14 @@ def test_without_records_rows_are_in_doubt(place: Rewritten):
     skipped = pipeline.rebase(state, rewritten="skip")
     after = steps(pipeline, skipped, 0, step)
     assert set(after) == set(place.ids) - set(before) - rewritten
-    assert skipped.facts()["rest"]["changes"]["rows"]["doubtful"] == len(rewritten)
-    assert f"in doubt: {len(rewritten)} rows of rewritten files, left out" in told(skipped.facts()["rest"])
+    assert skipped.facts().rest.changes["rows"]["doubtful"] == len(rewritten)
+    assert f"in doubt: {len(rewritten)} rows of rewritten files, left out" in told(skipped.facts().rest)
 
     repeated = pipeline.rebase(state, rewritten="repeat")
     after = steps(pipeline, repeated, 0, step)
     assert set(after) == (set(place.ids) - set(before)) | rewritten
     assert len(after) == len(set(after))
-    assert "delivered, again or not" in told(repeated.facts()["rest"])
+    assert "delivered, again or not" in told(repeated.facts().rest)
 
 
 def test_a_damaged_record_is_no_record(place: Rewritten):
@@ -275,7 +275,7 @@ def test_rows_that_are_equal_are_counted(tmp_path: Path, named: bool):
     new = pipeline.rebase(state_at(plan, 0, 7))
     after = steps(pipeline, new, 0, 7)
     assert Counter(after) == Counter([*range(40), *range(30), *range(40, 60)]) - Counter(before)
-    assert new.facts()["rest"]["changes"]["rows"]["alike"] == 60
+    assert new.facts().rest.changes["rows"]["alike"] == 60
 
 
 def test_what_changed_is_counted(tmp_path: Path):
@@ -295,7 +295,7 @@ def test_what_changed_is_counted(tmp_path: Path):
     assert len(steps(pipeline, plan, 0, 0, 20)) == 160
     place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
     place.remove("ds=1/0.parquet")
-    rest = pipeline.rebase(state_at(plan, 0, 20)).facts()["rest"]
+    rest = pipeline.rebase(state_at(plan, 0, 20)).facts().rest
     assert rest["changes"]["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
     assert rest["changes"]["rows"] == {
         "delivered": 160,

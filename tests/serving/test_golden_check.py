@@ -22,12 +22,12 @@ from test_encoder import FEATURES, SCHEMA, TABLE
 from test_files import REFUSE
 
 from feedline import Pipeline
-from feedline.artifacts.fit_sets import FitRequest, FitSource
+from feedline.artifacts.artifact_sets import ArtifactSetKey, FitSource
 from feedline.artifacts.type_records import load_types
 from feedline.blocks import environment
 from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
-from feedline.planning.binding import fit_request
+from feedline.planning.binding import artifact_set_key
 from feedline.serving import golden_check
 from feedline.serving.encoder import Serving
 from feedline.serving.golden_check import check, compare, record, ulps_between
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def load_columns(folder: str) -> pa.Schema | None:
-    return load_types(folder, FitRequest(pipeline="p", source=FitSource(table=("elsewhere",))), ())
+    return load_types(folder, ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",))), ())
 
 
 def recorded(path: Path, choice: str = "rows", **changes: Any) -> tuple[PipelineSpec, Snapshot, Any]:
@@ -86,7 +86,7 @@ def test_vectors_are_what_they_were_on_the_machine_that_made_them(path: Path, fo
     spec, snapshot, made = recorded(path)
     assert made.real == 3 * ROWS_OF_SPLIT
     assert made.rows.num_rows > made.real + 10
-    found = load_golden(folder, fit_request(spec), Serving(spec).features)
+    found = load_golden(folder, artifact_set_key(spec), Serving(spec).features)
     assert found is not None
     assert repr(found.rows.to_pylist()) == repr(made.rows.to_pylist())
     assert (found.real, found.made, found.made.snapshot) == (made.real, made.made, snapshot.id)
@@ -150,7 +150,7 @@ def test_features_that_no_made_up_row_fits(tmp_path: Path, table: Path, folder: 
     path = written(tmp_path, table, sparse={"scores": [{"vector": 5}, {"clip": {"max": 1}}]})
     spec, _, made = recorded(path, "synthetic")
     assert made is None
-    assert load_golden(folder, fit_request(spec), Serving(spec).features) is None
+    assert load_golden(folder, artifact_set_key(spec), Serving(spec).features) is None
 
 
 def test_other_features_have_vectors_of_their_own(tmp_path: Path, path: Path, table: Path):
@@ -225,9 +225,11 @@ def test_types_of_several_tables(tmp_path: Path, path: Path, folder: str):
     spec, snapshot, _ = recorded(path)
     pq.write_table(pa.table({"price": [1.0], "more": [1]}), tmp_path / "other.parquet")
     other, _, _ = recorded(written(tmp_path, tmp_path / "other.parquet", dense={"price": []}))
-    assert load_types(folder, fit_request(spec), {"price"}) == snapshot.schema
-    assert load_types(folder, fit_request(other), {"price"}) == pa.schema({"price": pa.float64(), "more": pa.int64()})
-    elsewhere = FitRequest(pipeline="p", source=FitSource(table=("elsewhere",)))
+    assert load_types(folder, artifact_set_key(spec), {"price"}) == snapshot.schema
+    assert load_types(folder, artifact_set_key(other), {"price"}) == pa.schema(
+        {"price": pa.float64(), "more": pa.int64()}
+    )
+    elsewhere = ArtifactSetKey(pipeline="p", source=FitSource(table=("elsewhere",)))
     columns = load_types(folder, elsewhere, {"word", "more"})
     assert columns is not None
     assert (columns.field("word").type, columns.field("more").type) == (pa.string(), pa.int64())

@@ -110,7 +110,7 @@ def feedline(*arguments: object, **options: Any) -> Any:
 
 def trainer(*arguments: object, **options: Any) -> Any:
     """`running` a training loop."""
-    return running(sys.executable, SUPPORT / "trainer.py", *arguments, **options)
+    return running(sys.executable, SUPPORT / "training_loop.py", *arguments, **options)
 
 
 def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:

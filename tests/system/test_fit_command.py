@@ -156,10 +156,10 @@ def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, c
         Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
         asked = {key: first[key] for key in ("snapshot", "plan", "features", "lanes")}
         again = Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)
-        assert again.facts()["features"] == first["features"]
-        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()["features"] != first["features"]
+        assert again.facts().features == first["features"]
+        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts().features != first["features"]
         state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
-        assert Pipeline.from_yaml(path).plan_for(state).facts()["features"] == first["features"]
+        assert Pipeline.from_yaml(path).plan_for(state).facts().features == first["features"]
         manifest = again.job.knowledge.manifest
         assert manifest is not None
         (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()

@@ -147,7 +147,7 @@ def test_ranks_that_torch_distributed_connects(place: Rewritten):
     before, after = ([*said[0][key], *said[1][key]] for key in ("before", "after"))
     assert sorted(after) == sorted(set(place.ids) - set(before))
     plan = pipeline.plan_for(said[0]["state"])
-    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts()["rest"]["first_step"]))
+    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts().rest.first_step))
 
 
 def feedline(place: Rewritten, *words: object) -> subprocess.CompletedProcess[str]:

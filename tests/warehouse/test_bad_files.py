@@ -233,7 +233,7 @@ def test_ranks_agree_and_a_resume_finds_the_snapshot(place: Place, tmp_path: Pat
     hello: dict[str, Any] = {"world_size": 2, "snapshot": None, "lanes": None, "plan": None, "features": None}
     plans = [Pipeline.from_yaml(path).resolve({**hello, "rank": rank}, job="job") for rank in (0, 1)]
     assert plans[0].facts() == plans[1].facts()
-    assert [bad["path"] for bad in plans[1].facts()["bad_files"]] == [str(part(table, 1))]
+    assert [bad["path"] for bad in plans[1].facts().bad_files] == [str(part(table, 1))]
     truncate(part(table, 3))  # after the start: the resume's snapshot is the old one, all the same
     facts = plans[0].facts()
     state = {**hello, "snapshot": facts["snapshot"], "lanes": 2, "plan": facts["plan"], "features": facts["features"]}

@@ -19,7 +19,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.artifacts.array_rows import Rows, Stored
+from feedline.artifacts.array_rows import ArrayRows, StoredArray
 from feedline.artifacts.external import read_outside
 from feedline.artifacts.zarr_array import open_array
 from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
@@ -69,7 +69,7 @@ def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int)
     assert stored.mapped == (
         form in ("bare", "bare, one chunk", "version 2, bare", "wide chunks", "half", "small integers")
     )
-    rows = Rows(stored, max_bytes)
+    rows = ArrayRows(stored, max_bytes)
     for indices in (
         np.arange(N),
         np.array([], np.int64),
@@ -79,7 +79,7 @@ def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int)
         assert np.array_equal(rows.take(indices), expected[indices])
 
 
-def counting(rows: int, width: int, block_rows: int, log: list[int]) -> Stored:
+def counting(rows: int, width: int, block_rows: int, log: list[int]) -> StoredArray:
     """An array whose rows are their numbers, and which notes the blocks that are loaded."""
 
     def load(number: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def counting(rows: int, width: int, block_rows: int, log: list[int]) -> Stored:
         first = number * block_rows
         return np.repeat(np.arange(first, min(first + block_rows, rows), dtype=np.float32)[:, None], width, axis=1)
 
-    return Stored(rows=rows, width=width, block_rows=block_rows, dtype=np.dtype(np.float32), load=load)
+    return StoredArray(rows=rows, width=width, block_rows=block_rows, dtype=np.dtype(np.float32), load=load)
 
 
 @given(
@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
     rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
 ):
     log: list[int] = []
-    held = Rows(counting(rows, 3, block_rows, log), max_bytes)
+    held = ArrayRows(counting(rows, 3, block_rows, log), max_bytes)
     block_bytes = min(block_rows, rows) * 12
     for part in asked:
         indices = np.array([int(place * rows) for place in part], np.int64)
@@ -117,7 +117,7 @@ def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
 
 def test_the_blocks_used_last_are_kept():
     log: list[int] = []
-    held = Rows(counting(100, 3, 10, log), 2 * 10 * 12)
+    held = ArrayRows(counting(100, 3, 10, log), 2 * 10 * 12)
     for row in (5, 15, 7, 25, 5, 15):
         held.take(np.array([row]))
     assert log == [0, 1, 2, 1]
@@ -133,7 +133,7 @@ def test_a_block_is_loaded_once_for_all_threads():
         first.wait(10)
         return stored.load(number)
 
-    held = Rows(Stored(rows=100, width=3, block_rows=10, dtype=stored.dtype, load=load), 1 << 20)
+    held = ArrayRows(StoredArray(rows=100, width=3, block_rows=10, dtype=stored.dtype, load=load), 1 << 20)
 
     def take() -> np.ndarray:
         if together.wait(10) == 0:
@@ -154,7 +154,7 @@ def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
             raise failures.pop()
         return np.zeros((5, 2), np.float32)
 
-    held = Rows(Stored(rows=10, width=2, block_rows=5, dtype=np.dtype(np.float32), load=load), 1 << 20)
+    held = ArrayRows(StoredArray(rows=10, width=2, block_rows=5, dtype=np.dtype(np.float32), load=load), 1 << 20)
     with pytest.raises(OSError, match="gone"):
         held.take(np.array([1]))
     assert held.take(np.array([1])).tolist() == [[0.0, 0.0]]
@@ -173,7 +173,7 @@ def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
 def test_a_chunk_that_changed_is_not_read(tmp_path: Path, form: str, change: Any, message: str):
     made(tmp_path / "a", **FORMS[form])
     opened = open_array(str(tmp_path / "a"))
-    rows = Rows(opened.stored(), 1 << 20)
+    rows = ArrayRows(opened.stored(), 1 << 20)
     rows.take(np.array([0]))
     change(tmp_path / "a" / "c" / "1" / "0")
     with pytest.raises(TableChangedError, match=message):
@@ -187,7 +187,7 @@ def test_a_chunk_that_was_never_written_holds_the_fill_value(tmp_path: Path):
             store=str(tmp_path / name), shape=(100, 2), chunks=(10, 2), dtype="f4", fill_value=7.5, **options
         )
         array[15:20] = 1
-        found = Rows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([3, 16, 99]))
+        found = ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([3, 16, 99]))
         assert found.tolist() == [[7.5, 7.5], [1.0, 1.0], [7.5, 7.5]]
 
 
@@ -197,7 +197,7 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
     for name in ("bare", "compressed"):
         (tmp_path / name / "c" / "0" / "0").write_bytes(b"nonsense")
         with pytest.raises(CorruptFileError, match=name):
-            Rows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([0]))
+            ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([0]))
 
 
 # -- the op -------------------------------------------------------------------------------------------------------

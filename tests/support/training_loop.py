@@ -1,6 +1,6 @@
-"""A training loop as a program, for the tests that kill it: says what it gets, and saves where it is.
+"""A training loop as a program, for the tests that kill it: prints what it gets, and saves its state.
 
-    python trainer.py PIPELINE.YAML STATE.PT [--epochs N] [--stop-after BATCHES]
+    python training_loop.py PIPELINE.YAML STATE.PT [--epochs N] [--stop-after BATCHES]
 
 Prints "feeder PID attached|own" and then "EPOCH STEP DIGEST" per batch. Resumes from STATE.PT where that exists; the
 state is saved after each batch, before its line is printed. With --stop-after it waits for its end after that many.

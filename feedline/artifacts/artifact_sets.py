@@ -71,7 +71,7 @@ class FitSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitRequest:
+class ArtifactSetKey:
     """Which fits a pipeline asks for.
 
     pipeline: its name. shared: the name that `artifacts: {from: …}` gives. root: the root of the table's snapshot,
@@ -104,7 +104,7 @@ class FitRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitSet:
+class ArtifactSetRecord:
     """A set of fits: the manifest that counts, and when each fit was made, by key. saved: when it was, as ISO time.
 
     pipeline, source: None for a set of an earlier version.
@@ -175,12 +175,12 @@ def safe_name(name: str) -> str:
     return f"{_SLUG.sub('_', name)[:_SLUG_CHARACTERS]}-{digest}"
 
 
-def chosen(request: FitRequest, sets: Sequence[FitSet]) -> FitSet | None:
+def chosen(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> ArtifactSetRecord | None:
     """The set that a pipeline asks for, among those of `request.owner`; None where none is it. Pure."""
     source = request.source
     fitting = [one for one in sets if one.source is not None and not _differs(request, one.source)]
 
-    def nearness(one: FitSet) -> tuple[Any, ...]:
+    def nearness(one: ArtifactSetRecord) -> tuple[Any, ...]:
         assert one.source is not None
         equal = (one.source.table == source.table, source.same_where(one.source.where), one.source.sample)
         return (*equal[:2], equal[2] == source.sample, one.saved)
@@ -188,7 +188,7 @@ def chosen(request: FitRequest, sets: Sequence[FitSet]) -> FitSet | None:
     return max(fitting, key=nearness, default=None)
 
 
-def refusal(request: FitRequest, sets: Sequence[FitSet], others: Sequence[str]) -> Refusal | None:
+def refusal(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord], others: Sequence[str]) -> Refusal | None:
     """Why none of the owner's sets is chosen, or whose there are where it has none; None where there is none. Pure."""
     fit = "Fit it: feedline fit"
     sources = [one.source for one in sorted(sets, key=lambda one: one.saved, reverse=True) if one.source is not None]
@@ -222,7 +222,7 @@ def refusal(request: FitRequest, sets: Sequence[FitSet], others: Sequence[str]) 
     )
 
 
-def _nobody(request: FitRequest, others: Sequence[str]) -> Refusal | None:
+def _nobody(request: ArtifactSetKey, others: Sequence[str]) -> Refusal | None:
     if not others and request.shared is None:
         return None
     some = ", ".join(repr(name) for name in others[:_SHOWN_NAMES]) + (" and others" * (len(others) > _SHOWN_NAMES))
@@ -236,7 +236,7 @@ def _nobody(request: FitRequest, others: Sequence[str]) -> Refusal | None:
     )
 
 
-def _differs(request: FitRequest, source: FitSource) -> bool:
+def _differs(request: ArtifactSetKey, source: FitSource) -> bool:
     """Whether a set of that source is refused."""
     if request.shared is not None:
         return request.source.where is not None and not request.source.same_where(source.where)
@@ -266,20 +266,20 @@ def _is_root(root: str, table: Sequence[str]) -> bool:
     return all(f"{place}/".startswith(f"{home.rstrip('/')}/") for place in places)
 
 
-def find_set(folder: str, request: FitRequest) -> FitSet | None:
+def find_set(folder: str, request: ArtifactSetKey) -> ArtifactSetRecord | None:
     """The set that a pipeline asks for; None where none is it. Raises as `load_sets`."""
     exact = load_set(folder, request.owner, request.source)
     return exact if exact is not None else chosen(request, load_sets(folder, request.owner))
 
 
-def load_set(folder: str, pipeline: str, source: FitSource) -> FitSet | None:
+def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord | None:
     """The set of exactly that source. Raises as `load_sets`."""
     name = set_file(pipeline, source)
     content = read_file(folder, name)
     return None if content is None else _parsed(bytes(content), join(folder, name))
 
 
-def load_sets(folder: str, pipeline: str) -> list[FitSet]:
+def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
     """The sets of a pipeline. Raises CorruptFileError, SpecError for another format, StoreError."""
     home = f"{_SETS}/{safe_name(pipeline)}"
     names = [f"{home}/{info.base_name}" for info in _listed(folder, home) if info.base_name.endswith(".json")]
@@ -287,13 +287,13 @@ def load_sets(folder: str, pipeline: str) -> list[FitSet]:
     return [_parsed(bytes(body), join(folder, name)) for name, body in contents.items() if body is not None]
 
 
-def load_old_set(folder: str) -> FitSet | None:
+def load_old_set(folder: str) -> ArtifactSetRecord | None:
     """The set that an earlier version left for all pipelines. Raises as `load_sets`."""
     content = read_file(folder, OLD_POINTER)
     if content is None:
         return None
     body = checked(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
-    return FitSet(pipeline=None, source=None, manifest=body["manifest"], fitted=body["fitted"], saved="")
+    return ArtifactSetRecord(pipeline=None, source=None, manifest=body["manifest"], fitted=body["fitted"], saved="")
 
 
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
@@ -311,7 +311,7 @@ def other_pipelines(folder: str, pipeline: str) -> list[str]:
     return sorted(found)
 
 
-def save_set(folder: str, one: FitSet) -> None:
+def save_set(folder: str, one: ArtifactSetRecord) -> None:
     """Make a set the one that counts for its pipeline and source."""
     assert one.pipeline is not None
     assert one.source is not None
@@ -332,14 +332,14 @@ def set_file(pipeline: str, source: FitSource) -> str:
     return f"{_SETS}/{safe_name(pipeline)}/{source.id}.json"
 
 
-def _parsed(content: bytes, path: str) -> FitSet:
+def _parsed(content: bytes, path: str) -> ArtifactSetRecord:
     kinds = {"pipeline": str, "source": dict, "manifest": str, "fitted": dict, "saved": str}
     body = checked(content, path, kinds)
     try:
         source = FitSource(**{**body["source"], "table": tuple(body["source"]["table"])})
     except (KeyError, TypeError):
         raise altered(path) from None
-    return FitSet(
+    return ArtifactSetRecord(
         pipeline=body["pipeline"],
         source=source,
         manifest=body["manifest"],

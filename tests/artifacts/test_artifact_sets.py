@@ -16,9 +16,9 @@ import pytest
 
 import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
-from feedline.artifacts.fit_sets import (
-    FitRequest,
-    FitSet,
+from feedline.artifacts.artifact_sets import (
+    ArtifactSetKey,
+    ArtifactSetRecord,
     FitSource,
     canonical_where,
     chosen,
@@ -305,9 +305,9 @@ def test_who_goes_on_finds_the_set_whatever_others_with_its_features_note(tmp_pa
     assert states[0] == states[1]  # the same values of the same rows
     for path, state in zip((a, b), states, strict=True):
         Pipeline.from_yaml(path, {"source.where": "day < 3"}).fit()
-        assert Pipeline.from_yaml(path).plan().facts()["features"] != state["features"]
+        assert Pipeline.from_yaml(path).plan().facts().features != state["features"]
         again = Pipeline.from_yaml(path).resolve({**hello, **state}, job="0" * 64)
-        assert again.facts()["features"] == state["features"]
+        assert again.facts().features == state["features"]
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_filters_are_compared_without_what_makes_no_difference():
 
 
 def test_the_nearest_set_is_chosen():
-    def kept(pipeline: str, table: str, where: str | None, sample: str | None, saved: str) -> FitSet:
+    def kept(pipeline: str, table: str, where: str | None, sample: str | None, saved: str) -> ArtifactSetRecord:
         source = FitSource(table=(table,), where=where, sample=sample)
-        return FitSet(pipeline=pipeline, source=source, manifest=saved, fitted={}, saved=saved)
+        return ArtifactSetRecord(pipeline=pipeline, source=source, manifest=saved, fitted={}, saved=saved)
 
     sets = [
         kept("p", "t", None, None, "1"),
@@ -355,7 +355,7 @@ def test_the_nearest_set_is_chosen():
 
     def taken(table: str, where: str | None = None, sample: str | None = None, **more: Any) -> str | None:
         source = FitSource(table=(table,), where=where, sample=sample)
-        one = chosen(FitRequest(pipeline="p", source=source, **more), sets)
+        one = chosen(ArtifactSetKey(pipeline="p", source=source, **more), sets)
         return None if one is None else one.manifest
 
     assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", None, None]
