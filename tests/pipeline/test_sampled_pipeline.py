@@ -83,7 +83,7 @@ def test_the_rows_of_the_definition_reach_the_batches(
     rows = expected(clicks, sample, where=where)
     assert delivered(path) == rows
     facts = Pipeline.from_yaml(path).plan().facts()
-    assert facts["rows"] == len(rows)
+    assert facts.rows == len(rows)
 
 
 def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: Path) -> None:

@@ -74,14 +74,14 @@ def test_each_row_once_and_equal_steps(place: Place, ids: np.ndarray, tail: str,
     delivered = [each for step in steps for each, valid in step if valid]
     padding = sum(not valid for step in steps for _, valid in step)
     facts = plan.facts()
-    assert facts["steps"] == len(steps)
-    assert facts["rows"] == ROWS
-    assert len(delivered) == ROWS - facts["rows_dropped"]
+    assert facts.steps == len(steps)
+    assert facts.rows == ROWS
+    assert len(delivered) == ROWS - facts.rows_dropped
     assert len(set(delivered)) == len(delivered)
     assert set(delivered) <= set(ids.tolist())
     if tail == "drop":
         assert {len(step) for step in steps} == {700 * world_size}
-        assert 0 < facts["rows_dropped"] < 700 * world_size
+        assert 0 < facts.rows_dropped < 700 * world_size
         assert padding == 0
     elif tail == "pad":
         assert {len(step) for step in steps} == {700 * world_size}

@@ -17,7 +17,7 @@ from rewritten import Rewritten, rows_dropped, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.state import told
+from feedline.loader.facts import describe_rebase
 from feedline.planning.plan import Plan
 
 SHUFFLES: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
             break
         facts = plan.facts()
         rest = check_rest(place, pipeline, plan, state, before)
-        end = facts["rest"]["steps"] if facts["rest"] else facts["steps"]
+        end = (facts.rest or facts).steps
         for size in (1, 2, 4):
             if lanes % size == 0:
                 assert Counter(steps(pipeline, plan, 0, state["step"], None, size)) == Counter(rest)
@@ -238,13 +238,13 @@ def test_without_records_rows_are_in_doubt(place: Rewritten):
     after = steps(pipeline, skipped, 0, step)
     assert set(after) == set(place.ids) - set(before) - rewritten
     assert skipped.facts().rest.changes["rows"]["doubtful"] == len(rewritten)
-    assert f"in doubt: {len(rewritten)} rows of rewritten files, left out" in told(skipped.facts().rest)
+    assert f"in doubt: {len(rewritten)} rows of rewritten files, left out" in describe_rebase(skipped.facts().rest)
 
     repeated = pipeline.rebase(state, rewritten="repeat")
     after = steps(pipeline, repeated, 0, step)
     assert set(after) == (set(place.ids) - set(before)) | rewritten
     assert len(after) == len(set(after))
-    assert "delivered, again or not" in told(repeated.facts().rest)
+    assert "delivered, again or not" in describe_rebase(repeated.facts().rest)
 
 
 def test_a_damaged_record_is_no_record(place: Rewritten):
@@ -296,8 +296,8 @@ def test_what_changed_is_counted(tmp_path: Path):
     place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
     place.remove("ds=1/0.parquet")
     rest = pipeline.rebase(state_at(plan, 0, 20)).facts().rest
-    assert rest["changes"]["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
-    assert rest["changes"]["rows"] == {
+    assert rest.changes["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
+    assert rest.changes["rows"] == {
         "delivered": 160,
         "delivered_gone": 16 + 64,
         "deleted": 16 + 64,
@@ -305,8 +305,8 @@ def test_what_changed_is_counted(tmp_path: Path):
         "doubtful": 0,
         "alike": 0,
     }
-    assert (rest["rows"], rest["steps"] - rest["first_step"], rest["rows_dropped"]) == (32 + 64 + 10, 14, 0)
-    assert told(rest).splitlines()[1:] == [
+    assert (rest.rows, rest.steps - rest.first_step, rest.rows_dropped) == (32 + 64 + 10, 14, 0)
+    assert describe_rebase(rest).splitlines()[1:] == [
         "delivered: 160 rows of epoch 0 before step 20; 80 of them are gone since",
         "changed: 80 rows deleted, 0 added (net, per partition)",
         "left: 106 rows in 14 steps, 0 rows dropped",

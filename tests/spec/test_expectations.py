@@ -15,6 +15,7 @@ from test_pipeline_spec import MINIMAL, parse, refused
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
+from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
@@ -210,8 +211,8 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     first.add(1, [])
     first.add(2, [(block(2), part(20))])
     reports = FeederReports()
-    reports.receive(report_packet(7, {"batches": 3}, first.seen()))
-    assert reports.stats == {"batches": 3}
+    reports.receive(report_packet(7, FeederStats(batches=3), first.seen()))
+    assert reports.stats == FeederStats(batches=3)
     assert reports.quality is not None
     assert reports.quality.rows == 41
     second = epoch("warn")
@@ -222,7 +223,7 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     assert rows_of(second) == 71
     assert second.seen() is not None
     assert second.seen()["through"] == 3
-    reports.receive(report_packet(8, {}, second.seen()))
+    reports.receive(report_packet(8, FeederStats(), second.seen()))
     assert reports.quality.rows == 71
 
 
@@ -230,18 +231,18 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     reports = FeederReports()
     observed = epoch("warn")
     observed.add(0, [(block(0), part(10))])
-    reports.receive(report_packet(1, {}, observed.seen()))
+    reports.receive(report_packet(1, FeederStats(), observed.seen()))
     handed = reports.hand_over(1, 2)
     assert reports.hand_over(2, 3) == handed
-    reports.receive(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
+    reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
     assert reports.quality is not None
     assert reports.quality.rows == 10
     last = epoch("warn")
     last.begin(4, reports.hand_over(3, 4))
-    reports.receive(report_packet(1, {}, observed.seen()))  # late: it is counted in its heir's
+    reports.receive(report_packet(1, FeederStats(), observed.seen()))  # late: it is counted in its heir's
     assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
-    reports.receive(report_packet(4, {}, last.seen()))
+    reports.receive(report_packet(4, FeederStats(), last.seen()))
     assert reports.quality.rows == 15
 
 
@@ -264,7 +265,7 @@ def test_what_is_kept_of_epochs_does_not_grow_with_them():
         observed = epoch("warn")
         for rows in (3, 7):
             observed.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, {}, observed.seen()))
+            reports.receive(report_packet(stream, FeederStats(), observed.seen()))
         assert reports.quality is not None
         assert reports.quality.rows == 10 * stream
         assert len(reports._counted[1]) == 1

@@ -296,9 +296,9 @@ MUTATIONS = (
     Mutation(
         "loader/ring",
         "segment-in-use",
-        "len(owner.free) == owner.segment.slots",
+        "len(owner.free) == owner.memory.slots",
         "owner.free",
-        "a retired segment is closed while the trainer still holds batches in it",
+        "a retired generation is closed while the trainer still holds batches in it",
     ),
     # -- artifacts, blocks ----------------------------------------------------------------------------------------
     Mutation(

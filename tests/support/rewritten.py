@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
+from feedline.loader.facts import PlanFacts
 from feedline.loader.state import state_of
 from feedline.planning.plan import Plan
 
@@ -137,5 +138,6 @@ def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:
     return state_of(plan.facts(), epoch, step)
 
 
-def rows_dropped(facts: Mapping[str, Any]) -> int:
-    return int(facts["rest"]["rows_dropped"])
+def rows_dropped(facts: PlanFacts) -> int:
+    assert facts.rest is not None
+    return facts.rest.rows_dropped
