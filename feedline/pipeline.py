@@ -19,7 +19,8 @@ import numpy as np
 
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
-from feedline.blocks.compute import BlockRequest, BlockResult, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.request import BlockRequest, BlockResult
 from feedline.errors import FeedlineError, StateError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import Say, fit_pipeline
@@ -33,14 +34,14 @@ from feedline.loader.row_arrays import Encoded
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.planning.agreement import agree_on_snapshot
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
-from feedline.planning.plan import Map, Plan, make_plan, select
+from feedline.planning.plan import Plan, make_plan, select
 from feedline.planning.rebase import comparable, rebase
 from feedline.planning.resolve import Start, ready
 from feedline.planning.schedule import Schedule, rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
 from feedline.resources import available_cores
-from feedline.service.quality_monitor import Observed
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
@@ -50,6 +51,7 @@ from feedline.transforms.catalogue import op_schema
 from feedline.warehouse.bad_files import save_skipped
 from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -61,7 +63,7 @@ class Pipeline:
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self._serving = Serving(spec)
-        self._observed: list[Observed] = []
+        self._monitors: list[QualityMonitor] = []
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], set: Mapping[str, object] | None = None) -> Pipeline:
@@ -194,8 +196,8 @@ class Pipeline:
     ) -> Plan:
         """A plan whose features know what they have to."""
 
-        def made(knowledge: ArtifactSetRef | None = None) -> Plan:
-            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
+        def made(artifacts: ArtifactSetRef | None = None) -> Plan:
+            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts)
 
         def fit_missing() -> str | None:
             return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
@@ -284,13 +286,13 @@ class Pipeline:
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
         _warn(plan)
-        observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
-        self._observed.append(observed)
-        return iterate(plan, observed, epoch=epoch, rank=rank, world_size=world_size, step=step)
+        monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        self._monitors.append(monitor)
+        return iterate(plan, monitor, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def quality(self) -> dict[str, dict[str, Any]]:
         """What the features' values were like in the blocks that `batches` delivered, by feature and measure."""
-        counted = [(observed.schema, total) for observed in self._observed if (total := observed.total) is not None]
+        counted = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
         return measures(merge([total for _, total in counted]), counted[0][0]) if counted else {}
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
@@ -380,7 +382,7 @@ def _warn(plan: Plan) -> None:
 
 
 def iterate(
-    plan: Plan, observed: Observed, *, epoch: int, rank: int, world_size: int, step: int = 0
+    plan: Plan, monitor: QualityMonitor, *, epoch: int, rank: int, world_size: int, step: int = 0
 ) -> Iterator[Batch]:
     """The batches of a plan, computed one block at a time."""
     from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
@@ -390,7 +392,7 @@ def iterate(
     blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
     borders = {lane: schedule.block_starts(lane) for lane in lanes}
     results: dict[tuple[int, int], BlockResult] = {}
-    observed.begin(epoch)
+    monitor.begin(epoch)
 
     def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
         place = lane, index
@@ -407,7 +409,7 @@ def iterate(
         buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
         write(plan.layout, measured, buffer)
         done = [(blocks[place], results.pop(place)) for place in list(results) if blocks[place].last_step <= number]
-        observed.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
+        monitor.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
         yield Batch.over(plan.layout, buffer)
-    for text in observed.end():
+    for text in monitor.end():
         warnings.warn(text, UserWarning, stacklevel=2)

@@ -27,7 +27,8 @@ from feedline.expressions.types import nearest
 from feedline.spec.sections import resolve_path
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.reading.read import fragment_of, read_arrow, refuse_foreign
+from feedline.warehouse.reading.fragment import fragment_of
+from feedline.warehouse.reading.read import read_arrow, refuse_foreign
 from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.storage.locations import absolute, shown

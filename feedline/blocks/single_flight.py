@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[V]):
+class _Flight(Generic[V]):
     used_s: float
     making: threading.Lock = field(default_factory=threading.Lock)
     made: list[V] = field(default_factory=list)  # one, when it was made
@@ -33,7 +33,7 @@ class SingleFlight(Generic[K, V]):
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one asked for last at the end
+        self._entries: OrderedDict[K, _Flight[V]] = OrderedDict()  # the one asked for last at the end
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The key's value; `make` is called where there is none, by one thread while others wait. What it raises is
@@ -44,10 +44,10 @@ class SingleFlight(Generic[K, V]):
                 entry.made.append(make())
             return entry.made[0]
 
-    def _entry(self, key: K) -> _Entry[V]:
+    def _entry(self, key: K) -> _Flight[V]:
         with self._lock:
             now = self._now_s()
-            entry = self._entries.setdefault(key, _Entry(now))
+            entry = self._entries.setdefault(key, _Flight(now))
             entry.used_s = now
             self._entries.move_to_end(key)
             idle = [known for known, other in self._entries.items() if now - other.used_s > IDLE_S]

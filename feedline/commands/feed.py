@@ -183,7 +183,7 @@ def _serve(
     try:
         feeder.serve()
     finally:
-        if (total := feeder.observed.total) is not None:
+        if (total := feeder.monitor.total) is not None:
             on_quality(total)
 
 

@@ -19,7 +19,7 @@ from feedline.commands.layout_report import describe_report, show_popularity, sh
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import needs_of
+from feedline.planning.plan import read_columns_of
 from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
@@ -136,7 +136,7 @@ def _projected(text: str, table: Table) -> tuple[str, ...]:
         return _listed(text)
     spec = load_spec(Path(text), {})
     snapshot = table.snapshot()
-    read = set(source_columns(snapshot.schema, sorted(needs_of(spec, snapshot.schema).columns(snapshot.schema))))
+    read = set(source_columns(snapshot.schema, sorted(read_columns_of(spec, snapshot.schema).columns(snapshot.schema))))
     return tuple(name for name in snapshot.file_columns if name in read)
 
 

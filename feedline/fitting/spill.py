@@ -197,11 +197,11 @@ class _SpilledParts:
             yield _frame(content_store.find(self.scratch.folder, self.names[part]).table(0))
 
 
-def _found(state: Spilled, scratch: Scratch) -> list[content_store.Artifact]:
+def _found(state: Spilled, scratch: Scratch) -> list[content_store.StoredFile]:
     return [content_store.find(scratch.folder, name) for name in state.files]
 
 
-def _write_part(learner: Learner, files: Sequence[content_store.Artifact], part: int, scratch: Scratch) -> str:
+def _write_part(learner: Learner, files: Sequence[content_store.StoredFile], part: int, scratch: Scratch) -> str:
     growing = _MergeBuffer(learner)
     for file in files:
         growing.add(_frame(file.table(part)))

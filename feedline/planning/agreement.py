@@ -36,7 +36,7 @@ def agree_on_snapshot(
     if world_size == 1:
         return take()
     launch = launch_name(environment)
-    entry = _Entry(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
+    entry = _AgreementFile(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
     with content_store.exclusive(entry.place, entry.name):
         found = entry.read()
         fresh = found is not None and (launch is not None or now_s() - found["created_s"] < _JOIN_S)
@@ -57,7 +57,7 @@ def launch_name(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-class _Entry:
+class _AgreementFile:
     """One small JSON file below a local folder or a URI."""
 
     def __init__(self, work_dir: str, name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
@@ -15,13 +15,14 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.expressions.column_parts import has_column
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.learning.learner import Knowledge, Wanted
+from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
-from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -70,21 +71,21 @@ def require_fitted(
 ) -> None:
     """Raise SpecError, with the command that helps, where something has not been learnt yet.
 
-    stored: where fits were looked for (default: the knowledge that the features were compiled with). served: there is
+    stored: where fits were looked for (default: the artifact set of the features). served: there is
     no table to learn from, whatever pipeline.yaml says.
     """
-    if not features.wanted:
+    if not features.missing_fits:
         return
     place = next(
-        (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
+        (feature.path for feature in spec.features if feature.name == _base(features.missing_fits[0])), ("features",)
     )
-    knowledge = features.knowledge if stored is None else stored
-    refusal = set_refusal(knowledge)
+    artifacts = features.artifacts if stored is None else stored
+    refusal = set_refusal(artifacts)
     if refusal is not None:
-        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
+        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
         raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
-    missing = [f"{want.feature}: {want.op[0]}: {_instead(knowledge, want)}" for want in features.wanted]
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(artifacts, want)}" for want in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
@@ -93,23 +94,23 @@ def require_fitted(
     raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
 
 
-def set_refusal(knowledge: Knowledge) -> Refusal | None:
+def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
     """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
-    return knowledge.refusal() if isinstance(knowledge, StoredArtifactSet) else None
+    return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
 def _more(features: CompiledFeatures) -> str:
-    return f"; and {len(features.wanted) - _SHOWN} more" if len(features.wanted) > _SHOWN else ""
+    return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
 _SHOWN = 5  # of the fits that are missing
 
 
-def _instead(knowledge: Knowledge, want: Wanted) -> str:
-    return knowledge.instead(want) if isinstance(knowledge, StoredArtifactSet) else "got no artifact"
+def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
+    return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
-def _base(want: Wanted) -> str:
+def _base(want: FitRequest) -> str:
     """The feature as pipeline.yaml names it."""
     return want.feature.partition(" (input ")[0]
 
@@ -119,13 +120,13 @@ def compile_spec(
     schema: pa.Schema,
     features: Sequence[FeatureSpec] | None = None,
     *,
-    knowledge: Knowledge | None = None,
+    artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
     """The spec's features (or some of them) against a schema; errors carry file, line and path.
 
-    Without `knowledge` nothing is fitted: enough to know columns and kinds.
+    Without `artifacts` nothing is fitted: enough to know columns and kinds.
     """
-    known = StoredArtifactSet(artifact_set_ref(spec)) if knowledge is None else knowledge
+    known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
         return compile_features(spec.features if features is None else features, schema, known)
     except OpError as error:
@@ -205,3 +206,53 @@ def require_columns(
             f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """The columns of its table that a pipeline reads: for features, filter and sample, and
+    `named` (`shuffle.by`, row key).
+
+    marks: conditions that recognise rows which fits have seen.
+    """
+
+    features: CompiledFeatures
+    where: BoundExpression | None
+    sample: BoundSample | None
+    named: tuple[str, ...]
+    marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        spec: PipelineSpec,
+        features: CompiledFeatures,
+        where: BoundExpression | None,
+        sample: BoundSample | None,
+    ) -> ReadColumns:
+        """Of a spec that is bound to its table. Raises SpecError where the rows that fits saw cannot be recognised."""
+        marks = bound_marks(spec, features)
+        by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
+        named = (*by, *(spec.source.row_key or ()))
+        return cls(features=features, where=where, sample=sample, named=named, marks=marks)
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The columns that blocks read, each once; partition keys may be among them.
+
+        `sample_weight` is one of them only where the schema has it: a sample makes it where the table does not.
+        """
+        conditions = [sorted(condition.columns) for condition in self._conditions]
+        return self._unique([self.features.columns, self.named, *conditions], schema)
+
+    def parts(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The same, as column parts where only parts of them are read."""
+        conditions = [sorted(condition.parts) for condition in self._conditions]
+        return self._unique([self.features.parts, self.named, *conditions], schema)
+
+    @property
+    def _conditions(self) -> list[BoundExpression | BoundSample | Mark]:
+        return [condition for condition in (self.where, self.sample, *self.marks) if condition is not None]
+
+    def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
+        made = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
+        return tuple(dict.fromkeys(name for each in names for name in each if not (made and name == SAMPLE_WEIGHT)))

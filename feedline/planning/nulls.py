@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import not_null
-from feedline.planning.needs import Needs
+from feedline.planning.binding import ReadColumns
 from feedline.transforms.compile.null_probe import null_leaks
 from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -79,9 +79,11 @@ class Gaps:
             raise DataError("\n".join(first_lines([found.line() for found in certain])))
 
 
-def find_gaps(needs: Needs, snapshot: Snapshot, rows: npt.NDArray[np.int64], where: BoundExpression | None) -> Gaps:
+def find_gaps(
+    columns: ReadColumns, snapshot: Snapshot, rows: npt.NDArray[np.int64], where: BoundExpression | None
+) -> Gaps:
     """The gaps of the selected rows. `rows`: int64, per row group; below 0 where nobody counted."""
-    features = needs.features
+    features = columns.features
     read = dict.fromkeys(name for output in features.outputs if output.group != "extra" for name in output.reads)
     counts = null_counts(snapshot, read, rows, where)
     nulls = []
@@ -90,7 +92,7 @@ def find_gaps(needs: Needs, snapshot: Snapshot, rows: npt.NDArray[np.int64], whe
         facts = {name: getattr(count, name) for name in ("most", "files", "read", "file")}
         least = count.least if leak.always else 0
         nulls.append(NullFinding(feature=leak.feature, column=leak.column, least=least, **facts))
-    parts = needs.parts(snapshot.schema)
+    parts = columns.parts(snapshot.schema)
     return Gaps(nulls=tuple(nulls), absent=tuple(absent_columns(snapshot, parts, rows)))
 
 

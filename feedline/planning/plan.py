@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -21,8 +21,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
-from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
+from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import environment_text, local_environment
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
 from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
@@ -30,6 +31,7 @@ from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
 from feedline.planning.binding import (
+    ReadColumns,
     artifact_set_ref,
     bound_sample,
     bound_where,
@@ -39,7 +41,6 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
-from feedline.planning.needs import Needs
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -47,10 +48,10 @@ from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import Needed
+from feedline.transforms.registry.user_functions import RequiredFunction
 from feedline.warehouse.bad_files import BadFile, skipped_of
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.read import fragment_at
+from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
 from feedline.warehouse.rebase.remaining_rows import Rebase
@@ -59,8 +60,8 @@ from feedline.warehouse.selection.pruning_report import deciding_parts, needed_b
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
+from feedline.warehouse.storage.parallel import Map
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _LITERAL = 40  # characters of a value in a message
 
 
@@ -105,7 +106,7 @@ class Plan:
     @cached_property
     def gaps(self) -> Gaps:
         """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
-        return find_gaps(self._needs, self.snapshot, self.selection.rows, self.where)
+        return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
 
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
@@ -131,17 +132,17 @@ class Plan:
         parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
         kept = self.selection.rows > 0
         unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
-        names = self._needs.columns(self.snapshot.schema)
+        names = self._read_columns.columns(self.snapshot.schema)
         return tuple(name for name in names if name not in unread or name in self.parts)
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """The same, by their parts (`projection`) where only parts of them are read."""
-        return self._needs.parts(self.snapshot.schema)
+        return self._read_columns.parts(self.snapshot.schema)
 
     @cached_property
-    def _needs(self) -> Needs:
-        return Needs.of(self.spec, self.features, self.where, self.sample)
+    def _read_columns(self) -> ReadColumns:
+        return ReadColumns.of(self.spec, self.features, self.where, self.sample)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
@@ -149,7 +150,7 @@ class Plan:
 
         A struct counts whole, whichever of its fields are read.
         """
-        marking = [part for mark in self._needs.marks for part in mark.parts]
+        marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
@@ -286,20 +287,20 @@ def make_plan(
     lanes: int,
     map: Map | None = None,
     rebase: Rebase | None = None,
-    knowledge: ArtifactSetRef | None = None,
+    artifacts: ArtifactSetRef | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
-    `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `artifacts`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
     `Plan.require_fitted`.
 
     Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
     """
-    stored = _stored(spec, snapshot, knowledge)
-    features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
+    stored = _stored(spec, snapshot, artifacts)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
-    needs = Needs.of(spec, features, where, sample)
+    read = ReadColumns.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
         message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
@@ -309,7 +310,7 @@ def make_plan(
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
+        require_columns(spec, snapshot, read.parts(snapshot.schema), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -333,7 +334,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
+        job=_job(spec, planned_schema(spec, snapshot.schema), read, by, record, stored.pinned),
         lanes=lanes,
         skipped=skipped_of(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -355,10 +356,10 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: ArtifactSetRef | None) -> StoredArtifactSet:
+def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
     """A set of fits, which tells the rows of this plan that a fit has seen from others."""
-    ref = replace(artifact_set_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
-    return StoredArtifactSet(ref, newest=knowledge is None)
+    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
+    return StoredArtifactSet(ref, newest=artifacts is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
@@ -368,36 +369,36 @@ def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Se
     return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
-def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:
+def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
     """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
     where = bound_where(spec, schema)
-    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
+    return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
 
 
 def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
-    needs: Needs,
+    read: ReadColumns,
     by: str | None,
     record: Recording | None,
-    knowledge: ArtifactSetRef,
+    artifacts: ArtifactSetRef,
 ) -> Job:
-    needed = set(needs.columns(schema))
-    used = pa.schema([field for field in schema if field.name in needed])
+    names = set(read.columns(schema))
+    used = pa.schema([field for field in schema if field.name in names])
     return Job(
         features=spec.features,
         schema=used.serialize().to_pybytes(),
         where=spec.source.where,
         by=by,
         environment=local_environment(),
-        sample=None if needs.sample is None else needs.sample.sample,
+        sample=None if read.sample is None else read.sample.sample,
         record=record,
-        knowledge=knowledge,
+        artifacts=artifacts,
         code=code_of(spec),
     )
 
 
-def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+def code_of(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
         return functions_of(spec.features)

@@ -47,18 +47,18 @@ def ready(
     features: the fingerprint that a state has, which may belong to a set of fits that was replaced since. Raises
     SpecError where something was not fitted and is not to be fitted by the way.
     """
-    if not plan.features.wanted and plan.job.knowledge.manifest is None:
+    if not plan.features.missing_fits and plan.job.artifacts.manifest is None:
         return plan
     if features is not None and (known := _known(plan, features)) is not None:
-        before = plan if known == plan.job.knowledge.manifest else again(artifact_set_ref(plan.spec, known))
-        if not before.features.wanted and _name(before) == features:
+        before = plan if known == plan.job.artifacts.manifest else again(artifact_set_ref(plan.spec, known))
+        if not before.features.missing_fits and _name(before) == features:
             return before
 
     def take() -> str:
-        if plan.features.wanted and _may_fit(plan):
+        if plan.features.missing_fits and _may_fit(plan):
             return fit_missing() or ""
         plan.require_fitted()
-        return plan.job.knowledge.manifest or ""
+        return plan.job.artifacts.manifest or ""
 
     if start is None:
         manifest = take()
@@ -73,7 +73,7 @@ def ready(
             take=take,
             environment=os.environ,
         )
-    if manifest != plan.job.knowledge.manifest:
+    if manifest != plan.job.artifacts.manifest:
         plan = again(artifact_set_ref(plan.spec, manifest))
     plan.require_fitted()
     _note(plan)
@@ -82,7 +82,7 @@ def ready(
 
 def _may_fit(plan: Plan) -> bool:
     """Whether `fit: auto` learns what is missing: not what another pipeline's fits or another table's stand for."""
-    refusal = set_refusal(plan.features.knowledge)
+    refusal = set_refusal(plan.features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 
@@ -92,7 +92,7 @@ def _name(plan: Plan) -> str:
 
 def _note(plan: Plan) -> None:
     """Writes down which set of fits the features were made with, unless that is known."""
-    name, manifest = _name(plan), plan.job.knowledge.manifest
+    name, manifest = _name(plan), plan.job.artifacts.manifest
     if _known(plan, name) != manifest:
         place = locate(absolute(plan.spec.work_dir))
         content_store.put(place, _file(plan.spec, name), [json.dumps({"manifest": manifest}).encode()])

@@ -32,9 +32,10 @@ from feedline.warehouse.bad_files import (
     without_known,
 )
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap, Map
+from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.parallel import Map
 
 Count = Callable[[Snapshot, Map], object]
 Take = Callable[..., Snapshot]

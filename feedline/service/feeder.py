@@ -14,26 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from feedline.blocks.compute import BlockRequest, Job
 from feedline.errors import FeedlineError, StateError
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
-from feedline.loader.facts import FeederFacts, FeederStats, Hello, PlanFacts
+from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule, rank_lanes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.timing import HORIZON_S, Pace
+from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window
-from feedline.service.quality_monitor import Observed
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
-from feedline.spec.expectations import OnExpect
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
@@ -44,22 +43,6 @@ _TICK_S = 1.0
 _REPORT_S = 0.5
 # Of a feeder's memory: the ring may take this share, blocks in flight the rest.
 _RING_SHARE = 0.25
-
-
-class Plan(Protocol):
-    """What the feeder needs of a resolved plan; `pipeline.Plan` is one."""
-
-    @property
-    def job(self) -> Job: ...
-    @property
-    def layout(self) -> SlotLayout: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def on_expect(self) -> OnExpect: ...
-    def facts(self) -> PlanFacts: ...
-    def schedule(self, epoch: int) -> Schedule: ...
-    def request(self, block: Block, epoch: int) -> BlockRequest: ...
 
 
 @dataclass(slots=True)
@@ -134,11 +117,11 @@ class Feeder:
         self._stream: _Stream | None = None
         self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
         self._starved = False  # the trainer's next step waits for a block
-        self._pace = Pace()
+        self._pace = TrainerPace()
         self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
         self._dashboard_asked = False
         self.counters = counters
-        self.observed = Observed(BatchSchema(()), (), "warn")
+        self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._imports_s = imports_s
         self._log = log
 
@@ -240,7 +223,7 @@ class Feeder:
             )
         self._end_stream()
         self._plan = plan = self._resolve(hello)
-        self.observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
+        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         feeder = FeederFacts(
             imports_s=self._imports_s, log=self._log, dashboard=self._cluster.dashboard, feeder=os.getpid()
         )
@@ -259,7 +242,7 @@ class Feeder:
                 ahead.delivery.close()
             self._stream = self._open(number, epoch, step)
         self._stream.last = bool(message["last"])
-        self.observed.begin(epoch, message["seen"])
+        self.monitor.begin(epoch, message["seen"])
         self.counters.epoch, self.counters.step, self.counters.steps = epoch, step, self._stream.schedule.steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
@@ -297,7 +280,7 @@ class Feeder:
         if stream is None or stream.ended:
             return False
         if stream.step >= stream.schedule.steps:
-            self._report(warnings=self.observed.end())
+            self._report(warnings=self.monitor.end())
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
@@ -322,7 +305,7 @@ class Feeder:
         self._ring.announce(segment, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
         self._count(stream, stream.measured)
         stream.measured = None
-        self.observed.add(stream.step, stream.finished())
+        self.monitor.add(stream.step, stream.finished())
         stream.step += 1
         return True
 
@@ -357,7 +340,7 @@ class Feeder:
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
         self._reported_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.observed.seen()))
+        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.seen()))
         if warnings:
             self._channel.send_json({"type": "warnings", "texts": list(warnings)})
 

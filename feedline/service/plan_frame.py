@@ -15,7 +15,9 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 
-from feedline.blocks.compute import BlockRequest, Job, compile_job, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import compile_job
+from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode, join
 

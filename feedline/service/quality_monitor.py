@@ -23,7 +23,7 @@ from feedline.spec.features import FeatureSpec
 ENOUGH_ROWS = 1_000_000
 
 
-class Observed:
+class QualityMonitor:
     """The counts of one trainer's epochs, one after the other: begin, add, end."""
 
     def __init__(

@@ -21,7 +21,8 @@ import pyarrow as pa
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
 from feedline.warehouse.partition_sizes import warn_of_large_partitions
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, field_of, fragment_of
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
 from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
 from feedline.warehouse.snapshot.snapshot import Snapshot

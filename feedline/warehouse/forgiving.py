@@ -7,18 +7,15 @@ bad file costs no second reading.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.bad_files import reason_of
-from feedline.warehouse.reading.read import Fragment
-from feedline.warehouse.storage.retry import interruptible
-
-Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 
 class BadFilesMetError(Exception):
@@ -64,9 +61,3 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
         except CorruptFileError as error:
             results.append(((), reason_of(error, fragment.uri)))
     return results
-
-
-def in_threads(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:
-    """The tasks in threads of this process, one per core."""
-    with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
-        yield from pool.map(function, tasks)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from feedline.resources import available_cores, available_memory_bytes
 from feedline.warehouse.reading.columns import part_bytes
-from feedline.warehouse.reading.read import field_of
+from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.selection.select import Selection
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits

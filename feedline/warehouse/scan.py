@@ -11,9 +11,9 @@ A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,19 +25,19 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import united
 from feedline.warehouse.parquet.footer import file_facts
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, decode_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.snapshot import partition_beside
 from feedline.warehouse.storage.locations import join, locate, shown
+from feedline.warehouse.storage.parallel import Map
 
 _FOOTERS_PER_TASK = 32
 _TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
 _TASK_FILES = 32
 
-Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
-
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told how much of a pass is done."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
@@ -134,7 +134,7 @@ class Findings:
 
 
 def check_footers(
-    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
+    listing: Listing, *, map: Map, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
 ) -> Findings:
     """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
     findings = Findings(listing)
@@ -178,7 +178,9 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
             ]
 
 
-def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
+def check_pages(
+    findings: Findings, columns: Sequence[str], *, map: Map, progress: ProgressCallback | None = None
+) -> None:
     """Decode these columns of every file that may still be good, adding to the findings."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     wrong = {problem.file for problem in findings.problems}

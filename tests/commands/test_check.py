@@ -18,12 +18,11 @@ from pipelines import CLICKS
 from processes import ended
 
 from feedline import Pipeline
-from feedline.commands.check import CheckReport, ProgressLine, _in_threads, run_check
+from feedline.commands.check import CheckReport, ProgressLine, run_check
 from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
 from feedline.warehouse import scan
 from feedline.warehouse.bad_files import known_bad_files
-from feedline.warehouse.storage import retry
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
 
@@ -250,19 +249,6 @@ def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.M
     report = checked(path)
     assert (len(report.bad_files), len(report.problems)) == (0, 4)
     assert not known_bad_files(str(tmp_path / "work"))
-
-
-def test_a_failure_ends_the_waiting_of_other_threads():
-    """Those that wait for the store to get well, and what failed first is raised."""
-
-    def work(number: int) -> None:
-        if number:
-            raise StoreError("the store kept failing")
-        assert retry._stopping().wait(30)
-        raise StoreError("the work ended while it waited")
-
-    with pytest.raises(StoreError, match="the store kept failing"):
-        list(_in_threads(work, [0, 1], 2))
 
 
 def test_what_cannot_be_checked_is_an_error(tmp_path: Path):

@@ -239,7 +239,7 @@ def test_fits_at_the_same_time_leave_one_whole_set(tmp_path: Path, clicks: Path)
     assert len({report.manifest for report in reports}) == 2
     plan = Pipeline.from_yaml(path).plan()
     plan.require_fitted()
-    assert plan.job.knowledge.manifest in {report.manifest for report in reports}
+    assert plan.job.artifacts.manifest in {report.manifest for report in reports}
 
 
 def test_the_fingerprint_of_features_is_of_what_was_learnt(tmp_path: Path, clicks: Path):

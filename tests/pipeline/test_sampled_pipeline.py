@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from fences import FENCE
 from pipelines import Place, furnished
 from processes import ended
-from test_docs import FENCE
-from test_sample import key_hash, place_hash, stays
+from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -200,7 +200,7 @@ def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks:
 
 def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for bytes, which may change with a version of pyarrow or zstd."""
-    page = (Path(__file__).parents[2] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "snapshots.md").read_text(encoding="utf-8")
     fences = [(match[1], match[2]) for match in FENCE.finditer(page)]
     [document] = [text for language, text in fences if language == "yaml" and "feedline generate clicks" in text]
     (tmp_path / "p.yaml").write_text(document)

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands import plan as report
+from feedline.commands import plan_report as report
 from feedline.commands.plan_report import describe
 from feedline.errors import PlanError, SpecError
 from feedline.planning.plan import Plan

@@ -27,7 +27,7 @@ from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits, Reading
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 
 FEW = 4  # batches whose checksums are kept
@@ -130,7 +130,7 @@ def short_digest(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Artifacts(Fits):
+class _Artifacts(InMemoryArtifacts):
     """Fitted artifacts, and tables of a folder."""
 
     folder: str = ""

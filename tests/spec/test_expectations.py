@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pipeline_spec import MINIMAL, parse, refused
+from minimal_pipeline import MINIMAL
+from test_pipeline_spec import parse, refused
 
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
@@ -19,7 +20,7 @@ from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
-from feedline.service.quality_monitor import Observed
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
 from feedline.spec.expectations import MEASURES, Bound, broken
 from feedline.transforms.compile.compiled import compile_features
@@ -156,37 +157,37 @@ def block(last_step: int) -> Block:
     return Block(lane=0, index=last_step, start=0, rows=1, pieces=(), first_step=0, last_step=last_step)
 
 
-def epoch(on_expect: Any, enough_rows: int = 10**6, **expect: str) -> Observed:
-    observed = Observed(SCHEMA, spec(expect).features, on_expect, enough_rows=enough_rows)
-    observed.begin(4)
-    return observed
+def epoch(on_expect: Any, enough_rows: int = 10**6, **expect: str) -> QualityMonitor:
+    monitor = QualityMonitor(SCHEMA, spec(expect).features, on_expect, enough_rows=enough_rows)
+    monitor.begin(4)
+    return monitor
 
 
 def test_warnings_come_at_the_end_one_per_feature():
-    observed = epoch("warn", max="<= 1", null_rate="< 0.1", min=">= 0")
-    observed.add(0, [(block(0), part(10, nulls=2, highest=3.5))])
-    [text] = observed.end()
+    monitor = epoch("warn", max="<= 1", null_rate="< 0.1", min=">= 0")
+    monitor.add(0, [(block(0), part(10, nulls=2, highest=3.5))])
+    [text] = monitor.end()
     both = "got max 3.5, expected <= 1; got null_rate 0.2, expected < 0.1"
     assert text == f"feature 'x' is not as expected in epoch 4: {both} (10 rows delivered)"
-    observed.begin(5)
-    observed.add(0, [(block(0), part(10))])
-    assert observed.end() == []
+    monitor.begin(5)
+    monitor.add(0, [(block(0), part(10))])
+    assert monitor.end() == []
 
 
 def test_an_error_that_nothing_can_mend_comes_at_once():
-    observed = epoch("error", max="<= 1", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(10, nulls=5))])
+    monitor = epoch("error", max="<= 1", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(10, nulls=5))])
     with pytest.raises(
         DataError, match=r"^feature 'x' is not as expected in epoch 4: got max 2, expected <= 1 \(12 rows"
     ):
-        observed.add(1, [(block(1), part(2, highest=2.0))])
+        monitor.add(1, [(block(1), part(2, highest=2.0))])
 
 
 def test_other_errors_come_when_there_are_enough_rows():
-    observed = epoch("error", enough_rows=100, null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(50, nulls=25))])
+    monitor = epoch("error", enough_rows=100, null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(50, nulls=25))])
     with pytest.raises(DataError, match=r"got null_rate 0\.25, expected <= 0\.1 \(100 rows delivered\)"):
-        observed.add(1, [(block(1), part(50))])
+        monitor.add(1, [(block(1), part(50))])
     mended = epoch("error", enough_rows=100, null_rate="<= 0.1")
     mended.add(0, [(block(0), part(50, nulls=5))])
     mended.add(1, [(block(1), part(60))])
@@ -194,15 +195,15 @@ def test_other_errors_come_when_there_are_enough_rows():
 
 
 def test_an_error_at_the_end():
-    observed = epoch("error", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(50, nulls=25))])
+    monitor = epoch("error", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(50, nulls=25))])
     with pytest.raises(DataError, match=r"got null_rate 0\.5, expected <= 0\.1"):
-        observed.end()
+        monitor.end()
 
 
-def rows_of(observed: Observed) -> int:
-    assert observed.total is not None
-    return observed.total.rows
+def rows_of(monitor: QualityMonitor) -> int:
+    assert monitor.total is not None
+    return monitor.total.rows
 
 
 def test_another_feeder_goes_on_and_counts_nothing_twice():
@@ -229,9 +230,9 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
 
 def test_counts_outlive_successors_that_die_before_they_speak():
     reports = FeederReports()
-    observed = epoch("warn")
-    observed.add(0, [(block(0), part(10))])
-    reports.receive(report_packet(1, FeederStats(), observed.seen()))
+    monitor = epoch("warn")
+    monitor.add(0, [(block(0), part(10))])
+    reports.receive(report_packet(1, FeederStats(), monitor.seen()))
     handed = reports.hand_over(1, 2)
     assert reports.hand_over(2, 3) == handed
     reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
@@ -239,7 +240,7 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     assert reports.quality.rows == 10
     last = epoch("warn")
     last.begin(4, reports.hand_over(3, 4))
-    reports.receive(report_packet(1, FeederStats(), observed.seen()))  # late: it is counted in its heir's
+    reports.receive(report_packet(1, FeederStats(), monitor.seen()))  # late: it is counted in its heir's
     assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
     reports.receive(report_packet(4, FeederStats(), last.seen()))
@@ -247,25 +248,25 @@ def test_counts_outlive_successors_that_die_before_they_speak():
 
 
 def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
-    observed = epoch("warn")
-    observed.add(0, [(block(0), part(10))])
-    seen = observed.seen()
-    observed.add(1, [(block(1), part(5))])
-    observed.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
-    observed.add(1, [(block(1), part(5))])
-    assert rows_of(observed) == 15
-    observed.begin(5)
-    observed.begin(5, {**seen, "through": 0})
-    assert rows_of(observed) == 25
+    monitor = epoch("warn")
+    monitor.add(0, [(block(0), part(10))])
+    seen = monitor.seen()
+    monitor.add(1, [(block(1), part(5))])
+    monitor.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
+    monitor.add(1, [(block(1), part(5))])
+    assert rows_of(monitor) == 15
+    monitor.begin(5)
+    monitor.begin(5, {**seen, "through": 0})
+    assert rows_of(monitor) == 25
 
 
 def test_what_is_kept_of_epochs_does_not_grow_with_them():
     reports = FeederReports()
     for stream in range(1, 50):
-        observed = epoch("warn")
+        monitor = epoch("warn")
         for rows in (3, 7):
-            observed.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, FeederStats(), observed.seen()))
+            monitor.add(rows, [(block(rows), part(rows))])
+            reports.receive(report_packet(stream, FeederStats(), monitor.seen()))
         assert reports.quality is not None
         assert reports.quality.rows == 10 * stream
         assert len(reports._counted[1]) == 1
@@ -281,10 +282,10 @@ def test_a_report_is_parsed_when_somebody_asks():
 
 
 def test_epochs_are_summed_and_judged_alone():
-    observed = epoch("warn", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(10, nulls=5))])
-    assert len(observed.end()) == 1
-    observed.begin(5)
-    observed.add(0, [(block(0), part(10))])
-    assert observed.end() == []
-    assert rows_of(observed) == 20
+    monitor = epoch("warn", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(10, nulls=5))])
+    assert len(monitor.end()) == 1
+    monitor.begin(5)
+    monitor.add(0, [(block(0), part(10))])
+    assert monitor.end() == []
+    assert rows_of(monitor) == 20

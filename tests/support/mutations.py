@@ -9,10 +9,10 @@
 
 `--collect` keeps in DIR which test runs which line, in feeders, Dask workers and commands too, and how long each test
 takes. `--run` needs that of the same state of the code: for each fault of `mutation_table.py` it runs the tests that
-reach the changed lines, the cheapest first, until one fails. Tests that take more than `--budget` seconds together are
-left out, which the report says ("capped"). A fault that no test fails for has survived; `--survivors` runs the whole
-suite for each of those. A test that catches a fault has to pass without it, else it does not count. A test run that
-takes longer than `--limit` seconds, or dies, has caught the fault.
+reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
+`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived;
+`--survivors` runs the whole suite for each of those. A test that catches a fault has to pass without it, else it does
+not count. A test run that takes longer than `--limit` seconds, or dies, has caught the fault.
 
 The faults are put into a copy of the checkout, so this one is never broken. A report is written after every fault;
 what it holds is not run again. `--compare` fails where a fault that was caught has not been caught later.
@@ -106,10 +106,11 @@ class Suite:
         return cls(lines, seconds)
 
     def reaching(self, place: Place) -> list[str]:
-        """The tests that run one of these lines, the cheapest first."""
+        """The tests that run one of these lines: those of the module's own file first, the cheapest first."""
         lines = self.lines.get(place.file, {})
+        own = f"test_{Path(place.file).name}"
         tests = {test for line in place.lines for test in lines.get(line, ()) if test}
-        return sorted(tests, key=lambda test: (self.cost(test), test))
+        return sorted(tests, key=lambda test: (Path(test.partition("::")[0]).name != own, self.cost(test), test))
 
     def cost(self, test: str) -> float:
         """Seconds of a test, with all its parameters."""
@@ -117,18 +118,17 @@ class Suite:
         return self.seconds.get(f"{path.removesuffix('.py').replace('/', '.')}.{names.replace('::', '.')}", 1.0)
 
     def chosen(self, tests: Sequence[str], budget_s: float) -> list[str]:
-        """The cheapest tests that fit the budget, one at least, file by file, so that shared fixtures are made once."""
+        """The first tests that fit the budget, one at least; file by file, so that shared fixtures are made once."""
         spent = 0.0
-        chosen: list[str] = []
+        files: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
             spent += self.cost(test)
-            if chosen and spent > budget_s:
+            if files and spent > budget_s:
                 break
-            chosen.append(test)
-        per_file: defaultdict[str, float] = defaultdict(float)
-        for test in chosen:
-            per_file[test.partition("::")[0]] += self.cost(test)
-        return sorted(chosen, key=lambda test: (per_file[test.partition("::")[0]], test.partition("::")[0]))
+            files[test.partition("::")[0]].append(test)
+        first, *others = files.values() or [[]]
+        others.sort(key=lambda tests: sum(map(self.cost, tests)))
+        return [test for tests in (first, *others) for test in tests]
 
 
 @dataclass
@@ -243,7 +243,7 @@ def collect(root: Path, data: Path, more: Sequence[str]) -> int:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "coveragerc").write_text(_COVERAGE.format(root=root, data=data / "part", variable=CONTEXT_VARIABLE))
-    environment = _environment(root) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
+    environment = _environment(root, SUPPORT) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
     probe = "import coverage; print(coverage.Coverage.current() is not None)"
     if _said([sys.executable, "-c", probe], root, environment) != "True":
         raise SystemExit(
@@ -365,9 +365,9 @@ def _copy(root: Path, limit_s: float) -> Iterator[Trial]:
         yield Trial(copied, limit_s)
 
 
-def _environment(root: Path) -> dict[str, str]:
-    """This process's, with a checkout's package and this folder before all others."""
-    path = [str(root), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def _environment(*first: Path) -> dict[str, str]:
+    """This process's, with a checkout's package, and maybe the plugin's folder, before all others."""
+    path = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 

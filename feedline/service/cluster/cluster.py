@@ -19,17 +19,18 @@ import dask
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
-from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.blocks.jobs import check_job
+from feedline.blocks.request import Job
 from feedline.errors import ClusterError
 from feedline.processor import chosen, variables
 from feedline.resources import ALLOCATOR_ENVIRONMENT
-from feedline.service.cluster.connection import Connection, no_worker
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Cluster:
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
-            self.connection = Connection(
+            self.connection = SchedulerConnection(
                 self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
             )
         except BaseException:
@@ -167,7 +168,7 @@ class Cluster:
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing; `Connection.look`."""
+        """See what is missing; `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
@@ -178,7 +179,7 @@ class Cluster:
         """`Client.submit`; None where the scheduler is away."""
         return self.connection.submit(function, *arguments, **options)
 
-    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+    def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and see which of them have our versions, and the user's functions.
 
         Raises ClusterError where there is none, or none that has.

@@ -10,7 +10,9 @@ import platform
 
 from distributed import get_worker
 
-from feedline.blocks.compute import BlockRequest, BlockResult, Job, UnknownJobError, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import UnknownJobError
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.service.dispatch.blame import BlockFailure, Kind
 

@@ -18,7 +18,9 @@ from typing import Any
 
 from distributed import Future
 
-from feedline.blocks.compute import BlockRequest, BlockResult, Job, hold_job, unpack
+from feedline.blocks.compute import unpack
+from feedline.blocks.jobs import keep_job
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
@@ -27,7 +29,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.attempts import attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
-from feedline.service.dispatch.gathering import Gathering, Outcome
+from feedline.service.dispatch.result_fetcher import Outcome, ResultFetcher
 from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
 from feedline.service.dispatch.window import Window
 
@@ -96,7 +98,7 @@ class Delivery:
     ) -> None:
         self._cluster = cluster
         self._job = job
-        hold_job(job)  # for threads of this process
+        keep_job(job)  # for threads of this process
         self._layout = layout
         self._name = name
         self._blocks = blocks
@@ -110,7 +112,7 @@ class Delivery:
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._lost: list[_Work] = []  # with the scheduler, while it did not answer
         self._connection = cluster.connection.number
-        self._gathering = Gathering(self._file)
+        self._fetcher = ResultFetcher(self._file)
         self._finished: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
         self._lock = threading.Lock()
         self._largest = 0
@@ -167,7 +169,7 @@ class Delivery:
             self._hedge()
 
     def close(self) -> None:
-        self._gathering.close()
+        self._fetcher.close()
         for work in self._work.values():
             self._forget(work)
         self._work.clear()
@@ -190,7 +192,7 @@ class Delivery:
             self._lost.append(work)
             return
         self._running[key] = work
-        handle = self._gathering.watch(future.client, future, self._cluster.local_results)
+        handle = self._fetcher.watch(future.client, future, self._cluster.local_results)
         work.attempts.append(_Attempt(key, future, handle, self._clock(), workers, slow))
 
     def _again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:

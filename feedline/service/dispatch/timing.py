@@ -38,7 +38,7 @@ class Recent:
         return statistics.median(self._values) if self._values else 0.0
 
 
-class Pace:
+class TrainerPace:
     """Seconds per step that the trainer takes by itself."""
 
     def __init__(self) -> None:

@@ -12,26 +12,26 @@ import pyarrow as pa
 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, Fits, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts
 
 
-def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> Fits:
+def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> InMemoryArtifacts:
     """Every artifact that the features need, learnt from these rows; `frames` have the schema's columns."""
     artifacts: dict[str, Artifact] = {}
     while True:
-        known = Fits(artifacts=dict(artifacts))
-        ready = [want for want in compile_features(features, schema, known).wanted if not want.depends]
+        known = InMemoryArtifacts(artifacts=dict(artifacts))
+        ready = [request for request in compile_features(features, schema, known).missing_fits if not request.depends]
         if not ready:
             return known
-        for want in ready:
-            artifacts[want.key] = _fit(want, schema, known, frames)
+        for request in ready:
+            artifacts[request.key] = _fit(request, schema, known, frames)
 
 
-def _fit(want: Wanted, schema: pa.Schema, known: Fits, frames: Sequence[pl.DataFrame]) -> Artifact:
-    learner = want.learner
+def _fit(request: FitRequest, schema: pa.Schema, known: InMemoryArtifacts, frames: Sequence[pl.DataFrame]) -> Artifact:
+    learner = request.learner
     states = [
         learner.observe(compile_features(stream, schema, known).apply(frame).get_columns())
-        for stream in want.streams
+        for stream in request.streams
         for frame in frames
     ]
     return learner.finish([learner.merge(states)])

@@ -38,7 +38,7 @@ def in_blocks(*lists: Ragged) -> Iterator[tuple[slice, tuple[Ragged, ...]]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class Matches:
     """The values of several lists per row, ordered by row and value: runs of equal values of one row.
 
     starts, ends: the runs. sides: which of the lists each value comes from. Within a run values are ordered by side,
@@ -75,7 +75,7 @@ class Matched:
         return (keys >> np.uint64(self.value_bits + sides_bits + self.place_bits)).astype(np.int64)
 
 
-def matched(*lists: Ragged) -> Matched:
+def match_lists(*lists: Ragged) -> Matches:
     """Lists of as many rows and of one type, without holes."""
     keys, value_bits, place_bits = _packed(lists)
     keys = sorted_words(keys)
@@ -84,7 +84,7 @@ def matched(*lists: Ragged) -> Matched:
     changes = np.ones(len(keys), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     starts = np.flatnonzero(changes)
-    return Matched(
+    return Matches(
         lists=lists,
         keys=keys,
         value_bits=value_bits,
@@ -127,7 +127,7 @@ def first_of_each(held: Ragged) -> Mask:
     """Which values stand in their row for the first time."""
     first = np.zeros(len(held.values), dtype=np.bool_)
     for rows, (part,) in in_blocks(held):
-        runs = matched(part)
+        runs = match_lists(part)
         first[held.offsets[rows.start] + runs.places(runs.starts)] = True
     return first
 
@@ -136,7 +136,7 @@ def members(held: Ragged, other: Ragged) -> Mask:
     """Which values of `held` stand in the other list of their row."""
     mask = np.zeros(len(held.values), dtype=np.bool_)
     for rows, (others, mine) in in_blocks(other, held):
-        runs = matched(others, mine)
+        runs = match_lists(others, mine)
         known = np.repeat(runs.sides[runs.starts] == 0, runs.ends - runs.starts) & (runs.sides == 1)
         mask[held.offsets[rows.start] + runs.places(known)] = True
     return mask
@@ -149,7 +149,7 @@ def shared_counts(left: Ragged, right: Ragged) -> tuple[Places, Places, Places]:
     bits = (high - low).bit_length()
     rows = len(left.offsets) - 1
     if bits + max(rows, 1).bit_length() + 1 > _BITS:
-        runs = matched(left, right)
+        runs = match_lists(left, right)
         ones = np.append(0, np.cumsum(runs.sides == 1, dtype=np.int64))
         theirs = ones[runs.ends] - ones[runs.starts]
         ours = runs.ends - runs.starts - theirs
@@ -192,7 +192,7 @@ class Sums:
 
 def summed(left: Ragged, own: Values | None, right: Ragged, theirs: Values, combine: np.ufunc = np.add) -> Sums:
     """What `combine` makes of the scores of an id, in each of two lists; without scores, how often it stands there."""
-    runs = matched(left, right)
+    runs = match_lists(left, right)
     sides = runs.sides == 1
     ones = np.append(0, np.cumsum(sides, dtype=np.int64))
     others = ones[runs.ends] - ones[runs.starts]
@@ -206,7 +206,7 @@ def summed(left: Ragged, own: Values | None, right: Ragged, theirs: Values, comb
     )
 
 
-def _reduced(scores: Values, runs: Matched, starts: Places, ends: Places, combine: np.ufunc) -> Numbers:
+def _reduced(scores: Values, runs: Matches, starts: Places, ends: Places, combine: np.ufunc) -> Numbers:
     """`combine` over the scores of the values of each part of a run; 0 where it is empty."""
     found = np.zeros(len(starts))
     filled = np.flatnonzero(ends > starts)

@@ -185,14 +185,14 @@ def _taken(takes: frozenset[str], lists: Lists) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class OpContext:
     """What an op that learns or reads is told: its artifact (None: it needs none), and values of a row, by role."""
 
     artifact: Artifact | None = None
     beside: Mapping[str, Value] = field(default_factory=dict)
 
 
-UNTOLD = Told()
+NO_CONTEXT = OpContext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +203,17 @@ class BoundOp:
     parameters: Parameters
     path: Path
 
-    def apply(self, value: Value, told: Told = UNTOLD) -> Value:
+    def apply(self, value: Value, context: OpContext = NO_CONTEXT) -> Value:
         """The next value of the chain. Raises OpError where the op does not take the value's kind."""
         if self.op.inputs:
-            return self.combine([value], told)
+            return self.combine([value], context)
         kind, value = value.kind, value.plain()
         self._require(kind)
         one_by_one = kind.listed and self.op.lists == "elements"
         try:
             if not one_by_one:
-                return _counted(self._call(value, told))
-            result = _counted(value.one_by_one(lambda element: self._call(element, told)))
+                return _counted(self._call(value, context))
+            result = _counted(value.one_by_one(lambda element: self._call(element, context)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
@@ -228,9 +228,9 @@ class BoundOp:
             remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
-    def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
+    def _call(self, given: Value | Sequence[Value | None], context: OpContext) -> Value:
         if self.op.informed:
-            return self.op.function(given, self.parameters, told.artifact, told.beside)
+            return self.op.function(given, self.parameters, context.artifact, context.beside)
         return self.op.function(given, self.parameters)
 
     def learner(self, values: Sequence[Value]) -> Learner | None:
@@ -244,7 +244,7 @@ class BoundOp:
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
 
-    def combine(self, values: Sequence[Value], told: Told = UNTOLD) -> Value:
+    def combine(self, values: Sequence[Value], context: OpContext = NO_CONTEXT) -> Value:
         """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
         op = self.op
         if not op.inputs:
@@ -271,7 +271,7 @@ class BoundOp:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
         try:
-            return self._call(found, told)
+            return self._call(found, context)
         except SpecError as error:
             raise OpError(self.path, f"{op.name}: {error}") from None
 

@@ -8,17 +8,16 @@ request over the hole between them. The bytes fetched are those of the requests,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 from feedline.warehouse.storage.ranges import chunk_ranges, coalesced
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Notes = Mapping[bytes, bytes]
 
 _TASK_FILES = 64

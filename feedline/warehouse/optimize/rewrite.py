@@ -26,7 +26,8 @@ from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.survey import fragment_of_group, places_with_nulls, places_without_nulls
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, Written, upload
-from feedline.warehouse.reading.read import Fragment, read_arrow
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.storage.retry import retried
 
 _READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole

@@ -44,14 +44,14 @@ Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class BloomHeader:
     """Where the bitset begins, counted from the header's first byte, and its bytes."""
 
     start: int
     bitset_bytes: int
 
 
-def header_of(data: bytes) -> Header | None:
+def header_of(data: bytes) -> BloomHeader | None:
     """Read a filter's header; None for anything but uncompressed split blocks of xxHash."""
     try:
         place, field = 0, 0
@@ -72,7 +72,7 @@ def header_of(data: bytes) -> Header | None:
     size = found.get(1, 0)
     if len(found) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
         return None
-    return Header(place + 1, size)
+    return BloomHeader(place + 1, size)
 
 
 def _integer(data: bytes, place: int) -> tuple[int, int]:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from feedline.errors import DataError, FeedlineError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.parquet.open_file import unchanged
-from feedline.warehouse.reading.masks import unpacked
-from feedline.warehouse.reading.read import Chunk, batches
+from feedline.warehouse.reading.fragment import Chunk, unpacked
+from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.storage.locations import join, locate

@@ -25,8 +25,8 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.hashing import Words
 from feedline.spec import PipelineSpec
-from feedline.warehouse.reading.masks import ones, unpacked
-from feedline.warehouse.reading.read import Fragment, field_of, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, field_of, ones, unpacked
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample
 from feedline.warehouse.rebase.row_identity import Identity, identity_of, kind_of
 from feedline.warehouse.selection.select import bound_again, sampled_again

@@ -1,7 +1,7 @@
 """How footers read now and footers remembered become the parts of one snapshot, in the table's order.
 
-Pure; runs where a snapshot is taken. Each `Source` holds some of the listed files, in any order; together they hold
-each file once. No loop is over files: a table may have hundreds of thousands of them.
+Pure; runs where a snapshot is taken. Each `SnapshotPart` holds some of the listed files, in any order; together
+they hold each file once. No loop is over files: a table may have hundreds of thousands of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
+class SnapshotPart:
     """Files whose footers are known.
 
     `files`: file (int64, its place in the listing), footer_digest, footer_bytes, rows, row_groups, schema (int32:
@@ -46,7 +46,7 @@ class Assembled:
     first: tuple[int, ...]
 
 
-def assembled(sources: Sequence[Source]) -> Assembled:
+def assembled(sources: Sequence[SnapshotPart]) -> Assembled:
     """Put the sources' files together; their places are 0 to the number of files."""
     schemas, numbers = _numbered(sources)
     files = pa.concat_tables([source.files.drop_columns("schema") for source in sources])
@@ -74,7 +74,7 @@ def assembled(sources: Sequence[Source]) -> Assembled:
     )
 
 
-def _numbered(sources: Sequence[Source]) -> tuple[list[pa.Schema], Int64s]:
+def _numbered(sources: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:
     """The distinct schemas of all sources, and for each file, source after source, which one it has."""
     known: dict[bytes, int] = {}
     schemas: list[pa.Schema] = []

@@ -1,23 +1,20 @@
 """How are the footers of many files read at once, in threads here or on a Dask cluster, within a bounded memory?
 
-Files are gathered into tasks: small values that any `map` may run, whose results are compact (`tallies.Block`). In a
+Files are gathered into tasks: small values that any `map` may run, whose results are compact (`FactBlock`). In a
 task threads hide the store's latency; parsing holds the GIL, so that only more processes make it faster. Tasks are
 handed to `map` in waves, as it may hold all its results before it returns the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot.packed_facts import Block, blocks_of, joined
+from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, joined
 from feedline.warehouse.storage.locations import join, locate, shown
-from feedline.warehouse.storage.retry import interruptible
-
-Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+from feedline.warehouse.storage.parallel import Map, interruptible
 
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results
@@ -37,7 +34,7 @@ class FooterTask:
 class FooterResult:
     """The blocks of a task's files, and the files whose footers are corrupt: place in the listing and message."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[FactBlock, ...]
     corrupt: tuple[tuple[int, str], ...]
 
 
@@ -70,7 +67,7 @@ def footer_task(task: FooterTask) -> FooterResult:
             return error
 
     good: list[tuple[int, FileFacts]] = []
-    blocks: list[Block] = []
+    blocks: list[FactBlock] = []
     corrupt: list[tuple[int, str]] = []
     first, count, chunks, most = 0, _THREADS, 0, 1
     with interruptible(min(_THREADS, len(task.files)), "feedline-footers") as pool:

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.snapshot.assembly import Source
+from feedline.warehouse.snapshot.assembly import SnapshotPart
 
 _CLOCK_GRAIN_NS = 2 * 10**9  # of the coarsest file systems in use
 
 
-def unchanged(listing: Listing, last: Source, *, kept: set[str], taken_ns: int) -> npt.NDArray[np.int64]:
+def unchanged(listing: Listing, last: SnapshotPart, *, kept: set[str], taken_ns: int) -> npt.NDArray[np.int64]:
     """For each file listed, the file of an earlier snapshot that it still is; -1 where it has to be read.
 
     `last`: that snapshot, whose files have path, bytes, mtime_ns and maybe etag besides; it was taken at `taken_ns`. A
@@ -48,7 +48,7 @@ def _wanted(file: pa.Schema, declared: pa.Schema | None) -> Iterable[str]:
     return file.names if declared is None else set(file.names).intersection(declared.names)
 
 
-def taken_over(last: Source, old: npt.NDArray[np.int64]) -> Source:
+def taken_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     """What is known of the files that are unchanged (`old`: see `unchanged`), by their places in the new listing."""
     kept = np.flatnonzero(old >= 0)
     place = np.full(len(last.files), -1, np.int64)
@@ -58,7 +58,7 @@ def taken_over(last: Source, old: npt.NDArray[np.int64]) -> Source:
     names = ["footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
     files = last.files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(place[mine]))
     row_groups = last.row_groups.select(["rows", "bytes"]).take(pa.array(groups))
-    return Source(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.picked(groups))
+    return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.picked(groups))
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -32,14 +32,15 @@ from feedline.warehouse.discovery.hive import Listing, discover
 from feedline.warehouse.discovery.partitions import refined
 from feedline.warehouse.discovery.table_log import united
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.snapshot.assembly import Assembled, Source, assembled
+from feedline.warehouse.snapshot.assembly import Assembled, SnapshotPart, assembled
 from feedline.warehouse.snapshot.column_facts import Facts, arranged
-from feedline.warehouse.snapshot.footer_tasks import Map, read_footers
+from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.remembered import taken_over, unchanged
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.content_store import Artifact
+from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.parallel import Map
 
 OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
 
@@ -357,8 +358,8 @@ def _listed(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, 
 
 
 def _spared(
-    listing: Listing, sources: Sequence[Source], corrupt: npt.NDArray[np.int64]
-) -> tuple[Listing, list[Source]]:
+    listing: Listing, sources: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
+) -> tuple[Listing, list[SnapshotPart]]:
     """The listing without the corrupt files, and the sources with the places that the others have in it."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
     if not len(good):
@@ -391,14 +392,14 @@ def _entry(listing: Listing) -> str:
     return f"tables/{name}.arrow"
 
 
-def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[Source], npt.NDArray[np.int64]]:
+def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
     """The files that the last snapshot knows, and the places of those that have to be read."""
-    known = Source(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
+    known = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
     old = unchanged(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
     return ([taken_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)
 
 
-def _stored_facts(artifact: Artifact, schema: pa.Schema, rows: pa.Array) -> Facts:
+def _stored_facts(artifact: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
     """Facts in the parts of a saved snapshot: one per file column, in the schema's order."""
     stored = schema.names[: len(artifact) - len(_TABLES)]
     places = {name: part for part, name in enumerate(stored, len(_TABLES))}

@@ -40,7 +40,7 @@ _OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class StoredFile:
     """An artifact whose index was read and proved: `starts` and `digests` of its parts; nothing stays open."""
 
     folder: str
@@ -132,7 +132,7 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
     return artifact.tables()
 
 
-def find(work_dir: str, name: str) -> Artifact:
+def find(work_dir: str, name: str) -> StoredFile:
     """The artifact of that name, without its tables. Raises as `load`."""
     source, path = _opened(work_dir, name)
     with source:
@@ -152,7 +152,7 @@ def find(work_dir: str, name: str) -> Artifact:
     starts = tuple(np.cumsum([0, *sizes]).tolist())
     if starts[-1] + wanted != size:
         raise _altered(path)
-    return Artifact(work_dir, name, starts, tuple(entry[8:] for entry in entries))
+    return StoredFile(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:

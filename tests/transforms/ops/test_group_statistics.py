@@ -185,7 +185,7 @@ def test_of_must_be_a_number():
 def test_what_is_shown():
     frame = pl.DataFrame({"shop": [1, 1, 2], "price": [1.0, 2.0, 4.0]})
     spec = feature("shop", stats=["mean"], of="price")
-    [want] = compile_features([spec], frame.to_arrow().schema).wanted
+    [want] = compile_features([spec], frame.to_arrow().schema).missing_fits
     shown = want.learner.show(learnt(spec, frame))
     assert shown == {"rows": 3, "groups": 2, "count": [1, 2], "mean": [1.5, 4.0]}
     assert want.learner.show(want.learner.blank()) == {"rows": 0, "groups": 0}

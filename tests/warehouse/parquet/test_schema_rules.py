@@ -38,7 +38,7 @@ def rows(taken: Snapshot) -> pa.Table:
     return pa.concat_tables([read_arrow(part, taken.schema.names, None, taken.schema) for part in fragments])
 
 
-# (what one file holds, what another one holds, the table's type): one line per rule of docs/warehouse.md
+# (what one file holds, what another one holds, the table's type): one line per rule of docs/tables.md
 RULES = {
     "null": (pa.nulls(2), pa.array(["a", None]), pa.string()),
     "null in lists": (

@@ -26,15 +26,8 @@ from warehouse_samples import COLLECTION, sample, write
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
 from feedline.warehouse.dask_frame import plan_fragments
-from feedline.warehouse.reading.read import (
-    UNCOUNTED,
-    Fragment,
-    bytes_of,
-    fragment_at,
-    fragment_of,
-    read_arrow,
-    read_fragment,
-)
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, fragment_of
+from feedline.warehouse.reading.read import bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.counting import count_fragment
 from feedline.warehouse.selection.select import screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot

@@ -19,8 +19,8 @@ from warehouse_samples import write
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.masks import packed
-from feedline.warehouse.reading.read import Fragment, fragment_at, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, fragment_at, packed
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located, row_in_file
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows

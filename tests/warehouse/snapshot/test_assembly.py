@@ -183,8 +183,8 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest
     snapshot.save(str(tmp_path / "w"))
     loaded = Snapshot.load(str(tmp_path / "w"), snapshot.id)
     read: list[int] = []
-    original = content_store.Artifact.table
-    monkeypatch.setattr(content_store.Artifact, "table", lambda self, part: read.append(part) or original(self, part))
+    original = content_store.StoredFile.table
+    monkeypatch.setattr(content_store.StoredFile, "table", lambda self, part: read.append(part) or original(self, part))
     for _ in range(3):
         loaded.column_facts("i8")
         loaded.column_facts("text")

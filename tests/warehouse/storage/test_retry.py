@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 import time
 
 import fsspec
@@ -19,7 +18,8 @@ from s3_store import KEYS
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.faults import Outlook, ShortBodyError, outlook
-from feedline.warehouse.storage.retry import Budget, Patience, interruptible, retried
+from feedline.warehouse.storage.parallel import in_threads
+from feedline.warehouse.storage.retry import Budget, RetryPolicy, retried
 
 ANYWHERE = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
 RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -98,7 +98,7 @@ class Failing:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.01, deadline_s=20))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.001, longest_s=0.01, deadline_s=20))
     monkeypatch.setattr(retry, "budget", Budget())
 
 
@@ -123,7 +123,7 @@ def test_final_failures_and_local_files_are_not_repeated() -> None:
 
 
 def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.01, longest_s=0.05, deadline_s=0.3))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.01, longest_s=0.05, deadline_s=0.3))
     operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
     started_s = time.monotonic()
     with pytest.raises(StoreError) as caught:
@@ -157,7 +157,7 @@ def test_the_budget_in_numbers() -> None:
 
 def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is down sees few requests, however many threads wait for it; each ends in bounded time."""
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.001, deadline_s=1))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.001, longest_s=0.001, deadline_s=1))
     calls = []
 
     def down() -> None:
@@ -172,48 +172,10 @@ def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         return ""
 
     started_s = time.monotonic()
-    with interruptible(16, "test") as pool:
-        messages = list(pool.map(attempt, range(16)))
+    messages = list(in_threads(attempt, range(16), threads=16))
     assert all("gave up after" in message for message in messages)
     assert time.monotonic() - started_s < 10
     assert len(calls) <= 16 + Budget.CAPACITY / Budget.COST[Outlook.THROTTLED] + 10 * Budget.PER_SECOND
-
-
-def test_a_failure_ends_the_waiting_of_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Semaphore(0)
-
-    def fail() -> None:
-        failed.release()
-        raise RESET
-
-    def work(place: int) -> None:
-        if place < 2:
-            retried(fail, ANYWHERE, f"place {place}")
-        assert failed.acquire(timeout=20)
-        assert failed.acquire(timeout=20)
-        raise DataError("the real one")
-
-    with pytest.raises(DataError, match="the real one"), interruptible(3, "test") as pool:
-        list(pool.map(work, range(3)))
-
-
-def test_leaving_a_block_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Event()
-
-    def fail() -> None:
-        failed.set()
-        raise RESET
-
-    def leave() -> None:
-        with interruptible(1, "test") as pool:
-            pool.map(lambda _: retried(fail, ANYWHERE, "x"), [0])
-            assert failed.wait(20)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
 
 
 WAITING = """
@@ -222,7 +184,7 @@ from concurrent.futures import ThreadPoolExecutor
 from feedline import Table
 from feedline.warehouse.storage import retry
 waits = threading.Event()
-retry.PATIENCE = retry.Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6)
+retry.POLICY = retry.RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6)
 retry.logger.log = lambda *_: (print("waits", flush=True), waits.set())
 def read():
     Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()

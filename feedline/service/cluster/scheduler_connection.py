@@ -20,7 +20,7 @@ from distributed import Client, Future
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.service.dispatch.patience import Patience
+from feedline.service.cluster.outage import OutageTimer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def no_worker(address: str, wait_s: float) -> ClusterError:
     )
 
 
-class Connection:
+class SchedulerConnection:
     """A client, and the next one. `number` counts them: futures of an earlier client are lost.
 
     connect: raises ClusterError where no scheduler answers. returns: whether a scheduler that went may come back.
@@ -52,7 +52,7 @@ class Connection:
         self._wait_s = wait_s
         self._returns = returns
         self._clock = time.monotonic
-        self._patience = Patience(wait_s)
+        self._outage = OutageTimer(wait_s)
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class Connection:
         if not self.alive():
             if not self._returns:
                 raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
-            verdict = self._patience.look(self._clock(), "scheduler", waiting=waiting)
+            verdict = self._outage.look(self._clock(), "scheduler", waiting=waiting)
             if verdict == "new":
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
@@ -79,7 +79,7 @@ class Connection:
                 )
             self._search_scheduler()
             return
-        verdict = self._patience.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
+        verdict = self._outage.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old

@@ -18,7 +18,7 @@ from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.blocks.compute import BlockResult
+from feedline.blocks.request import BlockResult
 from feedline.service.dispatch.attempts import failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 
@@ -28,7 +28,7 @@ _PER_WORKER = 2  # one is on the wire while the next is being asked for
 Outcome: TypeAlias = BlockResult | BlockFailure | None
 
 
-class Gathering:
+class ResultFetcher:
     """Fetches what futures become. `arrived` is called on the loop, with a key and its outcome, once per future."""
 
     def __init__(self, arrived: Callable[[str, Outcome], None]) -> None:

@@ -19,7 +19,7 @@ Verdict = Literal["whole", "new", "waiting", "over"]
 
 
 @dataclass(slots=True)
-class Patience:
+class OutageTimer:
     """Look at it every second or so. `limit_s`: how long to wait for what is missing."""
 
     limit_s: float
