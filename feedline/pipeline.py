@@ -29,7 +29,7 @@ from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
 from feedline.loader.encoding.slot import draft, write
-from feedline.loader.facts import Hello, RebaseRequest, describe_bad_files
+from feedline.loader.facts import Hello, describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.loader.state import checked_rewritten, checked_state
 from feedline.planning.agreement import agree_on_snapshot
@@ -116,7 +116,7 @@ class Pipeline:
         lanes = self.spec.lanes or hello.lanes or hello.world_size
         rank_lanes(lanes, hello.rank, hello.world_size)
         if hello.rebase is not None:
-            return self._rebased(hello, hello.rebase, start, lanes=lanes, map=map, workers=workers)
+            return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
         named, asked = hello.snapshot, hello.features
         snapshot, rest = _named(self.spec, named) if named is not None else (self._agreed(start, map), None)
         plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=asked)
@@ -158,17 +158,10 @@ class Pipeline:
         made.save(self.spec.work_dir)
         return replace(new, rebase=made)
 
-    def _rebased(
-        self,
-        hello: Hello,
-        asked: RebaseRequest,
-        start: Start,
-        *,
-        lanes: int,
-        map: Map | None,
-        workers: Workers | None,
-    ) -> Plan:
+    def _rebased(self, hello: Hello, start: Start, *, lanes: int, map: Map | None, workers: Workers | None) -> Plan:
         """The rebase that all ranks of this start agree on: one makes it, the others load it."""
+        asked, features = hello.rebase, hello.features
+        assert asked is not None
         agreed = agree_on_snapshot(
             self.spec.work_dir,
             hashlib.sha256(json.dumps([start.job, asked.to_json()], sort_keys=True).encode()).hexdigest(),
@@ -178,7 +171,6 @@ class Pipeline:
             environment=os.environ,
         )
         snapshot, rest = _named(self.spec, agreed)
-        features = hello.features
         plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=features)
         _refuse_others(plan, {"features": features})
         return plan

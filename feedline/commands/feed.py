@@ -22,7 +22,7 @@ from pathlib import Path
 
 from feedline.errors import FeedlineError
 from feedline.loader.encoding.quality import Quality
-from feedline.loader.facts import Hello
+from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.launch import feeder_threads, log_path, shorten_log
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
@@ -177,8 +177,7 @@ def _serve(
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
         counters=counters,
-        imports_s=seconds_to_get_ready(),
-        log=log,
+        about=FeederFacts(imports_s=seconds_to_get_ready(), log=log, dashboard=None, feeder=os.getpid()),
     )
     try:
         feeder.serve()

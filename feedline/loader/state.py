@@ -82,8 +82,9 @@ def rebased_state(facts: PlanFacts, state: Mapping[str, Any]) -> dict[str, Any]:
         return dict(state)
     assert facts.rest is not None
     rest = state_of(facts, facts.rest.epoch, facts.rest.first_step)
-    environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
-    return {key: rest[key] for key in STATE_KEYS} | environment
+    if ENVIRONMENT_KEY not in state:
+        return {key: rest[key] for key in STATE_KEYS}
+    return rest | {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]}
 
 
 def checked_rewritten(value: object) -> str:

@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from feedline.errors import FeedlineError, StateError
@@ -101,8 +101,7 @@ class Feeder:
         world_size: int,
         memory_bytes: int,
         counters: FeederCounters,
-        imports_s: float,
-        log: str | None,
+        about: FeederFacts,
     ) -> None:
         self._channel = channel
         self._cluster = cluster
@@ -122,8 +121,7 @@ class Feeder:
         self._dashboard_asked = False
         self.counters = counters
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
-        self._imports_s = imports_s
-        self._log = log
+        self._about = about
 
     def serve(self) -> None:
         """Until the trainer goes: returns then. Raises FeedlineError, after telling the trainer."""
@@ -224,10 +222,8 @@ class Feeder:
         self._end_stream()
         self._plan = plan = self._resolve(hello)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        feeder = FeederFacts(
-            imports_s=self._imports_s, log=self._log, dashboard=self._cluster.dashboard, feeder=os.getpid()
-        )
-        facts = {**plan.facts().to_json(), **feeder.to_json()}
+        about = replace(self._about, dashboard=self._cluster.dashboard)
+        facts = {**plan.facts().to_json(), **about.to_json()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
