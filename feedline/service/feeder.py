@@ -222,8 +222,7 @@ class Feeder:
         self._end_stream()
         self._plan = plan = self._resolve(hello)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        about = replace(self._about, dashboard=self._cluster.dashboard)
-        facts = {**plan.facts().to_json(), **about.to_json()}
+        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
