@@ -29,8 +29,9 @@ from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.reading.fragment import fragment_of
 from feedline.warehouse.reading.read import read_arrow, refuse_foreign
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import absolute, shown
 
 # Rows that are read at a time.

@@ -30,8 +30,7 @@ from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
 from feedline.warehouse.storage.faults import explained, last_words
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, shown
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, retried
 
@@ -129,7 +128,7 @@ def open_array(uri: str) -> ZarrArray:
     if info.type != pafs.FileType.Directory:
         raise SpecError(f"{name} is no zarr array: got {_met(info.type)}, expected a folder with zarr.json or .zarray")
     start = len(location.path.rstrip("/")) + 1
-    files = {info.path[start:]: stamp_in(info) for info in listed(location) if info.type == pafs.FileType.File}
+    files = {info.path[start:]: stamp_in(info) for info in list_tree(location) if info.type == pafs.FileType.File}
     found = next((file for file in _METADATA if file in files), None)
     if found is None:
         raise SpecError(f"{name} is no zarr array: got a folder without zarr.json or .zarray. Name the array's folder")

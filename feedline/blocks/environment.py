@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.errors import ClusterError
-from feedline.processor import Cpu, instructions, libc, libm, remedy
+from feedline.resources import Cpu, instructions_remedy, level_instructions, libc, libm
 from feedline.version import VERSION
 
 Environment = tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ def environment_at(cpu: Cpu) -> Environment:
     """The environment of a process like this one that was started at a level (`processor`)."""
     versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
     system = {"machine": platform.machine(), "libc": libc(), "libm": libm()}
-    return (*versions.items(), *system.items(), ("cpu", " ".join(instructions(cpu))))
+    return (*versions.items(), *system.items(), ("cpu", " ".join(level_instructions(cpu))))
 
 
 def check_environment(expected: Environment) -> None:
@@ -45,7 +45,7 @@ def check_environment(expected: Environment) -> None:
         found = here.get(name, "none")
         if wanted != found:
             versions = "Install the same versions of feedline, polars, pyarrow and numpy on every worker"
-            advice = remedy(wanted) if name == "cpu" else _REMEDIES.get(name, versions)
+            advice = instructions_remedy(wanted) if name == "cpu" else _REMEDIES.get(name, versions)
             raise ClusterError(
                 f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
                 f"{advice}"

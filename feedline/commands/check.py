@@ -29,11 +29,10 @@ from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import shown
-from feedline.warehouse.storage.parallel import Map, in_threads
+from feedline.warehouse.storage.parallel import Map
 
-_FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
 _SHOW_S = 5.0  # a line of progress this often, where the line before cannot be overwritten
 _REDRAW_S = 0.2
@@ -121,9 +120,9 @@ def run_check(
     began = time.perf_counter()
     listing = listing_of_source(spec)
     columns: tuple[str, ...] = ()
-    with _mapper(spec) as mapper:
+    with _map_of(spec) as map:
         rules = schema_rules(spec)
-        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
+        findings = check_footers(listing, map=map, rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
             read = read_columns_of(spec, findings.table_schema())
@@ -131,7 +130,7 @@ def run_check(
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
-            check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
+            check_pages(findings, columns, map=map, progress=progress)
             _remember(spec.work_dir, findings, deep=True)
     return CheckReport(
         table=shown(listing.uri),
@@ -212,15 +211,15 @@ def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
 
 
 @contextmanager
-def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Map]]:
-    """Gives, for a number of threads, a `map` in threads; or one on the pipeline's cluster, which has its own."""
+def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
+    """A `map` on the pipeline's cluster; None where pipeline.yaml names none."""
     if spec.cluster.workers is None and spec.cluster.scheduler is None:
-        yield lambda threads: partial(in_threads, threads=threads)
+        yield None
         return
     cluster = Cluster(spec.cluster, threads=available_cores())
     try:
         cluster.check_workers()
-        yield lambda _: lambda function, tasks: _on_cluster(cluster, function, tasks)
+        yield partial(_on_cluster, cluster)
     finally:
         cluster.close()
 

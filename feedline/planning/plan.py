@@ -176,6 +176,11 @@ class Plan:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
+    def features_fingerprint(self) -> str:
+        """Of everything that decides what a row becomes."""
+        return self.features.fingerprint[:32]
+
+    @property
     def on_expect(self) -> OnExpect:
         return self.spec.on_expect
 
@@ -226,7 +231,7 @@ class Plan:
         return PlanFacts(
             snapshot=self.snapshot_name,
             plan=self.fingerprint,
-            features=self.features.fingerprint[:32],
+            features=self.features_fingerprint,
             environment=environment_text(self.job.environment),
             seed=self.seed,
             lanes=self.lanes,

@@ -22,6 +22,8 @@ from feedline.planning.table_snapshot import snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import (
     BadFile,
+    BadFilesMetError,
+    ForgivingMap,
     known_bad_files,
     known_within,
     reason_of,
@@ -32,7 +34,6 @@ from feedline.warehouse.bad_files import (
     without_known,
 )
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, shown
 from feedline.warehouse.storage.parallel import Map

@@ -15,7 +15,8 @@ from feedline.spec.arrow_types import type_named
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
-from feedline.warehouse.snapshot.snapshot import OnBad, Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, ancestor, shown
 from feedline.warehouse.storage.parallel import Map

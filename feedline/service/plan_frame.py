@@ -20,6 +20,7 @@ from feedline.blocks.jobs import compile_job
 from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode, join
+from feedline.planning.plan import Plan
 
 
 class BlockReader:
@@ -41,16 +42,27 @@ class BlockReader:
         return ("feedline-blocks", repr(self._job))
 
 
-def blocks_to_dask(job: Job, requests: Sequence[BlockRequest]) -> Any:
-    """The blocks as a Dask DataFrame with unknown divisions."""
+def plan_to_dask(plan: Plan, epoch: int) -> Any:
+    """An epoch's blocks, lane after lane, as a Dask DataFrame with unknown divisions."""
     with dask.config.set({"dataframe.convert-string": False}):
         return dd.from_map(
-            BlockReader(job),
-            list(requests),
-            meta=_empty(job).to_pandas(types_mapper=pd.ArrowDtype),
+            BlockReader(plan.job),
+            _all_blocks(plan, epoch),
+            meta=_empty(plan.job).to_pandas(types_mapper=pd.ArrowDtype),
             label="feedline-blocks",
             enforce_metadata=False,
         )
+
+
+def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
+    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
+    schedule = plan.schedule(epoch)
+    return [
+        plan.request(block, epoch)
+        for lane in range(plan.lanes)
+        for block in schedule.blocks(lane, everything=True)
+        if schedule.has_rows(lane)
+    ]
 
 
 def _empty(job: Job) -> pa.Table:

@@ -31,8 +31,8 @@ from feedline.warehouse.optimize.landing import refuse_overlap
 from feedline.warehouse.reading.fragment import fragment_of
 from feedline.warehouse.reading.read import CHUNK_ROWS, batches
 from feedline.warehouse.reading.row_filter import Sieve
-from feedline.warehouse.snapshot.snapshot import snapshot_of
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, shown
 
 STREAM = "-"  # the name of standard input and output, as Arrow streams

@@ -3,7 +3,7 @@
 The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
 Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
-row group; where that is more than a worker has room for, making the frame warns.
+row group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
-from feedline.warehouse.partition_sizes import warn_of_large_partitions
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, field_of, fragment_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
@@ -77,7 +76,6 @@ def to_dask(
     schema = pa.schema([field_of(whole, name) for name in needed])
     reader = FrameReader(schema, names, where.text if where else None, sample.sample if sample else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
-    warn_of_large_partitions(snapshot, selection, names, split_rows, whole)
     with dask.config.set({"dataframe.convert-string": False}):
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)

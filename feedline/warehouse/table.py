@@ -23,7 +23,8 @@ from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import shown
 from feedline.warehouse.storage.parallel import Map, in_threads
 

@@ -21,8 +21,8 @@ from feedline import Pipeline
 from feedline.commands.check import CheckReport, ProgressLine, run_check
 from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
-from feedline.warehouse import scan
 from feedline.warehouse.bad_files import known_bad_files
+from feedline.warehouse.snapshot import footer_tasks
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
 
@@ -242,10 +242,10 @@ def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.M
 
         return file_facts
 
-    monkeypatch.setattr(scan, "file_facts", failing(StoreError("the store kept failing")))
+    monkeypatch.setattr(footer_tasks, "file_facts", failing(StoreError("the store kept failing")))
     with pytest.raises(StoreError):
         checked(path)
-    monkeypatch.setattr(scan, "file_facts", failing(TableError("may not be read: permission denied")))
+    monkeypatch.setattr(footer_tasks, "file_facts", failing(TableError("may not be read: permission denied")))
     report = checked(path)
     assert (len(report.bad_files), len(report.problems)) == (0, 4)
     assert not known_bad_files(str(tmp_path / "work"))

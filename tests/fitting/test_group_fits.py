@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.errors import FeedlineError
 from feedline.fitting.spill import PARTS, Scratch, Spilled, merged, parts_of
 from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.transforms.ops import resolve
 from feedline.transforms.values.kinds import Value

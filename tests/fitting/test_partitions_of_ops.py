@@ -15,13 +15,13 @@ from typing import Any
 import polars as pl
 import pytest
 from example_rows import examples, feature_of, frame_of, write_outside
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.artifacts.external import read_outside
 from feedline.errors import DataError
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import NO_ARTIFACTS, Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Example

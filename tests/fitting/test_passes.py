@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 from toy_ops import FEATURES, toy_ops, written
 
 from feedline import Pipeline
@@ -20,7 +21,6 @@ from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitProgress
 from feedline.fitting.spill import Scratch, discard
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.table import Table

@@ -28,7 +28,7 @@ from feedline.errors import PlanError, SpecError
 from feedline.planning.plan import Plan
 from feedline.warehouse.rebase import recorded_rows
 from feedline.warehouse.selection.column_bounds import value_ranges
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 ROWS = 20_000
 

@@ -20,7 +20,8 @@ from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_text, same_words
 from feedline.warehouse.rebase.recorded_rows import Records
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 def rebased(pipeline: Pipeline, state: dict[str, Any], **options: str) -> list[int]:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from example_rows import examples, feature_of, names_of, write_outside
+from fit_in_memory import fit_frames
 from typer.testing import CliRunner
 
 from feedline import Pipeline
@@ -26,7 +27,6 @@ from feedline.loader.batch import Batch, Sparse
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 

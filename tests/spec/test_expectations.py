@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 from minimal_pipeline import MINIMAL
@@ -22,9 +23,8 @@ from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
-from feedline.spec.expectations import MEASURES, Bound, broken
+from feedline.spec.expectations import MEASURES, Expectation, broken
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.registry.op import OpError
 
 SCHEMA = BatchSchema(
@@ -40,7 +40,7 @@ def spec(expect: Any, group: str = "dense", **keys: Any) -> PipelineSpec:
     return parse(text + "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
 
 
-def bounds(**expect: str) -> tuple[Bound, ...]:
+def bounds(**expect: str) -> tuple[Expectation, ...]:
     return spec(expect).features[0].expect
 
 
@@ -48,9 +48,9 @@ def test_bounds_are_read_and_written():
     text = "features: {sparse: {h: {column: c, expect: {null_rate: <= 0.05, list_length_mean: ['>= 5', < 1e2]}}}}"
     [feature] = parse(MINIMAL.replace("features: {dense: {price: []}}", text)).features
     assert feature.expect == (
-        Bound(measure="null_rate", sign="<=", value=0.05),
-        Bound(measure="list_length_mean", sign=">=", value=5),
-        Bound(measure="list_length_mean", sign="<", value=100.0),
+        Expectation(measure="null_rate", sign="<=", value=0.05),
+        Expectation(measure="list_length_mean", sign=">=", value=5),
+        Expectation(measure="list_length_mean", sign="<", value=100.0),
     )
     assert feature.long_form()["expect"] == {"null_rate": ["<= 0.05"], "list_length_mean": [">= 5", "< 100.0"]}
     whole = spec({"max": "< 3"}, on_expect="error", on_nonfinite="zero")
@@ -124,7 +124,7 @@ def test_what_is_learnt_from_is_no_finished_value():
 
 @given(st.sampled_from(["<=", "<", ">=", ">"]), st.floats(-9, 9), st.floats(-9, 9))
 def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: float):
-    bound = Bound(measure="max", sign=sign, value=value)
+    bound = Expectation(measure="max", sign=sign, value=value)
     holds = {"<=": measured <= value, "<": measured < value, ">=": measured >= value, ">": measured > value}[sign]
     assert (broken((bound,), {"max": measured}) == []) == holds
     assert broken((bound,), {"max": None}) == []
@@ -136,7 +136,7 @@ def test_what_no_further_row_can_mend():
         (measure, sign)
         for measure in MEASURES
         for sign in ("<=", ">")
-        if Bound(measure=measure, sign=sign, value=0).final
+        if Expectation(measure=measure, sign=sign, value=0).final
     }
     assert final == {("nonfinite", "<="), ("max", "<="), ("list_length_max", "<="), ("min", ">")}
 

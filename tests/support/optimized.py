@@ -17,11 +17,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
-from test_hashing import GOLDEN, digest_of, mix
+from reference_hash import GOLDEN, digest_of, mix
 
 from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 EPOCH = datetime.date(1970, 1, 1)
 

@@ -8,7 +8,7 @@ import struct
 from fractions import Fraction
 from typing import Any
 
-from test_hashing import GOLDEN, MASK, digest_of, hash_of, mix
+from reference_hash import GOLDEN, MASK, digest_of, hash_of, mix
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

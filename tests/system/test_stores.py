@@ -25,14 +25,15 @@ from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 from feedline import Pipeline, Table
 from feedline.errors import CorruptFileError, StoreError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
-from feedline.planning.agreement import agree_on_snapshot
+from feedline.planning.agreement import RunStart, agree
 from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store, locations, retry
 from feedline.warehouse.storage.locations import locate
 
@@ -210,9 +211,8 @@ def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> No
     taken = iter(["a", "b", "c"])
 
     def agreed(rank: int) -> str:
-        return agree_on_snapshot(
-            s3.uri("work/ranks"), "f" * 64, rank=rank, world_size=2, take=lambda: next(taken), environment={}
-        )
+        start = RunStart(job="f" * 64, rank=rank, world_size=2)
+        return agree(start, s3.uri("work/ranks"), lambda: next(taken), environment={})
 
     assert [agreed(0), agreed(1), agreed(0), agreed(1)] == ["a", "a", "b", "b"]
     s3.fault("denied", path="/runs/", times=ALWAYS)

@@ -21,11 +21,19 @@ from feedline.expressions import bind_where
 from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
-from feedline.warehouse.bad_files import BadFile, known_bad_files, known_within, remember, without_known
+from feedline.warehouse.bad_files import (
+    BadFile,
+    BadFilesMetError,
+    ForgivingMap,
+    known_bad_files,
+    known_within,
+    remember,
+    without_known,
+)
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
 

@@ -23,8 +23,7 @@ from feedline.blocks.environment import Environment, check_environment, environm
 from feedline.blocks.jobs import check_job
 from feedline.blocks.request import Job
 from feedline.errors import ClusterError
-from feedline.processor import chosen, variables
-from feedline.resources import ALLOCATOR_ENVIRONMENT
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
 from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
@@ -63,12 +62,13 @@ class Cluster:
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._exclusions = Exclusions()
-        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
+        self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
             config["temporary-directory"] = scratch
-        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
+        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(self._cpu)}
+        for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from feedline.errors import DataError, SpecError
-from feedline.key_hashing import hashable, key_hash
+from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal
 from feedline.transforms.learning.exact_sums import total as exact
 from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, total

@@ -30,9 +30,8 @@ from feedline.transforms.registry.op import (
     OpError,
     Parameters,
     any_ids,
-    checked_parameters,
-    resolve,
 )
+from feedline.transforms.registry.resolve import checked_parameters, resolve
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import mapped

@@ -35,8 +35,16 @@ from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_fi
 from feedline.warehouse.discovery.logs import logs_above, logs_below, refuse_logged
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
 from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.storage.locations import (
+    Location,
+    absolute,
+    ancestor,
+    is_uri,
+    join,
+    list_tree,
+    locate,
+    shown,
+)
 from feedline.warehouse.storage.retry import is_local, retried
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -196,7 +204,7 @@ def _info(location: Location) -> pafs.FileInfo:
 def _folder(location: Location) -> _Found:
     root, local = location.path, is_local(location.filesystem)
     with explained(shown(location.uri)):
-        found = walk(root) if local else Walk(listed(location))
+        found = walk(root) if local else Walk(list_tree(location))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}

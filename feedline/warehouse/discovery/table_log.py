@@ -36,8 +36,7 @@ from feedline.warehouse.parquet.schemas import (
     widens,
 )
 from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, is_uri, locate, shown, uri_on
+from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, shown, uri_on
 
 FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
@@ -304,7 +303,7 @@ def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.
     """Those of the files that are there."""
     try:
         with explained(shown(location.uri)):
-            infos = listed(replace(location, path=root))
+            infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}
     return {info.path: info for info in infos if info.path in wanted and info.type == pafs.FileType.File}

@@ -32,8 +32,7 @@ from feedline.warehouse.parquet.footer import file_notes
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX, UNFINISHED
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, shown
 from feedline.warehouse.storage.retry import is_local, retried
 
 HIDDEN = "_feedline"
@@ -146,7 +145,7 @@ class Target:
             kind = retried(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
             if kind == pafs.FileType.File:
                 raise self._foreign("a file")
-            infos = [] if kind == pafs.FileType.NotFound else listed(locate(self.uri))
+            infos = [] if kind == pafs.FileType.NotFound else list_tree(locate(self.uri))
         sizes: dict[str, int] = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")

@@ -31,7 +31,8 @@ from feedline.warehouse.optimize.recipe import Settings, check, recipe_for
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits

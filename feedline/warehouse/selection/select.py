@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.forgiving import BadFilesMetError
+from feedline.warehouse.bad_files import BadFilesMetError
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows

@@ -103,3 +103,8 @@ def _cast_one(bound: pa.Array, kind: pa.DataType) -> pa.Array:
         return bound.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return pa.nulls(1, kind)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; without a copy where it is one chunk, as in every snapshot."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from feedline.errors import CorruptFileError
+from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, joined
 from feedline.warehouse.storage.locations import join, locate, shown
@@ -24,27 +24,36 @@ _PARSED_CHUNKS = 131_072  # column chunks whose facts are Python objects, about 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterTask:
-    """Files of one table: the root's URI, and of each its place in the listing, path below the root and bytes."""
+    """Files of one table: the root's URI, and of each its place in the listing, path below the root and bytes.
+
+    `collect`: a file that cannot be read for another reason than damage is part of the result, too.
+    """
 
     uri: str
     files: tuple[tuple[int, str, int], ...]
+    collect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FooterResult:
-    """The blocks of a task's files, and the files whose footers are corrupt: place in the listing and message."""
+    """The blocks of a task's files; the files whose footers are corrupt, and those with other problems: place in the
+    listing and message."""
 
     blocks: tuple[FactBlock, ...]
     corrupt: tuple[tuple[int, str], ...]
+    problems: tuple[tuple[int, str], ...] = ()
 
 
-def read_footers(uri: str, files: Sequence[tuple[int, str, int]], map: Map | None) -> Iterator[FooterResult]:
-    """Read the footers of files (place, path, bytes); `map` runs the tasks (None: threads of this process).
+def read_footers(
+    uri: str, files: Sequence[tuple[int, str, int]], map: Map | None, *, collect: bool = False
+) -> Iterator[FooterResult]:
+    """Read the footers of files (place, path, bytes); `map` runs the tasks (default: threads of this process).
 
-    Raises what opening and reading raises; damage is part of the result.
+    Raises what opening and reading raises, with `collect` only where a store keeps failing; damage is part of the
+    result.
     """
     tasks = [
-        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]))
+        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]), collect=collect)
         for start in range(0, len(files), _TASK_FILES)
     ]
     if map is None:
@@ -59,16 +68,21 @@ def footer_task(task: FooterTask) -> FooterResult:
     """Run one task."""
     location = locate(task.uri)
 
-    def facts(file: tuple[int, str, int]) -> FileFacts | CorruptFileError:
+    def facts(file: tuple[int, str, int]) -> FileFacts | TableError:
         _, path, size = file
         try:
             return file_facts(location.filesystem, join(location.path, path), size, join(shown(task.uri), path))
-        except CorruptFileError as error:
-            return error
+        except StoreError:
+            raise
+        except TableError as error:
+            if task.collect or isinstance(error, CorruptFileError):
+                return error
+            raise
 
     good: list[tuple[int, FileFacts]] = []
     blocks: list[FactBlock] = []
     corrupt: list[tuple[int, str]] = []
+    problems: list[tuple[int, str]] = []
     first, count, chunks, most = 0, _THREADS, 0, 1
     with interruptible(min(_THREADS, len(task.files)), "feedline-footers") as pool:
         while first < len(task.files):
@@ -77,6 +91,8 @@ def footer_task(task: FooterTask) -> FooterResult:
             for (place, _, _), found in zip(part, pool.map(facts, part), strict=True):
                 if isinstance(found, CorruptFileError):
                     corrupt.append((place, str(found)))
+                elif isinstance(found, TableError):
+                    problems.append((place, str(found)))
                 else:
                     good.append((place, found))
                     chunks += len(found.columns) * len(found.rows)
@@ -85,4 +101,5 @@ def footer_task(task: FooterTask) -> FooterResult:
             if chunks >= _PARSED_CHUNKS // 2:
                 blocks += blocks_of(good)
                 good, chunks = [], 0
-    return FooterResult(blocks=tuple(joined([*blocks, *blocks_of(good)])), corrupt=tuple(corrupt))
+    packed = tuple(joined([*blocks, *blocks_of(good)]))
+    return FooterResult(blocks=packed, corrupt=tuple(corrupt), problems=tuple(problems))

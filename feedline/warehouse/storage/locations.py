@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import FeedlineError, TableError
-from feedline.warehouse.storage.faults import last_words
-from feedline.warehouse.storage.retry import repeated
+from feedline.warehouse.storage.faults import Outlook, explained, last_words, outlook
+from feedline.warehouse.storage.retry import is_local, repeated, retried
 
 # One request of the SDK is one attempt: repeating is `retrying`'s. The SDK's own retries stop for good after the
 # first hundred (pyarrow never hands its quota back), and until then would multiply with ours.
@@ -224,3 +224,36 @@ def uri_on(location: Location, path: str) -> str:
     address, mark, options = location.uri.partition("?")
     top = ancestor(address, len([part for part in location.path.split("/") if part]))
     return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"
+
+
+def list_tree(location: Location) -> list[pafs.FileInfo]:
+    """All that lies below a folder, in no particular order.
+
+    An object store lists a thousand names per request, and pyarrow begins a listing anew where one of its requests
+    fails: with hundreds of pages and a store that fails now and then it would never end. So a listing that fails is
+    taken apart: the folder alone, then each folder in it by itself, and so on down.
+
+    Raises StoreError where a part could not be listed for too long, and what `faults.explained` raises.
+    """
+    if is_local(location.filesystem):
+        return _file_infos(location.filesystem, location.path, recursive=True)
+    with explained(shown(location.uri), fetching=True, doing="listed"):
+        return _list_folder(location.filesystem, location.path, shown(location.uri))
+
+
+def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs.FileInfo]:
+    try:
+        return _file_infos(filesystem, path, recursive=True)
+    except Exception as error:
+        if outlook(error) is Outlook.FINAL:
+            raise
+    found = retried(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, doing="listed")
+    folders = [info for info in found if info.type == pafs.FileType.Directory]
+    for folder in folders:
+        found += _list_folder(filesystem, folder.path, join(name, folder.base_name))
+    return found
+
+
+def _file_infos(filesystem: pafs.FileSystem, path: str, *, recursive: bool) -> list[pafs.FileInfo]:
+    infos: list[pafs.FileInfo] = filesystem.get_file_info(pafs.FileSelector(path, recursive=recursive))
+    return infos

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from feedline.errors import StoreError
+from feedline.resources import available_cores
 
 T = TypeVar("T")
 Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]  # results in the order of the tasks
@@ -81,6 +81,6 @@ def interruptible(threads: int, name: str) -> Iterator[Pool]:
 
 
 def in_threads(function: Callable[[Any], T], tasks: Iterable[Any], *, threads: int | None = None) -> Iterator[T]:
-    """A `Map` in threads of this process (default: one per core)."""
-    with interruptible(threads or os.cpu_count() or 1, "feedline-task") as pool:
+    """A `Map` in threads of this process (default: one per core that it may use)."""
+    with interruptible(threads or available_cores(), "feedline-task") as pool:
         yield from pool.map(function, tasks)

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.quality import Observer, Quality, measures, merge
 from feedline.spec import parse_spec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet
 
 ROWS = 4000

@@ -11,11 +11,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline.errors import SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts, Learning, Parts, Reading
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Input, OpError, Parameters, example, op
@@ -177,7 +177,7 @@ def test_a_fit_behind_a_fit_waits_for_it() -> None:
     assert known.artifacts[second.key].facts == {"sum": 8 + 9 + 11, "beside": 2 + 34}
     [left] = compile_features(
         features, SCHEMA, InMemoryArtifacts(artifacts={first.key: known.artifacts[first.key]})
-    ).wanted
+    ).missing_fits
     assert left.key == second.key
     assert not left.depends
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import image
@@ -22,7 +23,6 @@ from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.errors import DataError
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.table import Table

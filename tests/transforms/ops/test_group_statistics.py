@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError

@@ -12,12 +12,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline.artifacts.store import Fit, Origin, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.kernels.key_index import KeyIndex
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops.group_keys import GroupKeys

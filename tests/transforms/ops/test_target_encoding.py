@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import TargetEncoder
 
 from feedline.errors import DataError
-from feedline.key_hashing import key_hash
+from feedline.hashing import key_hash
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError

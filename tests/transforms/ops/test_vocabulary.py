@@ -15,9 +15,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hashing import hash_of
+from reference_hash import hash_of
 
 from feedline import Pipeline
 from feedline.errors import DataError
@@ -25,7 +26,6 @@ from feedline.fitting import spill
 from feedline.fitting.spill import Scratch, Spilled, merged, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops import resolve

@@ -14,11 +14,11 @@ from typing import Any
 import polars as pl
 import pytest
 from example_rows import examples, feature_of, names_of, write_outside
+from fit_in_memory import fit_frames
 
 from feedline.artifacts.external import read_outside
 from feedline.errors import FeedlineError
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 

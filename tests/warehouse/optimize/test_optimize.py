@@ -30,7 +30,7 @@ from feedline.errors import DataError, TableChangedError, TableError, TableNotFo
 from feedline.warehouse.optimize import rewrite as rewriting
 from feedline.warehouse.optimize.survey import survey
 from feedline.warehouse.parquet.writer import TableWriter
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 40_000])

@@ -25,7 +25,7 @@ from feedline.expressions import bind_where
 from feedline.expressions.predicates import And, Comparison, Membership, Not, Predicate
 from feedline.warehouse.parquet.bloom import BloomHeader, RowGroupFilters, hashes_of, header_of, holds_one, refuted
 from feedline.warehouse.selection.select import Selection, select_rows
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 DAY, NOON = datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1, 12)
 

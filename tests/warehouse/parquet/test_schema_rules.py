@@ -23,7 +23,8 @@ from feedline.warehouse.parquet.schemas import SchemaRules, conformed, decoded, 
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.missing_columns import files_without
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 
 MOMENT = datetime.datetime(2026, 1, 31, 12, 0, 0, 123_000)
 UTC = MOMENT.replace(tzinfo=datetime.UTC)

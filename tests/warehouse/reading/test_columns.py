@@ -24,7 +24,8 @@ from feedline.warehouse.reading.columns import FileColumns, part_bytes
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,9 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.read import bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.counting import count_fragment
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 def whole(snapshot: Snapshot, file: int = 0) -> Fragment:

@@ -24,7 +24,8 @@ from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located, row_in_file
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 ROWS, GROUP = 100, 24
 

@@ -28,7 +28,8 @@ from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
 from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.table import Table
 
 fractions = st.one_of(st.sampled_from([1.0, 0.5, 0.1, 1e-30]), st.floats(0.01, 1.0))

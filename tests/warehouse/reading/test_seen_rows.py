@@ -17,6 +17,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -25,7 +26,6 @@ from feedline.commands.plan_ops import describe_ops
 from feedline.errors import FeedlineError
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import named_by
 from feedline.warehouse.reading.sample import Sample

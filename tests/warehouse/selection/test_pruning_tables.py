@@ -35,7 +35,8 @@ from feedline.warehouse.reading.row_filter import mask
 from feedline.warehouse.selection.column_bounds import statistics_of
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 UTC = datetime.UTC
 START = datetime.datetime(2026, 1, 1)

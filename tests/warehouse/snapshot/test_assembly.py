@@ -24,7 +24,8 @@ from feedline.spec.sections import ClusterSpec
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 from feedline.warehouse.storage import content_store
 
 LONG_AGO = 1_700_000_000

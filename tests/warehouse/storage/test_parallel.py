@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from feedline.errors import DataError, StoreError
+from feedline.warehouse.storage import parallel
 from feedline.warehouse.storage.parallel import in_threads, interruptible, stopping
 
 WAIT_S = 20
@@ -24,7 +25,7 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
 
 
 def test_threads_are_as_many_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(parallel, "available_cores", lambda: 3)
     met = threading.Barrier(3, timeout=WAIT_S)
     assert sorted(in_threads(lambda _: met.wait(), [None] * 3)) == [0, 1, 2]
 

@@ -1,7 +1,4 @@
-"""What do features learn from rows that are in memory? What fitting on a cluster must equal, and the way of examples.
-
-Runs in: any process. Pure.
-"""
+"""Fit features on frames in memory: the oracle of fits on a cluster, and the short way for tests of ops."""
 
 from __future__ import annotations
 
