@@ -80,7 +80,7 @@ class Pipeline:
     def resolve(self, hello: Hello, *, job: str, map: Map | None = None, workers: Workers | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-        With `fit: auto` what is not fitted yet is, by `workers`.
+        With `fit: auto`, `workers` fit what is missing (default: threads of this process).
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
@@ -90,15 +90,15 @@ class Pipeline:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
-    def rebase(self, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None) -> Plan:
-        """The plan of a state's run on the table as it is now: of the state's epoch, what was not delivered is left.
+    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
+        """The plan of a state's run on the table as it is now, less the rows that the state's epoch has delivered.
 
-        `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
-        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. A saved
-        snapshot that `source.snapshot` names is not looked at. Raises StateError for rows in doubt, where the state is
-        of another plan, and where the new table cannot be compared with the old one.
+        `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. A saved snapshot
+        that `source.snapshot` names is not looked at. Raises StateError where rows of rewritten files were delivered
+        whose identities were not recorded, where the state is of another plan, and where the new table cannot be
+        compared with the old one.
         """
-        return resolve_rebase(self.spec, state, rewritten=rewritten, map=map)
+        return resolve_rebase(self.spec, state, map=map)
 
     # -- fitting --------------------------------------------------------------------------------------------------
 
@@ -111,11 +111,12 @@ class Pipeline:
         map: Map | None = None,
         say: Say = lambda progress: None,
     ) -> FitReport:
-        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts, with golden vectors.
+        """Fit all ops on the rows selected by `fit.where`, make the result the current artifact set, and write golden
+        vectors.
 
-        missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
-        task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
-        then what counted before still counts, unless only the golden vectors could not be written.
+        missing: fit only what is missing. workers: who computes (default: threads of this process). `say` is called
+        after every task. Raises SpecError, PlanError where there is no row to fit on, and what reading raises; then the
+        current artifact set stays, unless only the golden vectors could not be written.
         """
         snapshot = snapshot or self.snapshot(map=map)
         try:
@@ -128,25 +129,25 @@ class Pipeline:
             self._serving = Serving(self.spec)
 
     def _fit_with(self, workers: Workers | None) -> Fit:
-        """What `fit: auto` calls for artifacts that are missing."""
+        """Fits missing artifacts, for `fit: auto`."""
         return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
 
     # -- using ----------------------------------------------------------------------------------------------------
 
     def transform(self, data: Rows) -> Encoded:
-        """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
+        """Encode rows exactly as training does, without a table, labels, Dask or torch. Thread-safe.
 
         `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
-        where a column is missing or of a kind that the features do not take, DataError for nulls and for values that do
-        not fit.
+        where a column is missing or of a kind that the features do not accept, DataError for nulls and for values out
+        of range.
         """
         return self._serving.transform(data)
 
     @property
     def schema(self) -> BatchSchema:
-        """Every column of a batch, as `dataset.schema` has it: a model is made of it, where there is no table, too.
+        """Every column of a batch, equal to `dataset.schema`, also where there is no table.
 
-        The table is looked at where no types of it are recorded. Raises SpecError where something is not fitted yet.
+        The table is read only where its types are not recorded. Raises SpecError where an artifact is missing.
         """
         return self._serving.schema(lambda: self.snapshot().schema)
 
@@ -162,8 +163,8 @@ class Pipeline:
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch, from a step on, made in this process and thread: no ring, no Dask.
 
-        The oracle of tests, the way to debug with pdb, and the way on a machine without Linux. `plan`: that of a state
-        (`plan_for`) or of a rebase, not a new one.
+        For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
+        of a rebase (default: a new one).
         """
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
@@ -173,12 +174,12 @@ class Pipeline:
         return iterate_plan(plan, monitor, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def quality(self) -> dict[str, dict[str, Any]]:
-        """What the features' values were like in the blocks that `batches` delivered, by feature and measure."""
+        """The quality of the blocks that `batches` delivered: measures by feature."""
         counted = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
         return measures(merge([total for _, total in counted]), counted[0][0]) if counted else {}
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
-        """A plan to be used at once."""
+        """A new plan, with every artifact. Raises DataError for nulls that the run is certain to meet."""
         lanes = lanes_for(self.spec, world_size)
         fit = self._fit_with(None)
         return resolve_snapshot(self.spec, snapshot or self.snapshot(), lanes=lanes, fit=fit).without_gaps()
@@ -186,7 +187,7 @@ class Pipeline:
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
 
-        Rows that the tail policy would drop are there too.
+        It includes the rows that the tail policy would drop.
         """
         from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 

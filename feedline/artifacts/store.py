@@ -50,7 +50,7 @@ from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, seen_among
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _NAME_DIGITS = 32  # of a SHA-256, in hex
 _LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
@@ -393,7 +393,7 @@ def _save_table(location: Location, table: pa.Table, known: TableFile | None) ->
 def _size_of(location: Location, name: str) -> int | None:
     """Bytes of a file below a folder; None where there is none."""
     path = join(location.path, name)
-    info = retried(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
+    info = with_retries(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
     return info.size if info.is_file else None
 
 

@@ -1,8 +1,8 @@
 """Compute a block: read its pieces, filter, transform, encode and permute their rows.
 
 Runs in: Dask workers: threads of the feeder, processes on this machine, or anywhere in a cluster. A task is stateless
-and repeatable: the same `Job` and `BlockRequest` give the same bytes on every worker of the same versions. What it
-needs to know travels as values (feature specs, schema, text of the filter) and is compiled once per process.
+and repeatable: the same `Job` and `BlockRequest` give the same bytes on every worker of the same versions. Its inputs
+travel as values (feature specs, schema, the filter as a string) and are compiled once per process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from feedline.warehouse.rebase.recorded_rows import recorder_of
 def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
     """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
 
-    job: or its digest. Raises UnknownJobError where the digest says nothing here; DataError naming file, row group and
-    row, CorruptFileError, TableChangedError naming file and row group; ClusterError for another environment.
+    job: the job or its digest. Raises UnknownJobError for a digest that this process does not hold; DataError naming
+    file, row group and row; CorruptFileError and TableChangedError naming file and row group; ClusterError for another
+    environment.
     """
     job = find_job(job)
     check_environment(job.environment)
@@ -86,7 +87,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 
 def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
-    """A block as one buffer, which pickles out of band: gathered at memory speed, whatever the number of columns."""
+    """A block as one buffer, which pickles out of band."""
     measured = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
     target = np.empty(measured.placement.nbytes, dtype=np.uint8)
     write(layout, measured, target)

@@ -28,12 +28,12 @@ from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 
 
 class UnknownJobError(Exception):
-    """A task names a job that this process was not sent, or has forgotten: to be sent with the task."""
+    """A task names a job that this process does not hold: send the job with the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job's expressions, made once per process."""
+    """A job's compiled features, filter and sample, with the layout of its slots."""
 
     features: CompiledFeatures
     schema: pa.Schema
@@ -50,23 +50,23 @@ _compiled: SingleFlight[str, CompiledJob] = SingleFlight()
 
 
 def keep_job(job: Job) -> None:
-    """From now on tasks of this process may name the job by its digest."""
+    """Hold a job, so that tasks of this process may name it by its digest."""
     _jobs.get(job.digest, lambda: job)
 
 
-def find_job(named: Job | str) -> Job:
-    """The job that a task names, or brings along. Raises UnknownJobError."""
-    if isinstance(named, Job):
-        return _jobs.get(named.digest, lambda: named)
+def find_job(job: Job | str) -> Job:
+    """The job that a task names by its digest, or brings along. Raises UnknownJobError."""
+    if isinstance(job, Job):
+        return _jobs.get(job.digest, lambda: job)
 
     def missing() -> Job:
-        raise UnknownJobError(f"job {named} was not sent to {platform.node()}")
+        raise UnknownJobError(f"job {job} was not sent to {platform.node()}")
 
-    return _jobs.get(named, missing)
+    return _jobs.get(job, missing)
 
 
 def compile_job(job: Job) -> CompiledJob:
-    """The job's expressions for this process, compiled by the first who asks: the same object each time."""
+    """The job, compiled once in this process: the same object each time."""
     return _compiled.get(job.digest, lambda: _compile(job))
 
 
@@ -84,11 +84,11 @@ def _compile(job: Job) -> CompiledJob:
 
 
 def check_job(job: Job) -> None:
-    """Hold a job, and raise where this worker cannot do what it asks: ClusterError for other versions, or for artifacts
-    that are not there."""
+    """Hold a job, after checking that this worker can compute it. Raises ClusterError for other versions, or for
+    artifacts that it cannot read."""
     check_environment(job.environment)
     try:
         prove(job.artifacts)
     except (FeedlineError, OSError) as error:
-        raise ClusterError(f"a worker on {platform.node()} cannot read what was fitted: {error}") from error
+        raise ClusterError(f"a worker on {platform.node()} cannot read the artifacts: {error}") from error
     keep_job(job)

@@ -1,6 +1,6 @@
-"""What a block's task is asked and what it answers: the job, the pieces of the block, and the encoded rows.
+"""What a block's task takes and returns: the job, the pieces of the block, and its encoded rows.
 
-Runs in: the feeder, which asks, and Dask workers, which answer. Frozen values that travel between processes.
+Runs in: the feeder and Dask workers. Frozen values that travel between processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from feedline.warehouse.rebase.recorded_rows import Recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every task of a pipeline needs: features, the table's schema (Arrow IPC), filter, versions it must meet.
+    """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the environment to meet.
 
-    Workers are sent it once; tasks name it by its `digest`, which is of everything else here.
+    Workers are sent it once; tasks name it by its `digest`, which covers all other fields.
 
-    With a sample the schema may hold the virtual column `sample_weight`. artifacts: what ops know besides their
-    parameters. record: where the identities of rows go, if anywhere. code: the user's functions that the features call.
+    With a sample the schema may hold the virtual column `sample_weight`. record: where the identities of rows are
+    recorded, if anywhere. code: the user's functions that the features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -47,7 +47,7 @@ class Job:
 
 
 def kept_columns(job: Job) -> tuple[str, ...]:
-    """What blocks read besides their features: the column that keeps runs together, and the row key."""
+    """The columns that blocks read besides their features: `shuffle.by` and the row key."""
     by = (job.by,) if job.by is not None else ()
     return (*by, *(job.record.identity.key if job.record is not None else ()))
 
@@ -63,7 +63,7 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """One block: its pieces, how many rows they make, and the key of its permutation (None: as they come)."""
+    """One block: its pieces, their number of rows, and the key of its permutation (None: in plan order)."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
@@ -73,7 +73,7 @@ class BlockRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockResult:
-    """A block's rows, by reference within a process and as one buffer in slot layout between processes."""
+    """A block's rows: `parts` by reference within a process, `image` in slot layout between processes."""
 
     key: str
     rows: int

@@ -24,7 +24,7 @@ from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
-from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
+from feedline.warehouse.bad_files import BadFile, load_findings, remember
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
@@ -205,7 +205,7 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
-    known = known_bad_files(work_dir)
+    known = load_findings(work_dir)
     sound = [file for file in findings.sound() if file in known and (deep or known[file].footer_digest is None)]
     remember(work_dir, findings.bad, sound=sound)
 

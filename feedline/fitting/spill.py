@@ -30,7 +30,7 @@ from feedline.hashing import GOLDEN, digest, hash_words, scattered
 from feedline.transforms.learning.learner import Learner, Parts
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _PART_BITS = 6
 PARTS = 1 << _PART_BITS  # 50 M ids and their counts are 800 MB: 12.5 MB per part
@@ -116,7 +116,7 @@ def discard(scratch: Scratch) -> None:
         if location.filesystem.get_file_info(location.path).type != pafs.FileType.NotFound:
             location.filesystem.delete_dir(location.path)
 
-    retried(remove, location.filesystem, location.uri, doing="removed")
+    with_retries(remove, location.filesystem, location.uri, doing="removed")
 
 
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:

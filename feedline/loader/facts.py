@@ -31,13 +31,12 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebaseRequest:
-    """The state whose epoch is to be continued on the table as it is now, and the policy for rows in doubt."""
+    """The state whose epoch is to be continued on the table as it is now."""
 
     state: Mapping[str, Any]
-    rewritten: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"state": dict(self.state), "rewritten": self.rewritten}
+        return {"state": dict(self.state)}
 
     @classmethod
     def from_json(cls, message: object) -> Self:
@@ -261,11 +260,6 @@ def describe_rebase(rest: RestFacts) -> str:
         f"delivered: {rows['delivered']:,} rows of {place}; {rows['delivered_gone']:,} of them are gone since",
         f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
     ]
-    if rows["doubtful"]:
-        done = "left out" if changes["rewritten"] == "skip" else "delivered, again or not"
-        lines.append(f"in doubt: {rows['doubtful']:,} rows of rewritten files, {done}")
-    if rows["alike"]:
-        lines.append(f"alike: {rows['alike']:,} rows of rewritten files are taken for each other (see source.row_key)")
     left = rest.steps - rest.first_step
     lines.append(f"left: {rest.rows:,} rows in {left:,} steps, {rest.rows_dropped:,} rows dropped")
     return "\n".join(lines)

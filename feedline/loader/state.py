@@ -17,7 +17,6 @@ STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
 # What a state may say besides: older ones do not.
 ENVIRONMENT_KEY = "environment"
-REWRITTEN = ("error", "skip", "repeat")
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,10 +84,3 @@ def rebased_state(facts: PlanFacts, state: Mapping[str, Any]) -> dict[str, Any]:
     if ENVIRONMENT_KEY not in state:
         return {key: rest[key] for key in STATE_KEYS}
     return rest | {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]}
-
-
-def checked_rewritten(value: object) -> str:
-    """What becomes of rows in doubt. Raises StateError for an unknown answer."""
-    if value not in REWRITTEN:
-        raise StateError(f"rewritten is unknown: got {value!r}, expected {', '.join(REWRITTEN)}")
-    return str(value)

@@ -1,11 +1,13 @@
-"""What does a pipeline.yaml mean for a table of a certain schema? Its parts, bound to columns; errors with places.
+"""Bind the parts of a pipeline.yaml to the columns of a table; errors name file, line and path.
 
-Runs in: the feeder, the CLI, `Pipeline`. Pure, but for artifacts that compiling may read.
+Runs in: the feeder, the CLI, `Pipeline`. Pure, except that compiling may read artifacts. `ReadColumns` says which
+columns a pipeline reads, for plans, blocks, `feedline check` and reports.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
@@ -22,20 +24,23 @@ from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
+from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import below, join, shown
 
 
 def artifacts_dir(spec: PipelineSpec) -> str:
-    """Where what ops learnt is kept."""
+    """The folder of the pipeline's artifacts."""
     return spec.artifacts.folder or below(spec.work_dir, "artifacts")
 
 
 def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSetKey:
-    """Which fits this pipeline asks for."""
+    """The identity of the pipeline's artifact set."""
     sample = Sample.of(spec.source.sample)
     return ArtifactSetKey(
         pipeline=spec.name,
@@ -46,7 +51,7 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
 
 
 def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:
-    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
+    """The artifact set of a job: a manifest, or the key to look it up by. `served`: for rows that no fit has seen."""
     return ArtifactSetRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
@@ -57,7 +62,7 @@ def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served:
 
 
 def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
-    """The rows that a run of the spec reads, by what decides on them."""
+    """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=shown(snapshot.uri),
         named=names_of(spec.source.table, spec.source.format),
@@ -69,10 +74,10 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
 def require_fitted(
     spec: PipelineSpec, features: CompiledFeatures, stored: StoredArtifactSet | None = None, *, served: bool = False
 ) -> None:
-    """Raise SpecError, with the command that helps, where something has not been learnt yet.
+    """Raise SpecError, with the command that helps, where a feature has no artifact.
 
-    stored: where fits were looked for (default: the artifact set of the features). served: there is
-    no table to learn from, whatever pipeline.yaml says.
+    stored: the artifact set (default: that of the features). served: there is no table to fit on, whatever
+    pipeline.yaml says.
     """
     if not features.missing_fits:
         return
@@ -95,7 +100,7 @@ def require_fitted(
 
 
 def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
-    """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
+    """Why the whole artifact set cannot be used: it belongs to another table or filter; None where it can."""
     return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
@@ -103,7 +108,7 @@ def _more(features: CompiledFeatures) -> str:
     return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
-_SHOWN = 5  # of the fits that are missing
+_SHOWN = 5  # missing artifacts in one message
 
 
 def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
@@ -111,7 +116,7 @@ def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
 
 
 def _base(want: FitRequest) -> str:
-    """The feature as pipeline.yaml names it."""
+    """The name of the feature in pipeline.yaml."""
     return want.feature.partition(" (input ")[0]
 
 
@@ -122,9 +127,9 @@ def compile_spec(
     *,
     artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
-    """The spec's features (or some of them) against a schema; errors carry file, line and path.
+    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path.
 
-    Without `artifacts` nothing is fitted: enough to know columns and kinds.
+    `artifacts`: the artifact set (default: the current one).
     """
     known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
@@ -136,7 +141,7 @@ def compile_spec(
 def bound_where(
     spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
 ) -> BoundExpression | None:
-    """`source.where`, or the text at another place, over the table's columns; None where there is none."""
+    """`source.where`, or the expression at another path, bound to the table's columns; None where there is none."""
     text = spec.source.where if text is None else text
     try:
         return None if text is None else bind_where(text, schema)
@@ -145,11 +150,11 @@ def bound_where(
 
 
 def named_columns(feature: FeatureSpec) -> set[str]:
-    """The columns that a feature is made of, as it names them; those that its ops name are not among them."""
+    """The columns that a feature names as its inputs, without those that its ops name."""
     sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
     used = {source.column for source in sources if source.column is not None}
     for expr in [source.expr for source in sources if source.expr is not None]:
-        with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+        with contextlib.suppress(ValueError):  # compiling reports it
             used |= parse(expr).columns
     return used
 
@@ -170,7 +175,7 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
-    """`source.sample` over the table's columns."""
+    """`source.sample`, bound to the table's columns."""
     sample = Sample.of(spec.source.sample)
     if sample is None:
         return None
@@ -182,7 +187,7 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
 
 
 def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
-    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    """Conditions that recognise rows which fits have seen. Raises SpecError where the table cannot tell."""
     try:
         return bind_marks(features.marks, features.schema)
     except ValueError as error:
@@ -206,6 +211,44 @@ def require_columns(
             f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
+
+
+def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
+    """Where and as what a plan's blocks record the identities of rows; None without a `source.row_key`.
+
+    Raises SpecError for a key that is not in the files, or of a type that cannot be hashed.
+    """
+    key, schema = spec.source.row_key, snapshot.schema
+    if key is None:
+        return None
+    for name in key:
+        if name not in schema.names or kind_of(schema.field(name).type) is None:
+            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
+            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, strings or lists"
+            raise spec.error(("source", "row_key"), message)
+    stored, by, kept = _hashed(spec, snapshot, key)
+    identity = identity_of(stored, key, by=by, kept=kept)
+    if identity is None:
+        raise spec.error(
+            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
+        )
+    return Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
+    """Where a run of an earlier version recorded identities without a row key, if it did."""
+    stored, by, kept = _hashed(spec, snapshot, columns)
+    identity = unkeyed_identity(stored, columns, by=by, kept=kept)
+    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def _hashed(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tuple[pa.Schema, str | None, str]:
+    """The stored columns among some and that of `shuffle.by`, that column, and what decides which rows are kept."""
+    by, sample = spec.shuffle.by if spec.shuffle is not None else None, spec.source.sample
+    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
+    read = dict.fromkeys([*names, *([by] if by is not None else [])])
+    stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in left_out])
+    return stored, by, json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

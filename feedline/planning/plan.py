@@ -1,8 +1,7 @@
-"""What does a pipeline deliver, exactly? A spec, a snapshot and the rows it selects, as schedules and block requests.
+"""Plan what a pipeline delivers: a spec, a snapshot and the selected rows, as schedules and block requests.
 
-Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` does the reading (footers' facts, the counting pass);
-the `Plan` it returns only computes. Two fingerprints: `plan` decides which rows come when, `features` what a row
-becomes.
+Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` reads (footer facts, the counting pass); the `Plan` that
+it returns only computes. Of its two fingerprints, `plan` covers which rows come when, `features` what a row becomes.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from feedline.planning.binding import (
     bound_where,
     compile_spec,
     planned_schema,
+    recording_of,
     require_columns,
     require_fitted,
     rows_of,
@@ -49,11 +49,11 @@ from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
 from feedline.transforms.registry.user_functions import RequiredFunction
-from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.warehouse.bad_files import BadFile, load_skipped
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
+from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
@@ -100,12 +100,12 @@ class Plan:
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
 
     def require_fitted(self) -> None:
-        """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+        """Raise SpecError, with the command that helps, where a feature has no artifact."""
         require_fitted(self.spec, self.features)
 
     @cached_property
     def gaps(self) -> Gaps:
-        """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
+        """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
         return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
 
     def without_gaps(self) -> Plan:
@@ -124,10 +124,10 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The table's columns that blocks read, those of filter and sample included.
+        """The table's columns that blocks read, including those of filter and sample.
 
-        A column of which only parts are wanted counts where row groups that keep rows have it read: a map whose keys
-        have columns of their own there does not.
+        A column of which blocks read parts is included if some row group that keeps rows stores it: a map whose keys
+        all are stored as columns of their own is not.
         """
         parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
         kept = self.selection.rows > 0
@@ -137,7 +137,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The same, by their parts (`projection`) where only parts of them are read."""
+        """The same, as column parts where only parts of them are read."""
         return self._read_columns.parts(self.snapshot.schema)
 
     @cached_property
@@ -146,7 +146,7 @@ class Plan:
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+        """Compressed bytes that blocks read, per row group; columns of the filter only where rows have to be filtered.
 
         A struct counts whole, whichever of its fields are read.
         """
@@ -255,7 +255,7 @@ class Plan:
         return rebased_state(self.facts(), state)
 
     def _rest_facts(self) -> RestFacts | None:
-        """The epoch that a rebase shortened: its steps (those before it counted) and the rows that were left."""
+        """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
         if self.rebase is None:
             return None
         schedule = self.schedule(self.rebase.epoch)
@@ -296,10 +296,10 @@ def make_plan(
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
-    `artifacts`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `artifacts`: the artifact set to use (default: the current one). Artifacts may be missing: see
     `Plan.require_fitted`.
 
-    Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
+    Raises SpecError, with file, line and path, for what in pipeline.yaml does not match the table.
     """
     stored = _stored(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
@@ -308,8 +308,8 @@ def make_plan(
     read = ReadColumns.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
-        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
-        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
+        message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
+        raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
@@ -329,7 +329,7 @@ def make_plan(
             raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
         raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
-    record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
+    record = recording_of(spec, snapshot)
     return Plan(
         spec=spec,
         snapshot=snapshot,
@@ -341,13 +341,13 @@ def make_plan(
         layout=SlotLayout(batch_schema(features)),
         job=_job(spec, planned_schema(spec, snapshot.schema), read, by, record, stored.pinned),
         lanes=lanes,
-        skipped=skipped_of(spec.work_dir, snapshot.id),
+        skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
 
 
 def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
-    """What the columns of a filter hold, as far as the snapshot knows: `. In the table day is 0 … 3`."""
+    """The range of each column of a filter, as far as statistics say: `. In the table day is 0 … 3`."""
     words = []
     for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
         low, high = ("null", "null") if held is None else map(_literal, held)
@@ -356,13 +356,13 @@ def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value about as a filter spells it, shortened."""
+    """A value as a filter would spell it, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
 def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
-    """A set of fits, which tells the rows of this plan that a fit has seen from others."""
+    """An artifact set that knows the rows of this plan, to recognise those that a fit has seen."""
     ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
     return StoredArtifactSet(ref, newest=artifacts is None)
 
@@ -375,7 +375,7 @@ def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Se
 
 
 def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
-    """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
+    """The columns that a run reads from a table of this schema. Raises SpecError as `make_plan` does."""
     where = bound_where(spec, schema)
     return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
 

@@ -1,8 +1,8 @@
-"""What does the process beside a trainer do? It runs the plan: blocks in, slots out.
+"""The feeder: runs a trainer's plan, blocks in, slots out.
 
-Runs in: the feeder. One thread, one loop over events: a message of the trainer, a finished block (an eventfd), the
-death of the trainer. Per round it fills as many slots as there are rows and room for, then sleeps until something
-happens. States of a stream: none -> begun (epoch, step) -> ... -> ended (the trainer was told) -> none.
+Runs in: the feeder. One thread with one loop over events: a message of the trainer, a finished block (an eventfd), the
+death of the trainer. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
+States of a stream: none -> begun (epoch, step) -> ... -> ended (END was sent) -> none.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
-# How often a feeder looks whether its cluster is still there.
+# How often a feeder checks its cluster.
 _TICK_S = 1.0
-# How often the trainer (or `feedline run`) hears what the feeder has done.
+# How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
 # Of a feeder's memory: the ring may take this share, blocks in flight the rest.
 _RING_SHARE = 0.25
@@ -81,7 +81,7 @@ class _Stream:
     borders: dict[int, Any]
     measured: Draft | None = None
     ended: bool = False
-    last: bool = False  # the trainer said that no other epoch follows
+    last: bool = False  # no other epoch follows
 
     def finished(self) -> list[tuple[Block, Quality]]:
         """What was counted of the blocks whose last step this is; they are forgotten."""
@@ -114,7 +114,7 @@ class Feeder:
         self._hello_number = 0  # of the hello that is being answered, or was
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
-        self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
+        self._ahead: _Stream | None = None  # the next epoch's, begun when this one ended
         self._starved = False  # the trainer's next step waits for a block
         self._pace = TrainerPace()
         self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
@@ -124,12 +124,12 @@ class Feeder:
         self._about = about
 
     def serve(self) -> None:
-        """Until the trainer goes: returns then. Raises FeedlineError, after telling the trainer."""
+        """Serve until the trainer goes. Raises FeedlineError, after it was sent to the trainer."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
         trainer: int | None = None
-        with contextlib.suppress(OSError):  # dead already, or in another container: the connection tells as well
+        with contextlib.suppress(OSError):  # dead already, or in another container: the connection ends as well
             trainer = os.pidfd_open(self._channel.peer_pid())
             poll.register(trainer, select.POLLIN)
         try:
@@ -175,7 +175,7 @@ class Feeder:
             self._load_dashboard()
 
     def _look_after_cluster(self) -> None:
-        """Every second, however much happens: is everything there that the blocks in flight depend on?"""
+        """Every second: check that everything is there that the blocks in flight depend on."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
@@ -269,7 +269,7 @@ class Feeder:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Fill one slot, or announce the end; False where there is nothing to do until something happens."""
+        """Fill one slot, or announce the end; False where there is nothing to do until the next event."""
         stream = self._stream
         self._starved = False
         if stream is None or stream.ended:
@@ -279,7 +279,7 @@ class Feeder:
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
-            # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
+            # Most trainers continue with the next epoch: its first blocks are computed while they evaluate and save.
             if not stream.last:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
                 self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
@@ -305,7 +305,7 @@ class Feeder:
         return True
 
     def _measure(self, stream: _Stream) -> Draft | None:
-        """The step's segments from its blocks, or None while one of them is missing."""
+        """The step's rows from its blocks, or None while one of them is missing."""
         assert self._plan is not None
         segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
         if segments is None:

@@ -1,7 +1,7 @@
-"""What do a plan's blocks look like as a Dask DataFrame? One partition per block, columns as features, Arrow-typed.
+"""A plan's blocks as a Dask DataFrame: one partition per block, one Arrow-typed column per feature.
 
-Runs in: the process that builds the graph; `BlockReader` in Dask workers. For looking at what a trainer would get
-(groupby, describe, to_parquet), with the very task that feeds trainers.
+Runs in: the process that builds the graph; `BlockReader` in Dask workers. It shows what a trainer gets (groupby,
+describe, to_parquet), computed by the task that feeds trainers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
 
 
 def _empty(job: Job) -> pa.Table:
-    """No rows, in the very types that blocks come in."""
+    """No rows, with the column types of blocks."""
     compiled = compile_job(job)
     frame = pl.from_arrow(compiled.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)

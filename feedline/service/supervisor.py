@@ -1,7 +1,7 @@
-"""Who keeps the feeders of `feedline run` alive while trainers come and go?
+"""Keep the feeders of `feedline run` alive while trainers come and go.
 
-Runs in: the process of `feedline run`. One feeder process per rank of this host, listening; each tells what it does in
-JSON lines. One that dies is started again; three deaths in a row without a batch end the run.
+Runs in: the process of `feedline run`. Each rank of this host has a listening feeder process, which reports in JSON
+lines. One that dies is started again; three deaths in a row without a batch end the run.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FeederEvent:
 
 
 class Supervisor:
-    """The feeders of this host's ranks. `poll` handles what they said; close it when done."""
+    """The feeders of this host's ranks. `poll` handles their reports; close it when done."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = list(ranks)
@@ -104,9 +104,9 @@ class Supervisor:
             self._start(rank)
 
     def poll(self, timeout_s: float) -> list[tuple[Rank, FeederEvent]]:
-        """The events since the last call, waiting up to `timeout_s` for the first; restarts the dead.
+        """The events since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
 
-        Raises FeederError where a feeder dies again and again without having delivered a batch.
+        Raises FeederError where a feeder dies three times without having delivered a batch.
         """
         events: list[tuple[Rank, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
@@ -117,7 +117,7 @@ class Supervisor:
         return events
 
     def close(self) -> None:
-        """End all feeders: politely, then not."""
+        """End all feeders: SIGTERM first, then SIGKILL."""
         for rank in self.ranks:
             if rank.process is not None and rank.process.poll() is None:
                 rank.process.terminate()

@@ -79,14 +79,14 @@ def reason_of(error: Exception | str, file: str) -> str:
     return text.removeprefix(file).lstrip(", ") if text.startswith(file) else text
 
 
-def known_bad_files(work_dir: str) -> dict[str, BadFile]:
+def load_findings(work_dir: str) -> dict[str, BadFile]:
     """What was found so far, by file. Raises CorruptFileError where the record itself is damaged."""
     return {bad.file: bad for bad in _load(work_dir, _RECORD)}
 
 
 def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = ()) -> None:
     """Add findings to the record, and forget those about files that turned out to be `sound`."""
-    before = known_bad_files(work_dir)
+    before = load_findings(work_dir)
     after = {**before, **{bad.file: bad for bad in found}}
     for file in sound:
         after.pop(file, None)
@@ -96,16 +96,16 @@ def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = 
 
 def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> None:
     """Keep what was left out of a snapshot, for everyone who loads it. `skipped` may be empty: it mostly is."""
-    if skipped or skipped_of(work_dir, snapshot):
+    if skipped or load_skipped(work_dir, snapshot):
         content_store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
 
 
-def skipped_of(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
+def load_skipped(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
     """What was left out of a snapshot."""
     return tuple(_load(work_dir, _skipped_name(snapshot)))
 
 
-def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
+def leave_out(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
     """A listing less the files that are known to be bad and have not changed since; and those."""
     if not known:
         return listing, []
@@ -113,10 +113,10 @@ def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listi
     found = {index: bad for index, bad in found.items() if bad.mtime_ns >= 0}
     if not found:
         return listing, []
-    return listing.picked(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
+    return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
 
 
-def known_within(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
+def findings_in(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
     """The files of a snapshot that are known to be bad, by their path below its root."""
     if not known:
         return {}
@@ -141,18 +141,18 @@ def refuse_too_many(
         if limit is not None and got > limit:
             raise CorruptFileError(
                 f"{table} has more {what} than source.{key} allows: got {got:,}, expected at most {limit:,}. "
-                f"Restore them, or raise the limit.\n{listed(skipped)}"
+                f"Restore them, or raise the limit.\n{list_findings(skipped)}"
             )
 
 
 def refuse_all(table: str, skipped: Sequence[BadFile]) -> CorruptFileError:
     """The error for a table of which nothing is left."""
     return CorruptFileError(
-        f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{listed(skipped)}"
+        f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{list_findings(skipped)}"
     )
 
 
-def listed(skipped: Sequence[BadFile]) -> str:
+def list_findings(skipped: Sequence[BadFile]) -> str:
     """Findings for people, one per line, the first of very many."""
     lines = [f"  {bad.line()}" for bad in skipped[:_SHOWN]]
     if len(skipped) > _SHOWN:

@@ -14,20 +14,17 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
-from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, field_of, fragment_of
+from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.splits import plan_splits
-
-SPLIT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +77,6 @@ def to_dask(
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)
         return dd.from_map(reader, fragments, meta=meta, label="feedline", enforce_metadata=False)
-
-
-def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
-    """One fragment per split of the rows that are, or may be, kept."""
-    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
-    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
-    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]
 
 
 def _pandas(table: pa.Table) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import BadFile, reason_of
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import united
+from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
 from feedline.warehouse.reading.read import decode_fragment
@@ -233,7 +233,7 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
     for schema, indices in sorted(kinds, key=lambda kind: (-len(kind[1]), kind[1][0])):
         both = [*fitting, (findings.name(indices[0]), schema)]
         try:
-            findings.schema = united(findings.listing, both, rules)
+            findings.schema = unite_schemas(findings.listing, both, rules)
         except TableError as error:
             findings.problems += [Problem(file=findings.name(index), reason=str(error)) for index in indices]
         else:

@@ -267,7 +267,7 @@ def test_a_worker_that_does_not_reach_the_files_says_so_before_the_first_block(p
     check_job(job)
     table = next((folder(path) / "tables").iterdir())
     table.unlink()
-    with pytest.raises(ClusterError, match=rf"cannot read what was fitted: artifact .*{table.name}.*got no file"):
+    with pytest.raises(ClusterError, match=rf"cannot read the artifacts: artifact .*{table.name}.*got no file"):
         check_job(job)
     with pytest.raises(CorruptFileError, match="is gone"):
         prove(replace(job.artifacts, manifest="0" * 64))

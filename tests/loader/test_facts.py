@@ -36,7 +36,7 @@ VALUES = [
         features="f",
         seed=3,
         batch_size=4,
-        rebase=RebaseRequest(state={"epoch": 1}, rewritten="skip"),
+        rebase=RebaseRequest(state={"epoch": 1}),
     ),
     plan_facts(schema=SCHEMA, bad_files=(BAD,), nulls=("x holds nulls",), absent=("y is missing",), rest=REST),
     FEEDER,
@@ -64,7 +64,7 @@ def test_keys_that_trainers_and_scripts_read():
     [
         (Hello, VALUES[0], {"rank": "0"}, r"got '0' as Hello\.rank, expected an integer"),
         (Hello, VALUES[0], {"lanes": True}, r"got True as Hello\.lanes, expected an integer or null"),
-        (Hello, VALUES[1], {"rebase": {"state": {}}}, r"got 'nothing' as RebaseRequest\.rewritten, expected a value"),
+        (Hello, VALUES[1], {"rebase": {}}, r"got 'nothing' as RebaseRequest\.state, expected a value"),
         (PlanFacts, VALUES[2], {"schema": "[1]"}, r"got '\[1\]' as PlanFacts\.schema, expected a schema's JSON"),
         (PlanFacts, VALUES[2], {"bad_files": 5}, r"got 5 as PlanFacts\.bad_files, expected a list"),
         (PlanFacts, VALUES[2], {"bad_files": [5]}, r"got 5, expected the JSON of BadFileFacts"),

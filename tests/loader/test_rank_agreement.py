@@ -54,7 +54,7 @@ def test_others_plan_on_the_snapshot_of_rank_0():
         assert outcomes([plan] * 3, store) == [ANSWER] * 3
         assert asked[0] == HELLO
         assert asked[1:] == [replace(HELLO, snapshot="s1", lanes=3)] * 2
-    rebase = replace(HELLO, plan="p0", rebase=RebaseRequest(state={}, rewritten="error"))
+    rebase = replace(HELLO, plan="p0", rebase=RebaseRequest(state={}))
     asked.clear()
     assert outcomes([plan] * 2, hello=rebase) == [ANSWER] * 2
     assert asked == [rebase, replace(rebase, snapshot="s1", lanes=3, plan="p1", rebase=None)]

@@ -199,7 +199,7 @@ class Trial:
 
 
 def find(root: Path, mutation: Mutation) -> Place:
-    """Where a mutation's text stands below a checkout. Ends the program where that is not one place."""
+    """Where a mutation's text stands below a checkout. Raises LookupError where that is not one place."""
     pattern = re.compile(r"\s+".join(map(re.escape, mutation.text.split())))
     found = [
         (path, match)
@@ -207,12 +207,25 @@ def find(root: Path, mutation: Mutation) -> Place:
         for match in pattern.finditer(path.read_text(encoding="utf-8"))
     ]
     if len(found) != 1:
-        places = ", ".join(str(path.relative_to(root)) for path, _ in found) or "nowhere"
-        raise SystemExit(f"{mutation.name}: its text has to be found once below feedline/, and is found in: {places}")
+        places = ", ".join(str(path.relative_to(root)) for path, _ in found) or "no module"
+        raise LookupError(f"{mutation.name}: got {mutation.text!r} in {places}, expected it once below feedline/")
     [(path, match)] = found
     first = match.string.count("\n", 0, match.start()) + 1
     last = match.string.count("\n", 0, match.end()) + 1
     return Place(str(path.relative_to(root)), match.start(), match.end(), _statement(match.string, first, last))
+
+
+def find_all(root: Path) -> dict[str, Place]:
+    """Where each mutation's text stands, by name. Ends the program where some are not to be found."""
+    places, wrong = {}, []
+    for mutation in MUTATIONS:
+        try:
+            places[mutation.name] = find(root, mutation)
+        except LookupError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise SystemExit("\n".join([*wrong, "Mend these texts in mutation_table.py"]))
+    return places
 
 
 def _statement(source: str, first: int, last: int) -> range:
@@ -232,8 +245,9 @@ def _statement(source: str, first: int, last: int) -> range:
 
 def show(root: Path) -> None:
     """List all faults, with where they are."""
+    places = find_all(root)
     for mutation in MUTATIONS:
-        place = find(root, mutation)
+        place = places[mutation.name]
         print(f"{mutation.area:22} {mutation.name:28} {place.file}:{place.lines.start}\n{'':22} {mutation.breaks}")
     print(f"{len(MUTATIONS)} faults")
 
@@ -280,7 +294,7 @@ def report_coverage(root: Path, data: Path) -> None:
 
 def run(root: Path, data: Path, out: Path, names: Sequence[str], *, budget_s: float, limit_s: float) -> None:
     """Plant the faults of these names, or all, that the report has not."""
-    places = {mutation.name: find(root, mutation) for mutation in MUTATIONS}
+    places = find_all(root)
     if unknown := set(names) - places.keys():
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
     suite, report = Suite.load(data), _read(out)

@@ -26,11 +26,11 @@ from feedline import Pipeline, Table
 from feedline.errors import CorruptFileError, StoreError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.planning.agreement import RunStart, agree
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
 from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot

@@ -157,7 +157,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count = Counted()
-    original = open_file.opened
+    original = open_file.open_parquet
 
     class Reader:
         def __init__(self, parquet: pq.ParquetFile) -> None:
@@ -178,7 +178,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._parquet, name)
 
-    monkeypatch.setattr(open_file, "opened", lambda *arguments, **options: File(original(*arguments, **options)))
+    monkeypatch.setattr(open_file, "open_parquet", lambda *arguments, **options: File(original(*arguments, **options)))
     return count
 
 

@@ -1,7 +1,7 @@
-"""Which Dask cluster does the work? Threads in this process, worker processes on this machine, or one by address.
+"""The Dask cluster of a pipeline: threads in this process, worker processes on this machine, or one by address.
 
-Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are handed
-over by reference; what would cost there for nothing is off: the statistical profiler, the GIL monitor, spilling.
+Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are passed by
+reference, and Dask's profiler, GIL monitor and spilling, which cost time there, are off.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _CONFIG = {
     "distributed.comm.timeouts.connect": "10s",
 }
 
-_CHECK_S = 30.0  # for all workers to answer at the start
+_CHECK_S = 30.0  # time for all workers to answer a check
 
 
 class Cluster:
-    """A client of the cluster that a pipeline asks for, and the cluster itself where it is ours."""
+    """A client of the pipeline's cluster, and the cluster itself where this process started it."""
 
     def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
@@ -82,12 +82,12 @@ class Cluster:
 
     @property
     def client(self) -> Client:
-        """Of the connection there is now."""
+        """The current client."""
         return self.connection.client
 
     @property
     def environment(self) -> Environment:
-        """What every worker has to be, for blocks to have the same bytes wherever they are computed."""
+        """The environment that every worker must have, so that blocks have the same bytes on each."""
         return environment_at(self._cpu)
 
     @property
@@ -108,7 +108,7 @@ class Cluster:
         return str(link) if link else None
 
     def load_dashboard(self) -> None:
-        """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
+        """Load the pages of the dashboard: 0.3 s of imports, which the first batch does not wait for."""
         if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
             return
         self._dashboard_loaded = True
@@ -123,21 +123,21 @@ class Cluster:
             self._cluster.sync(connect)
 
     def workers(self) -> int:
-        """As the scheduler said last, at most a few seconds ago."""
+        """The number of workers, a few seconds old at most."""
         return self.connection.workers()
 
     def threads(self) -> int:
-        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        """Threads of all workers, a few seconds old at most; at least one, while workers are still starting."""
         return self.connection.threads()
 
     @property
     def fixed_window(self) -> int | None:
-        """Of `cluster.window`."""
+        """`cluster.window`."""
         return self._spec.window
 
     @property
     def local_results(self) -> Mapping[str, Any]:
-        """What the worker in this process has, by key; nothing where workers are processes."""
+        """Results of the worker in this process, by key; empty where workers are processes."""
         workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
         return next((worker.data for worker in workers), {})
 
@@ -146,7 +146,7 @@ class Cluster:
         return self.connection.members()
 
     def places(self, keys: Collection[str]) -> dict[str, str]:
-        """Which worker works on a task, or has its result."""
+        """The worker that runs each task, or has its result."""
         return self.connection.places(keys)
 
     def allowed(self) -> frozenset[str] | None:
@@ -155,20 +155,20 @@ class Cluster:
         return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
-        """Options of tasks that are not blocks: they keep away from workers that are left out while there are others,
-        and come after what trainers need by now."""
+        """Dask options of tasks that are not blocks: not on excluded workers while there are others, and after what
+        trainers need by now."""
         allowed = self.allowed()
         where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
         return {"priority": priority(time.time()), **where}
 
     def exclude(self, worker: str, why: str) -> None:
-        """Give a worker's host no blocks for a while, and say so once."""
+        """Give a worker's host no blocks for a while; logs the first time."""
         members = self.members() if worker and self.kind != "threads" else ()
         if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing; `SchedulerConnection.look`."""
+        """Check scheduler and workers; see `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
@@ -202,7 +202,7 @@ class Cluster:
             self._examine(check_job, job)
 
     def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
-        """Run a check on all workers: those that fail it get no blocks. Raises what the last of them raised."""
+        """Run a check on all workers; those that fail it get no blocks. Raises where all fail."""
         try:
             answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
         except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
@@ -216,7 +216,7 @@ class Cluster:
             self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""
+        """function(argument) for each, computed on the cluster, in order; restarted where the scheduler is lost."""
         while True:
             self.connection.await_scheduler()
             try:
@@ -231,7 +231,7 @@ class Cluster:
                     raise
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Call it when the cluster is closed, and its workers, where they are ours, have ended."""
+        """Call it after the cluster was closed and its own workers have ended."""
         self._config.callback(call)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Run a block's task on a Dask worker, and return what went wrong as a value.
+"""Run a block's task on a Dask worker, and return a failure as a value.
 
-Runs in: Dask workers. A failure that is a result says where it happened, which an exception's way through the scheduler
-does not, and it needs no pickle of an exception that some library made.
+Runs in: Dask workers. Unlike an exception that goes through the scheduler, the value says where the failure happened,
+and does not pickle the exception of some library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool)
 
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
-    """An error as a value, of this host's worker where `host` is not given."""
+    """An error as a value. `host`: of the worker (default: this host)."""
     ours = isinstance(error, FeedlineError)
     return BlockFailure(
         kind=_kind(error),

@@ -108,7 +108,7 @@ def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logica
     return np.array([xxhash.xxh64_intdigest(form, seed=0) for form in stored], np.uint64)
 
 
-def refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
+def is_refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
     """Whether no row can make the predicate true; `absent` knows of `==` and `in` whether no row has the value."""
     return not _possible(predicate, True, absent)
 
@@ -176,7 +176,7 @@ class RowGroupFilters:
             bitset = read[place.start]
             return bitset is not None and not holds_one(bitset, hashes)
 
-        return refuted(predicate, absent), nbytes
+        return is_refuted(predicate, absent), nbytes
 
     def _hashes_for(self, leaf: Comparison | Membership, column: int) -> Hashes | None:
         if leaf not in self._hashes:

@@ -27,7 +27,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.warehouse.parquet.footer import opened
+from feedline.warehouse.parquet.footer import open_parquet
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
 Goal = Literal["decode", "balanced", "size"]
@@ -176,7 +176,7 @@ def _decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> flo
     """The median time to read the row group, of this thread's CPU: others share it; fewer repeats where one is long."""
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
-        parquet = opened(pa.BufferReader(buffer), metadata)
+        parquet = open_parquet(pa.BufferReader(buffer), metadata)
         began = time.thread_time()
         parquet.read_row_group(0, use_threads=False)
         times.append(time.thread_time() - began)

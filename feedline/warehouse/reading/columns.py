@@ -30,9 +30,9 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extracted
-from feedline.warehouse.parquet.schemas import children, conformed, is_unchecked, leaves
+from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.faults import place
+from feedline.warehouse.storage.faults import label
 
 _ENTRIES = 4_000_000  # of a map, decoded at once: keys, values and what finds them take about 100 MB
 _LEAST_ROWS = 1024
@@ -249,7 +249,7 @@ def _checked(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
             array.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
             raise CorruptFileError(
-                f"column {name!r} of {place(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
+                f"column {name!r} of {label(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
             ) from error
     return array
 
@@ -259,10 +259,10 @@ def _fitted(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Ar
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:
-        return conformed(array, field.type)
+        return conform(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"column {field.name!r} of {place(uri, row_group)} does not fit the table's type: "
+            f"column {field.name!r} of {label(uri, row_group)} does not fit the table's type: "
             f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
         ) from error
 
@@ -273,6 +273,6 @@ def _refuse_doubled(source: _Source, array: pa.Array, doubled: pa.Array, uri: st
     column, keys = source.doubled
     if pc.any(pc.and_(array.is_null(), doubled.is_valid())).as_py():
         raise DataError(
-            f"{ColumnPart(column, keys)} of {place(uri, row_group)} is stored twice: the map holds values where column "
+            f"{ColumnPart(column, keys)} of {label(uri, row_group)} is stored twice: the map holds values where column "
             f"{flattened_name(column, keys[0])!r} is null. Keep each value in one of them, as feedline optimize does"
         )

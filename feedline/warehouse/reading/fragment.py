@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
-from feedline.warehouse.parquet.open_file import Seen
+from feedline.warehouse.parquet.open_file import FileVersion
 from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -62,9 +62,9 @@ class Fragment:
         return self.proven[position] if self.proven else 0
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> FileVersion:
         """The file as the snapshot saw it."""
-        return Seen(
+        return FileVersion(
             uri=self.uri,
             size_bytes=self.bytes,
             mtime_ns=self.mtime_ns,

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
-from feedline.warehouse.parquet.open_file import OpenFile, unchanged
+from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import FileColumns, part_bytes
 from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpacked
@@ -31,7 +31,7 @@ from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.faults import explained, place
+from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
 
 CHUNK_ROWS = 32_768  # rows of reading and transforming whose columns stay in the caches, unlike a whole row group's
@@ -127,7 +127,7 @@ def batches(
     """
     refuse_foreign(schema, sieve.parts)
     location = locate(fragment.table)
-    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         names = (*columns, *sieve.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
@@ -152,7 +152,7 @@ def batches(
                 yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
-                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
+                    f"filter keeps another number of rows of {label(fragment.uri, row_group)} than was counted: "
                     f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
                 )
 
@@ -189,7 +189,7 @@ def _decoded(
     rows = group.num_rows
     left = rows
     while True:
-        with explained(fragment.uri, row_group=row_group, listed=True):
+        with explain_errors(fragment.uri, row_group=row_group, listed=True):
             batch = next(batches, None)
         if batch is None:
             break
@@ -199,7 +199,7 @@ def _decoded(
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
-            f"{place(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
+            f"{label(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
             f"expected {rows}. Restore or rewrite the file"
         )
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.snapshot.column_facts import Facts, contiguous, joined
+from feedline.warehouse.snapshot.column_facts import Facts, contiguous, join_facts
 
 Int64s = npt.NDArray[np.int64]
 _CLOCK_GRAIN_NS = 2 * 10**9  # of the coarsest file systems in use
@@ -36,7 +36,7 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Assembled:
+class Assembly:
     """All files in the listing's order: `files` without the place, `row_groups` with file and row_group.
 
     `schemas`: the distinct ones, in the order in which files show them; `first`: the first file of each.
@@ -49,7 +49,7 @@ class Assembled:
     first: tuple[int, ...]
 
 
-def assembled(sources: Sequence[SnapshotPart]) -> Assembled:
+def assemble(sources: Sequence[SnapshotPart]) -> Assembly:
     """Put the sources' files together; their places are 0 to the number of files."""
     schemas, numbers = _numbered(sources)
     files = pa.concat_tables([source.files.drop_columns("schema") for source in sources])
@@ -62,7 +62,7 @@ def assembled(sources: Sequence[SnapshotPart]) -> Assembled:
     counts = counts[order].astype(np.int64)
     file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
-    return Assembled(
+    return Assembly(
         files=_taken(files.drop_columns("file"), order).append_column("schema", pa.array(which.astype(np.int32))),
         row_groups=pa.table(
             {
@@ -71,7 +71,7 @@ def assembled(sources: Sequence[SnapshotPart]) -> Assembled:
                 **{name: _taken(row_groups.select([name]), group_order)[name] for name in ("rows", "bytes")},
             }
         ),
-        facts=joined([source.facts for source in sources], group_order),
+        facts=join_facts([source.facts for source in sources], group_order),
         schemas=tuple(schemas[int(numbers[order][place])] for place in first),
         first=tuple(first.tolist()),
     )
@@ -106,7 +106,7 @@ def _columns_of(file: pa.Schema, declared: pa.Schema | None) -> Iterable[str]:
     return file.names if declared is None else set(file.names).intersection(declared.names)
 
 
-def carried_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
+def carry_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     """The earlier facts of unchanged files (`old`: see `unchanged_files`), by their places in the new listing."""
     kept = np.flatnonzero(old >= 0)
     place = np.full(len(last.files), -1, np.int64)
@@ -116,7 +116,7 @@ def carried_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart
     names = ["footer_digest", "footer_bytes", "rows", "row_groups", "schema"]
     files = last.files.select(names).take(pa.array(mine)).add_column(0, "file", pa.array(place[mine]))
     row_groups = last.row_groups.select(["rows", "bytes"]).take(pa.array(groups))
-    return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.picked(groups))
+    return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.take(groups))
 
 
 def _numbered(sources: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:

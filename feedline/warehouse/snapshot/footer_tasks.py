@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, joined
+from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, join_blocks
 from feedline.warehouse.storage.locations import join, locate, shown
 from feedline.warehouse.storage.parallel import Map, interruptible
 
@@ -101,5 +101,5 @@ def footer_task(task: FooterTask) -> FooterResult:
             if chunks >= _PARSED_CHUNKS // 2:
                 blocks += blocks_of(good)
                 good, chunks = [], 0
-    packed = tuple(joined([*blocks, *blocks_of(good)]))
+    packed = tuple(join_blocks([*blocks, *blocks_of(good)]))
     return FooterResult(blocks=packed, corrupt=tuple(corrupt), problems=tuple(problems))

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from feedline.errors import StoreError
 from feedline.warehouse.snapshot.assembly import SnapshotPart
-from feedline.warehouse.snapshot.packed_facts import FactBlock, joined_columns, of_one_schema, source_of
+from feedline.warehouse.snapshot.packed_facts import FactBlock, join_columns, of_one_schema, source_of
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.retry import is_local
 
@@ -64,7 +64,7 @@ def overflow_folder(work_dir: str | None) -> str:
 
 def _moved(blocks: Sequence[FactBlock], file: _Unnamed) -> SnapshotPart:
     """Blocks of one schema as one source, whose columns lie in the file."""
-    ends = np.array([file.size, *(file.append(column) for column in joined_columns(blocks))])
+    ends = np.array([file.size, *(file.append(column) for column in join_columns(blocks))])
     return source_of(
         blocks[0].schema,
         pa.concat_tables([block.files for block in blocks]).combine_chunks(),

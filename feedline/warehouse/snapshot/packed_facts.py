@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from feedline.warehouse.parquet.bounds import bounds_of, has_bounds
 from feedline.warehouse.parquet.footer import ColumnFacts, FileFacts
-from feedline.warehouse.parquet.schemas import decoded
+from feedline.warehouse.parquet.schemas import without_dictionaries
 from feedline.warehouse.snapshot.assembly import SnapshotPart
-from feedline.warehouse.snapshot.column_facts import Facts, arranged
+from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -56,12 +56,12 @@ def source_of(
 
     def fetch(field: pa.Field) -> pa.StructArray:
         place = places.get(field.name)
-        return arranged(None if place is None else _unpacked(column(place)), rows, field)
+        return arrange_facts(None if place is None else _unpacked(column(place)), rows, field)
 
     return SnapshotPart(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
 
 
-def joined(blocks: Sequence[FactBlock]) -> list[FactBlock]:
+def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
     """Blocks with those of one schema put together: a stream of few facts is mostly its own description."""
     return [
         same[0]
@@ -70,7 +70,7 @@ def joined(blocks: Sequence[FactBlock]) -> list[FactBlock]:
             schema=same[0].schema,
             files=pa.concat_tables([block.files for block in same]),
             row_groups=pa.concat_tables([block.row_groups for block in same]),
-            columns=tuple(joined_columns(same)),
+            columns=tuple(join_columns(same)),
         )
         for same in of_one_schema(blocks)
     ]
@@ -84,7 +84,7 @@ def of_one_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
     return list(alike.values())
 
 
-def joined_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
+def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
     """The columns of blocks of one schema, one after the other, each packed as one."""
     for column in range(len(blocks[0].columns)):
         parts = [_unpacked(block.columns[column]) for block in blocks]
@@ -104,7 +104,7 @@ def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
 def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
     files = [file for _, file in numbered]
     columns = [
-        _arrays([file.columns[index] for file in files], decoded(field.type))
+        _arrays([file.columns[index] for file in files], without_dictionaries(field.type))
         for index, field in enumerate(files[0].schema)
     ]
     rows = np.fromiter(chain.from_iterable(file.rows for file in files), np.int64)

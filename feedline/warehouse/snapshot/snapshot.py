@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
-from feedline.warehouse.snapshot.column_facts import Facts, arranged, contiguous
+from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
 from feedline.warehouse.storage.locations import absolute, join, shown
@@ -119,7 +119,7 @@ class Snapshot:
         row_groups = self.row_groups.take(pa.array(groups)).combine_chunks()
         row_groups = row_groups.set_column(0, "file", pa.array(file))
         id = identity(self.schema, files, row_groups, logged=self.logged)
-        facts = self.facts.picked(groups)
+        facts = self.facts.take(groups)
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
     def save(self, work_dir: str) -> str:
@@ -208,9 +208,9 @@ def _stored_facts(artifact: StoredFile, schema: pa.Schema, rows: pa.Array) -> Fa
     def fetch(field: pa.Field) -> pa.StructArray:
         part = places.get(field.name)
         if part is None:
-            return arranged(None, rows, field)
+            return arrange_facts(None, rows, field)
         table = artifact.table(part).combine_chunks()
-        return arranged({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
+        return arrange_facts({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
 
     return Facts(fetch)
 

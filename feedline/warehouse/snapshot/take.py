@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, discover
-from feedline.warehouse.discovery.partitions import refined
-from feedline.warehouse.discovery.table_log import united
+from feedline.warehouse.discovery.partitions import refine
+from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.snapshot.assembly import Assembled, SnapshotPart, assembled, carried_over, unchanged_files
+from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, unchanged_files
 from feedline.warehouse.snapshot.column_facts import contiguous
 from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
@@ -84,7 +84,7 @@ def snapshot_of(
         for place, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
         listing, sources = _spared(listing, sources, np.array(sorted(corrupt), np.int64))
-    snapshot = _frozen(listing, assembled(sources), rules or SchemaRules())
+    snapshot = _frozen(listing, assemble(sources), rules or SchemaRules())
     if work_dir is None:
         return snapshot
     changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
@@ -96,10 +96,10 @@ def snapshot_of(
     return dataclasses.replace(found, ignored=listing.ignored)
 
 
-def _frozen(listing: Listing, parts: Assembled, rules: SchemaRules) -> Snapshot:
+def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
     schemas = list(zip(names, parts.schemas, strict=True))
-    whole = united(listing, schemas, rules)
+    whole = unite_schemas(listing, schemas, rules)
     partition = partition_beside(listing, whole)
     schema = pa.schema(
         [
@@ -133,11 +133,11 @@ def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]
     partition = dict(listing.partition)
     for name in listing.inferred.intersection(schema.names):
         paths = listing.files["path"].to_pylist()
-        partition[name] = refined(partition[name], name, schema.field(name).type, paths)
+        partition[name] = refine(partition[name], name, schema.field(name).type, paths)
     return partition
 
 
-def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembled) -> list[str]:
+def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly) -> list[str]:
     """The columns that are partition keys too and, for all that statistics say, may have other values than these."""
     rows, file = contiguous(parts.row_groups["rows"]), contiguous(parts.row_groups["file"])
     found = []
@@ -189,7 +189,7 @@ def _spared(
     for source in sources:
         place = np.searchsorted(good, source.files["file"].to_numpy())
         moved.append(dataclasses.replace(source, files=source.files.set_column(0, "file", pa.array(place))))
-    return listing.picked(good), moved
+    return listing.take(good), moved
 
 
 def _recalled(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
@@ -214,4 +214,4 @@ def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[Snapsh
     """The files that the last snapshot knows, and the places of those that have to be read."""
     known = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
     old = unchanged_files(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
-    return ([carried_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)
+    return ([carry_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)

@@ -1,17 +1,17 @@
-"""What if a store fails for a moment: repeat the operation, patiently and sparingly.
+"""Repeat an operation on a store that fails for a moment, within a deadline and a budget that all threads share.
 
-Runs in every process that reads or writes a store. `retried` wraps whole operations (a listing, the opening of a file
-with its footer, one row group's bytes, an artifact), each of which is repeatable and hands nothing out before it has
-succeeded; local file systems are not retried, their failures are real. An operation's patience is its deadline:
-pauses grow at random (`tenacity`'s full jitter) up to a cap, and when the next one would pass the deadline the
-operation fails with a StoreError that names the place, the attempts, the seconds and the store's own last words.
+Runs in every process that reads or writes a store. `with_retries` wraps whole operations (a listing, the opening of a
+file with its footer, one row group's bytes, a stored file), each of which is repeatable and hands nothing out before it
+has succeeded. Local file systems are not retried: their failures are final. Pauses grow at random (`tenacity`'s full
+jitter) up to a cap, and when the next one would pass the deadline the operation fails with a StoreError that names the
+file, the attempts, the seconds and the store's last message.
 
-All threads of a process share one budget of retries, a token bucket: a retry takes a token, after throttling several,
-time and successes give them back. A store that fails for everybody is so asked a few times a second by a process,
-however many threads wait, while a single hiccup among successes is repeated at once.
+All threads of a process share one budget of retries, a token bucket: a retry takes a token, after throttling two; time
+and successes give them back. A store that fails for everybody is so asked a few times a second by a process, however
+many threads wait, while a single hiccup among successes is repeated at once.
 
-The AWS SDK is told not to retry: its own quota (100 retries) is never refilled under pyarrow, so what it does
-changes in the life of a process, and layers would multiply (see `locations`).
+The AWS SDK's own retries are off: their quota (100 retries) is never refilled under pyarrow, so its behaviour would
+change in the life of a process, and both layers would multiply (see `locations`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow.fs as pafs
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from feedline.errors import StoreError
-from feedline.warehouse.storage.faults import Outlook, explained, last_words, outlook, place
+from feedline.warehouse.storage.faults import Outlook, explain_errors, label, last_words, outlook
 from feedline.warehouse.storage.parallel import stopping
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def is_local(filesystem: pafs.FileSystem) -> bool:
     return bool(filesystem.type_name == "local")
 
 
-def retried(
+def with_retries(
     operation: Callable[[], T],
     filesystem: pafs.FileSystem,
     name: str,
@@ -106,18 +106,18 @@ def retried(
 ) -> T:
     """The operation's result, after as many attempts as patience and budget allow where the store is remote.
 
-    `name`, `row_group`, `listed` and `doing` as in `faults.explained`; a remote operation must only move bytes.
-    Raises StoreError where the store kept failing, else what `explained` makes of a final failure; on a local file
+    `name`, `row_group`, `listed` and `doing` as in `faults.explain_errors`; a remote operation must only move bytes.
+    Raises StoreError where the store kept failing, else what `explain_errors` makes of a final failure; on a local file
     system whatever the operation raises.
     """
     if is_local(filesystem):
         return operation()
-    with explained(name, row_group=row_group, listed=listed, fetching=True, doing=doing):
-        return repeated(operation, place(name, row_group), doing)
+    with explain_errors(name, row_group=row_group, listed=listed, fetching=True, doing=doing):
+        return retry_transient(operation, label(name, row_group), doing)
 
 
-def repeated(operation: Callable[[], T], where: str, doing: str) -> T:
-    """`retried` without the telling of what a final failure means: that is raised as it is."""
+def retry_transient(operation: Callable[[], T], where: str, doing: str) -> T:
+    """`with_retries` without the telling of what a final failure means: that is raised as it is."""
     try:
         result = operation()
     except Exception as error:

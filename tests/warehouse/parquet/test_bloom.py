@@ -23,7 +23,7 @@ from warehouse_samples import COLLECTION
 
 from feedline.expressions import bind_where
 from feedline.expressions.predicates import And, Comparison, Membership, Not, Predicate
-from feedline.warehouse.parquet.bloom import BloomHeader, RowGroupFilters, hashes_of, header_of, holds_one, refuted
+from feedline.warehouse.parquet.bloom import BloomHeader, RowGroupFilters, hashes_of, header_of, holds_one, is_refuted
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -306,7 +306,7 @@ def test_what_is_refuted_no_row_makes_true(predicate: Predicate, rows: list[dict
         values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
         return all(row[leaf.column] not in values for row in rows if row[leaf.column] is not None)
 
-    if refuted(predicate, absent):
+    if is_refuted(predicate, absent):
         assert not any(truth(predicate, row) is True for row in rows)
 
 

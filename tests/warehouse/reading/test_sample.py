@@ -23,10 +23,10 @@ from warehouse_samples import write
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot

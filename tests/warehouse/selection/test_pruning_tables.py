@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 
 from feedline import Table
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.parquet.bounds import bounds_of
 from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, INT32, INT64, ColumnChunk, Structure, structure_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.row_filter import mask
 from feedline.warehouse.selection.column_bounds import statistics_of
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot

@@ -19,7 +19,7 @@ from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.faults import Outlook, ShortBodyError, outlook
 from feedline.warehouse.storage.parallel import in_threads
-from feedline.warehouse.storage.retry import Budget, RetryPolicy, retried
+from feedline.warehouse.storage.retry import Budget, RetryPolicy, with_retries
 
 ANYWHERE = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
 RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -103,23 +103,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_operation_is_repeated_until_it_succeeds() -> None:
-    assert retried(Failing(), ANYWHERE, "x") == 1
-    assert retried(Failing(*[RESET] * 7), ANYWHERE, "x") == 8
-    assert retried(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
+    assert with_retries(Failing(), ANYWHERE, "x") == 1
+    assert with_retries(Failing(*[RESET] * 7), ANYWHERE, "x") == 8
+    assert with_retries(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
 
 
 def test_final_failures_and_local_files_are_not_repeated() -> None:
     denied = Failing(RESET, OSError(AWS.format("ACCESS_DENIED")), RESET)
     with pytest.raises(TableError, match=r"^x, row group 3 may not be read: the store denies it"):
-        retried(denied, ANYWHERE, "x", row_group=3)
+        with_retries(denied, ANYWHERE, "x", row_group=3)
     assert denied.calls == 2
     local = Failing(RESET)
     with pytest.raises(ConnectionResetError):
-        retried(local, pafs.LocalFileSystem(), "x")
+        with_retries(local, pafs.LocalFileSystem(), "x")
     assert local.calls == 1
     for interruption in (KeyboardInterrupt(), SystemExit()):
         with pytest.raises(type(interruption)):
-            retried(Failing(interruption), ANYWHERE, "x")
+            with_retries(Failing(interruption), ANYWHERE, "x")
 
 
 def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkey
     operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
     started_s = time.monotonic()
     with pytest.raises(StoreError) as caught:
-        retried(operation, ANYWHERE, "s3://b/f", doing="written")
+        with_retries(operation, ANYWHERE, "s3://b/f", doing="written")
     assert time.monotonic() - started_s < 5
     text = str(caught.value)
     assert text.startswith(f"s3://b/f could not be written: gave up after {operation.calls} attempts in 0.")
@@ -166,7 +166,7 @@ def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attempt(_: int) -> str:
         try:
-            retried(down, ANYWHERE, "x")
+            with_retries(down, ANYWHERE, "x")
         except StoreError as error:
             return str(error)
         return ""
