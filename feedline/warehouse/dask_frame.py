@@ -1,6 +1,6 @@
 """A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
 
-The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
+The graph is made in the caller's process; `FrameReader` runs in the worker that holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
 Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
 row group.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, oracle
-from processes import ended
+from processes import ended_here
 from warehouse_samples import write
 
 from feedline import Pipeline
@@ -136,14 +136,14 @@ def test_files_that_changed_since_are_refused(tmp_path: Path) -> None:
 
 def test_the_command_writes_what_a_run_reads(place: Place) -> None:
     path, file = place.write(), place.folder / "saved.snapshot"
-    done = ended("snapshot", path, file)
+    done = ended_here("snapshot", path, file)
     assert done.returncode == 0, done.stderr
     id = Pipeline.from_yaml(path).snapshot().id
     assert done.stdout.startswith(f"snapshot {id}: ")
     named = place.write("named.yaml", source={"snapshot": str(file)})
     assert Pipeline.from_yaml(named).snapshot().id == id
-    assert list(map(str, oracle(named))) == list(map(str, oracle(path)))
-    other = ended("snapshot", path, place.folder / "p.yaml" / "file")
+    assert oracle(named) == oracle(path)
+    other = ended_here("snapshot", path, place.folder / "p.yaml" / "file")
     assert other.returncode == 1
     assert "cannot be written" in other.stderr
 
