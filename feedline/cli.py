@@ -37,7 +37,7 @@ from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.spec.overrides import parse_overrides
 from feedline.version import VERSION
-from feedline.warehouse.selection.waves import CountProgress, heard_by
+from feedline.warehouse.selection.waves import CountProgress, on_count_progress
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
@@ -127,7 +127,7 @@ def plan(
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    with heard_by(_say_counted):
+    with on_count_progress(_say_counted):
         resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
