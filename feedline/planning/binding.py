@@ -26,7 +26,7 @@ from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
-from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
+from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, source_names
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
 from feedline.warehouse.selection.missing_columns import first_absence
@@ -65,7 +65,7 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
     """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=shown(snapshot.uri),
-        named=names_of(spec.source.table, spec.source.format),
+        named=source_names(spec.source.table, spec.source.format),
         where=spec.source.where,
         sample=Sample.of(spec.source.sample),
     )

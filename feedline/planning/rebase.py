@@ -31,7 +31,7 @@ from feedline.planning.binding import unkeyed_recording
 from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
+from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
@@ -162,7 +162,7 @@ class _RebasePlanner:
         recorded = self._recording is not None and self._recording.identity.by is not None
         for position, known in enumerate(self._known(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
-            left = ~unpacked(bits, len(known.known))
+            left = ~unpack_mask(bits, len(known.known))
             parts.append((known.runs[left], known.known[left]))
         place = slice(piece.skip, piece.skip + piece.rows)
         if recorded and np.concatenate([known for _, known in parts])[place].all():
