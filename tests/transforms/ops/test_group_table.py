@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fit_in_memory import fit_frames
 
-from feedline.artifacts.store import Fit, Origin, TableFile, load_artifact
+from feedline.artifacts.store import Fit, FitOrigin, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
@@ -149,7 +149,7 @@ def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):
         facts=artifact.facts,
         table=file,
         digest="of many pieces",
-        fitted_on=Origin(table="", snapshot="", where=None, sample=None, rows=0),
+        fitted_on=FitOrigin(table="", snapshot="", where=None, sample=None, rows=0),
     )
     read = load_artifact(str(tmp_path), fit).table
     assert read is not None
