@@ -1,4 +1,4 @@
-"""Is what is learnt of groups held once, as large as `max_memory` allows, and are the numbers those of before?"""
+"""Tables of groups: their memory, its limit `max_memory`, and unchanged numbers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     assert GroupTableSize.at_least(groups, artifact.table).nbytes <= whole
     if len(keys) == 1:
         assert GroupTableSize.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
-    for name, column in artifact.made("columns", dict).items():
+    for name, column in artifact.derived("columns", dict).items():
         chunk = artifact.table[name].chunk(0).buffers()[1]
         assert np.shares_memory(column, np.frombuffer(chunk, np.uint8)), "numbers are there once"
 
