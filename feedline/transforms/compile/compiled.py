@@ -204,12 +204,7 @@ def compile_features(
         types=tuple(compiler.types[name] for name in parts),
         marks=marks,
         outputs=outputs,
-        fingerprint=_fingerprint(
-            features,
-            {name: str(compiler.fields[name].type) for name in parts},
-            compiler.requests.digests,
-            compiler.seen,
-        ),
+        fingerprint=_fingerprint(features, input_types, compiler.requests.digests, compiler.seen),
         missing_fits=compiler.requests.missing,
         artifacts=artifacts,
         _stages=compiler.stages.levels,
