@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.commands.layout_report import describe_report, explain_growth
-from feedline.warehouse.optimize.footprint import Footprint, Projected
+from feedline.warehouse.optimize.footprint import Footprint, ProjectionCost
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.parquet.encodings import Choice, Measured
+from feedline.warehouse.parquet.encodings import Choice, EncodingCost
 
 ROWS = 20_000
 
@@ -92,7 +92,7 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
     total = sum(sizes.values())
     return Footprint(
         files=1, bytes=total + footers, row_groups=row_groups, rows=100, uncompressed_bytes=total,
-        compressed_bytes=total, projection=Projected(bytes=0, requests=0, requested_bytes=0), column_bytes=sizes,
+        compressed_bytes=total, projection=ProjectionCost(bytes=0, requests=0, requested_bytes=0), column_bytes=sizes,
         column_encodings=dict.fromkeys(sizes, (encoding,)),
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
 def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
     """Of a run in which each column took the default encoding's bytes."""
     measured = [
-        Measured(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
+        EncodingCost(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
         for name in after.column_bytes
     ]
     return OptimizeReport(

@@ -23,7 +23,7 @@ from optimized import (
     warehouse,
 )
 
-from feedline.warehouse.optimize.landing import HIDDEN, Target, finished
+from feedline.warehouse.optimize.landing import HIDDEN, Target, is_complete
 
 # Runs `optimize`, and kills itself just before the n-th call of a method.
 MURDER = """
@@ -87,10 +87,10 @@ def killed(source: Path, target: Path, where: str, turn: int, **settings: object
 
 def assert_whole(source: Path, target: Path) -> int:
     """What readers see: whole files of whole partitions, each with its source's rows; returns how many."""
-    landed = Target(str(target)).landed()
+    landed = Target(str(target)).files_by_folder()
     for folder, files in landed.items():
         note = files[0].note
-        assert finished(files, note["settings"], note["sources"]), folder
+        assert is_complete(files, note["settings"], note["sources"]), folder
         for path in files_of(target / folder):
             pq.ParquetFile(path).read()
         assert multiset(in_arrow(target / folder)) == multiset(in_arrow(source / folder))

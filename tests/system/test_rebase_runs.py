@@ -20,6 +20,7 @@ from rewritten import Rewritten, state_at, steps
 
 from feedline import FeedlineDataset
 from feedline.errors import StateError
+from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -116,11 +117,11 @@ def test_ranks_that_start_one_after_the_other(place: Rewritten):
     steps(pipeline, plan, 0, 0, 6)
     state = state_at(plan, 0, 6)
     place.delete("ds=1/0.parquet")
-    asked = {"state": state}
+    asked = RebaseRequest(state=state)
     hello = {key: state[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     found = []
     for rank in range(2):
-        found.append(pipeline.resolve({**hello, "rank": rank, "world_size": 2, "rebase": asked}, job="0" * 64))
+        found.append(pipeline.resolve(Hello(rank=rank, world_size=2, rebase=asked, **hello), job="0" * 64))
         place.delete("ds=1/0.parquet")
     assert found[0].snapshot_name == found[1].snapshot_name
     assert found[0].fingerprint == found[1].fingerprint
@@ -148,7 +149,7 @@ def test_ranks_that_torch_distributed_connects(place: Rewritten):
     before, after = ([*said[0][key], *said[1][key]] for key in ("before", "after"))
     assert sorted(after) == sorted(set(place.ids) - set(before))
     plan = pipeline.plan_for(said[0]["state"])
-    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts()["rest"]["first_step"]))
+    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts().rest.first_step))
 
 
 def feedline(place: Rewritten, *words: object) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from optimized import key_hash
 
 from feedline.errors import TableError
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, refuse_keys, row_order
-from feedline.warehouse.optimize.units import buckets_together
+from feedline.warehouse.optimize.units import join_buckets
 
 KEYS = {
     "int64": (st.integers(-(2**63), 2**63 - 1), pa.int64()),
@@ -65,7 +65,7 @@ def test_buckets_are_equal_ranges_of_hashes(hashes: list[int], buckets: int) -> 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=30), st.integers(1, 40))
 def test_buckets_are_joined_while_they_fit(sizes: list[int], limit: int) -> None:
-    joined = buckets_together(sizes, limit)
+    joined = join_buckets(sizes, limit)
     assert [bucket for first, stop in joined for bucket in range(first, stop)] == list(range(len(sizes)))
     for first, stop in joined:
         assert sum(sizes[first:stop]) <= limit or np.count_nonzero(sizes[first:stop]) == 1

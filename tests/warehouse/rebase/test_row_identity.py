@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.warehouse.reading.fragment import ones, packed, unpacked
+from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.rebase.row_identity import Identity, delivered_again, identity_of, kind_of, unkeyed_identity
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -152,8 +152,8 @@ def test_matching_counts(delivered: list[int], rows: list[int]):
 
 @given(st.lists(st.booleans(), max_size=70))
 def test_masks(mask: list[bool]):
-    bits = packed(np.array(mask, np.bool_))
-    assert unpacked(bits, len(mask)).tolist() == mask
-    assert ones(bits) == sum(mask)
-    assert not unpacked(None, len(mask)).any()
-    assert ones(None) == 0
+    bits = pack_mask(np.array(mask, np.bool_))
+    assert unpack_mask(bits, len(mask)).tolist() == mask
+    assert count_excluded(bits) == sum(mask)
+    assert not unpack_mask(None, len(mask)).any()
+    assert count_excluded(None) == 0
