@@ -27,6 +27,7 @@ from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
 from feedline.planning.binding import (
     ReadColumns,
@@ -94,7 +95,7 @@ class Plan:
         return self._per_split(self.selection.rows)
 
     @cached_property
-    def _left(self) -> NDArray[np.int64]:
+    def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
 
@@ -190,7 +191,7 @@ class Plan:
     def schedule(self, epoch: int) -> Schedule:
         """The epoch's schedule. Raises PlanError where it has no step."""
         rest = self.rest(epoch)
-        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._left), rest)
+        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
         shuffle = self.spec.shuffle
@@ -224,53 +225,53 @@ class Plan:
         """What a state calls the snapshot: its id and, after a plus sign, that of the rebase."""
         return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
 
-    def facts(self) -> dict[str, Any]:
-        """What a trainer has to know, as JSON values. `steps` and `rows` are those of a whole epoch."""
+    def facts(self) -> PlanFacts:
+        """What a trainer has to know; `steps` and rows are those of a whole epoch."""
         schedule = self._schedule(0, self.split_rows, None)
-        return {
-            "snapshot": self.snapshot_name,
-            "plan": self.fingerprint,
-            "features": self.features_fingerprint,
-            "environment": environment_text(self.job.environment),
-            "seed": self.seed,
-            "lanes": self.lanes,
-            "batch_size": self.spec.batch.size,
-            "steps": schedule.steps,
-            "rows": schedule.rows,
-            "rows_dropped": schedule.rows_dropped,
-            "bad_files": self.bad_files(),
-            "nulls": self.gaps.warnings(),
-            "absent": self.gaps.notes(),
-            "schema": self.layout.schema.to_json(),
-            "rest": self._rest_facts(),
-        }
+        return PlanFacts(
+            snapshot=self.snapshot_name,
+            plan=self.fingerprint,
+            features=self.features_fingerprint,
+            environment=environment_text(self.job.environment),
+            seed=self.seed,
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            steps=schedule.steps,
+            rows=schedule.rows,
+            rows_dropped=schedule.rows_dropped,
+            bad_files=self.bad_files(),
+            nulls=tuple(self.gaps.warnings()),
+            absent=tuple(self.gaps.notes()),
+            schema=self.layout.schema,
+            rest=self._rest_facts(),
+        )
 
-    def bad_files(self) -> list[dict[str, Any]]:
-        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
-        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
+    def bad_files(self) -> tuple[BadFileFacts, ...]:
+        """The files that were left out of the snapshot."""
+        return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
         return rebased_state(self.facts(), state)
 
-    def _rest_facts(self) -> dict[str, Any] | None:
+    def _rest_facts(self) -> RestFacts | None:
         """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
         if self.rebase is None:
             return None
         schedule = self.schedule(self.rebase.epoch)
-        return {
-            "epoch": self.rebase.epoch,
-            "first_step": self.rebase.first_step,
-            "steps": schedule.steps,
-            "rows": schedule.rows,
-            "rows_dropped": schedule.rows_dropped,
-            "changes": dict(self.rebase.changes),
-        }
+        return RestFacts(
+            epoch=self.rebase.epoch,
+            first_step=self.rebase.first_step,
+            steps=schedule.steps,
+            rows=schedule.rows,
+            rows_dropped=schedule.rows_dropped,
+            changes=dict(self.rebase.changes),
+        )
 
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
         first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        left = (self.selection.rows if rest is None else self._left)[first:stop]
+        left = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
         ends = np.cumsum(left)
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
@@ -300,7 +301,7 @@ def make_plan(
 
     Raises SpecError, with file, line and path, for what in pipeline.yaml does not match the table.
     """
-    stored = _stored(spec, snapshot, artifacts)
+    stored = _artifact_set(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
@@ -327,7 +328,7 @@ def make_plan(
             message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
             raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
-        raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
+        raise spec.error(("source", "where"), f"{message}{_describe_ranges(snapshot, where)}")
     record = recording_of(spec, snapshot)
     return Plan(
         spec=spec,
@@ -345,7 +346,7 @@ def make_plan(
     )
 
 
-def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
+def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
     """The range of each column of a filter, as far as statistics say: `. In the table day is 0 … 3`."""
     words = []
     for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
@@ -360,7 +361,7 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
+def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
     """An artifact set that knows the rows of this plan, to recognise those that a fit has seen."""
     ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
     return StoredArtifactSet(ref, newest=artifacts is None)

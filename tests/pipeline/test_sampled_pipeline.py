@@ -82,7 +82,7 @@ def test_the_rows_of_the_definition_reach_the_batches(
     rows = expected(clicks, sample, where=where)
     assert delivered(path) == rows
     facts = Pipeline.from_yaml(path).plan().facts()
-    assert facts["rows"] == len(rows)
+    assert facts.rows == len(rows)
 
 
 def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: Path) -> None:
@@ -176,11 +176,11 @@ def test_a_table_with_a_sample_weight_of_its_own(place: Place, tmp_path: Path) -
         path = place.write(source={**source, "sample": {"fraction": 0.5}}, features=features)
         with pytest.raises(SpecError, match=rf"{where}: .*sample_weight has two meanings"):
             Pipeline.from_yaml(path).plan()
-    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts()["rows"]
+    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts().rows
     path = place.write(source={**source, "sample": {"fraction": 0.5}}, features={"extra": ["request_id"]})
     with pytest.raises(SpecError, match=r"shuffle\.by cannot be sample_weight, which source\.sample"):
         Pipeline.from_yaml(path, {"shuffle.by": "sample_weight"}).plan()
-    assert 9_000 < Pipeline.from_yaml(path).plan().facts()["rows"] < 11_000
+    assert 9_000 < Pipeline.from_yaml(path).plan().facts().rows < 11_000
 
 
 def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks: Path) -> None:

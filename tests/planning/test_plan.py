@@ -72,14 +72,14 @@ def test_each_row_once_and_equal_steps(place: Place, ids: np.ndarray, tail: str,
     delivered = [each for step in steps for each, valid in step if valid]
     padding = sum(not valid for step in steps for _, valid in step)
     facts = plan.facts()
-    assert facts["steps"] == len(steps)
-    assert facts["rows"] == ROWS
-    assert len(delivered) == ROWS - facts["rows_dropped"]
+    assert facts.steps == len(steps)
+    assert facts.rows == ROWS
+    assert len(delivered) == ROWS - facts.rows_dropped
     assert len(set(delivered)) == len(delivered)
     assert set(delivered) <= set(ids.tolist())
     if tail == "drop":
         assert {len(step) for step in steps} == {700 * world_size}
-        assert 0 < facts["rows_dropped"] < 700 * world_size
+        assert 0 < facts.rows_dropped < 700 * world_size
         assert padding == 0
     elif tail == "pad":
         assert {len(step) for step in steps} == {700 * world_size}
@@ -149,8 +149,8 @@ def test_fewer_rows_than_a_step(place: Place):
         plan_of(path).facts()
     done = ended_here("plan", path)
     assert (done.returncode, "fewer rows than one global step" in done.stderr) == (2, True), done.stderr
-    assert plan_of(path, **{"batch.tail": "pad"}).facts()["steps"] == 1
-    assert plan_of(path, **{"batch.tail": "partial"}).facts()["steps"] == 1
+    assert plan_of(path, **{"batch.tail": "pad"}).facts().steps == 1
+    assert plan_of(path, **{"batch.tail": "partial"}).facts().steps == 1
 
 
 def test_the_fingerprints(place: Place):

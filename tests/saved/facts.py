@@ -70,7 +70,7 @@ def remaining_requests(pipeline: Pipeline, plan: Plan, step: int) -> list[str]:
 
 def rebase_facts(plan: Plan) -> dict[str, Any]:
     """What a rebase says of the rest of the epoch and of the rows that were delivered."""
-    rest = plan.facts()["rest"]
+    rest = plan.facts().to_json()["rest"]
     rows = {key: rest["changes"]["rows"][key] for key in ("delivered", "delivered_gone", "deleted", "added")}
     return {"rest": {key: rest[key] for key in ("epoch", "first_step", "steps", "rows", "rows_dropped")}, "rows": rows}
 
