@@ -23,7 +23,7 @@ from feedline.planning.agreement import RunStart, agree
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
 from feedline.planning.plan import Plan, make_plan, select
-from feedline.planning.rebase import comparable, rebase
+from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
@@ -99,11 +99,11 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
     if snapshot.id == old.snapshot.id:
         return old
-    comparable(old, snapshot)
+    require_comparable(old, snapshot)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
-    made = rebase(old, new, epoch=epoch, step=step, map=map)
-    made.save(spec.work_dir)
-    return replace(new, rebase=made)
+    rest = rebase(old, new, epoch=epoch, step=step, map=map)
+    rest.save(spec.work_dir)
+    return replace(new, rebase=rest)
 
 
 def resolve_snapshot(

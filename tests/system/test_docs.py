@@ -6,8 +6,6 @@ import ast
 import gc
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,7 @@ import pytest
 import typer.main
 from fences import FENCE
 from pipelines import furnished
+from processes import ended, ended_here
 
 from feedline.cli import app
 from feedline.spec import parse_spec
@@ -92,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
         for fence, words in commands():
             if words[:2] == ["feedline", "generate"]:
-                run(fence, [*words, "--row-group-rows", "1024", "--part-rows", "4096"], {"500000": "20000"})
+                run(fence, [*words, "--row-group-rows", "1024"], {"500000": "20000"})
             elif words[:2] == ["feedline", "fit"]:
                 run(fence, words)
         yield place.folder
@@ -100,8 +99,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -> str:
     """Run a `feedline` command in the current folder."""
-    line = [sys.executable, "-m", *(dict(smaller or {}).get(word, word) for word in words)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    _, *arguments = (dict(smaller or {}).get(word, word) for word in words)
+    done = (ended if "run" in words else ended_here)(*arguments)
     assert done.returncode == 0, f"{fence.page}:{fence.line}: {shlex.join(words)}\n{done.stderr}"
     return done.stdout
 

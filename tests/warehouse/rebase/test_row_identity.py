@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
@@ -72,6 +72,7 @@ rows = st.integers(0, 30).flatmap(
 )
 
 
+@settings(max_examples=25)
 @given(rows, st.integers(0, 30), st.integers(0, 30))
 def test_where_a_row_stands_does_not_matter(columns: dict[str, list[Any]], one: int, other: int):
     """In which chunk, at which offset, in which order, and what garbage lies under its nulls."""

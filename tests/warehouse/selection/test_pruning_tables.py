@@ -169,7 +169,7 @@ def check(snapshot: Snapshot, table: pa.Table, text: str, rows: int) -> list[int
     return outcome
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(st.data(), columns(), st.booleans(), st.booleans())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, table: pa.Table, dictionary: bool, tamper: bool

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_schedule import deliver, schedules
 
 from feedline.blocks.permutation import permuted_rows
-from feedline.planning.delivered import delivered
+from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.schedule import Schedule, Tail
 
 
@@ -36,7 +36,7 @@ def test_what_the_steps_held(schedule, step, first):
     step = min(first + step, later.steps)
     steps = deliver(schedule, range(schedule.lanes))[: step - first]
     held = [(split, row) for rows in steps for split, row, ok in rows if ok]
-    found = delivered(later, step, order_of(schedule))
+    found = find_delivered_rows(later, step, order_of(schedule))
     assert places(found) == set(held)
     assert found.rows == len(held)
 
