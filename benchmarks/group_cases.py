@@ -16,7 +16,7 @@ import polars as pl
 from transform_cases import Array, Case
 
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms.compile.fit_in_memory import fit_frames
+from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact
 
 COUNTRIES = 50
@@ -57,10 +57,18 @@ def case(op: str, arguments: dict[str, Any], met: pl.DataFrame, asked: pl.DataFr
     call = OpCall(op=op, arguments=json.dumps(arguments))
     inputs = tuple(FeatureInput(column=name) for name in asked.columns)
     feature = FeatureSpec(name="f", group="extra", op=call, inputs=inputs)
-    [artifact] = fit_frames([feature], met.to_arrow().schema, [met]).artifacts.values()
+    artifact = fit(feature, met)
     names = " and ".join(asked.columns)
     name = f"{op} by {names}" + (", two numbers" if len(made) > 1 else "")
     return Case(name, ((op, arguments),), asked, len(asked), bare(artifact, asked, made), artifact=artifact)
+
+
+def fit(feature: FeatureSpec, met: pl.DataFrame) -> Artifact:
+    schema = met.to_arrow().schema
+    [request] = compile_features([feature], schema).missing_fits
+    [stream] = request.streams
+    state = request.learner.observe(compile_features(stream, schema).apply(met).get_columns())
+    return request.learner.finish([request.learner.merge([state])])
 
 
 def bare(artifact: Artifact, asked: pl.DataFrame, made: list[str]) -> dict[str, Callable[[], Any]]:

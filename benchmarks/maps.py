@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from feedline import Table
 from feedline.expressions.column_parts import flattened_name
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 
 _ROW_GROUP_ROWS = 25_000

@@ -38,10 +38,11 @@ from rich.table import Table
 from transform_cases import GOLDEN, Array
 from transforms import reborn
 
-from feedline.blocks.compute import CHUNK_ROWS, batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
+from feedline.warehouse.reading.read import CHUNK_ROWS
 
 MEAN_LENGTH, LONGEST, TABLE_ROWS, BORDERS = 20, 30, 500_000, 1024
 MOST = 1e6  # no dense value is above it

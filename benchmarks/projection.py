@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Table
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.reading.read import bytes_of, read_fragment
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 
 DENSE, IDS, LISTS = 300, 80, 20

@@ -43,7 +43,7 @@ from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.footer_tasks import FooterResult, FooterTask, footer_task
 from feedline.warehouse.snapshot.packed_facts import blocks_of
-from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import locate
 
 DENSE, IDS, TEXTS = 13, 26, 5  # with the label 45 columns

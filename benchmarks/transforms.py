@@ -37,7 +37,7 @@ from transform_cases import Case, cases
 from feedline.resources import ALLOCATOR_ENVIRONMENT
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import OPS
 
 FEATURES = 8  # that one pass computes; in a run there are more
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Knowledge of one artifact, whoever asks."""
+    """One artifact, whatever the request."""
 
     artifact: Artifact | None
     out_of_fold: bool = False
@@ -81,7 +81,7 @@ class Prepared:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         return self.artifact
 
     def read(self, reading: Reading) -> Artifact:

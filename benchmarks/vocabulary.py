@@ -29,7 +29,7 @@ import pyarrow as pa
 from feedline.fitting.spill import Scratch, Spilled, discard, merged, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
 from feedline.transforms.values.kinds import Value
 
@@ -125,8 +125,8 @@ def look_up(artifact: Artifact, distinct: int, steps: Steps) -> pl.Series:
     frame = pl.DataFrame({"id": ids(np.random.default_rng(0).integers(0, distinct, LOOKED_UP))})
     schema = frame.to_arrow().schema
     feature = FeatureSpec(name="id", group="categorical", column="id", ops=(OpCall(op="vocabulary"),))
-    known = {want.key: artifact for want in compile_features([feature], schema).wanted}
-    compiled = compile_features([feature], schema, Fits(artifacts=known))
+    known = {want.key: artifact for want in compile_features([feature], schema).missing_fits}
+    compiled = compile_features([feature], schema, InMemoryArtifacts(artifacts=known))
     compiled.apply(frame.head(1))
     steps.done("table")
     found = compiled.apply(frame)

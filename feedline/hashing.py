@@ -1,6 +1,6 @@
-"""Which 64 bits stand for an id, a string or a row, the same on every machine and in every version?
+"""The documented 64-bit hash of ids, strings and rows: the same on every machine and in every version.
 
-Runs wherever rows are: buckets of ids (the op `hash_bucket`) and samples of rows (`warehouse.sampling`) are made of it.
+Buckets of ids (the op `hash_bucket`), samples of rows and folds of rows are made of it.
 Polars' own hash changes with its version, so the hash is written down here, in numpy over 64-bit words. All arithmetic
 is modulo 2**64; `mix` is the finaliser of splitmix64:
 
@@ -26,6 +26,17 @@ Several values v_1 … v_n (a cross, an n-gram) have the hash of one integer, mo
 A string of up to 12 bytes lies inside its Arrow string view, zero-filled, as one word of 8 bytes and one of 4: it is
 read there. Longer ones are gathered from their bytes: word by word over all strings that are long enough, or, where
 they are very long, all words of all strings at once.
+
+A row's key may have several columns, whatever their types and files (`key_hash`): each column's value becomes a word w
+and v = hash(w) with the seed, and
+
+    h_1        = v_1
+    h_j        = mix(h_(j-1) + GOLDEN) + v_j         over the columns as they are listed
+
+The word is an integer's 64-bit two's complement (booleans 0 and 1, dates days since 1970-01-01), `digest` of a string's
+UTF-8 or of bytes, the bits of a float as float64 (-0.0 as 0.0, every NaN as 0x7FF8000000000000), `digest` of two int64
+(seconds since 1970-01-01 UTC rounded down, nanoseconds of that second) for timestamps, and 0x6C6C756E for null. Integer
+and float widths, units of time and encodings of strings make no difference.
 """
 
 from __future__ import annotations
@@ -36,6 +47,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.types as pat
 
 Words = npt.NDArray[np.uint64]
 
@@ -48,8 +60,11 @@ _WORD_BYTES = 8
 _INLINE_BYTES = 12
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
-_MIXED_WORDS = 32768  # that are mixed at once
+_MIXED_WORDS = 32768  # words mixed at once, so that temporaries stay in the cache
 BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped anew at every step, which doubles the time
+_NULL = 0x6C6C756E
+_NAN = np.uint64(0x7FF8000000000000)
+_PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}  # Polars' units
 _GATHER_BYTES = 256  # one numpy round per word up to here; beyond, few strings would pay for a round each
 
 
@@ -230,3 +245,60 @@ def _sum_all_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArr
     word += (index + 1).astype(np.uint64) * _GOLDEN
     mix(word, np.empty_like(word))
     return np.add.reduceat(word, ends - count)
+
+
+def key_hash(columns: Sequence[pl.Series], seed: int) -> Words:
+    """The hash of each row of some columns, one at least, of types that are `hashable`."""
+    combined: Words | None = None
+    for series in columns:
+        value = hash_words(_words(series), seed)
+        if combined is None:
+            combined = value
+            continue
+        combined += np.uint64(GOLDEN)
+        mix(combined, np.empty_like(combined))
+        combined += value
+    assert combined is not None
+    return combined
+
+
+def hashable(kind: pa.DataType) -> bool:
+    """Whether values of that type have a hash."""
+    tests = (
+        *(pat.is_null, pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_date32, pat.is_timestamp),
+        *(pat.is_string, pat.is_large_string, pat.is_string_view),
+        *(pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary),
+    )
+    return any(test(kind) for test in tests)
+
+
+def _words(series: pl.Series) -> Words:
+    """One 64-bit word per value."""
+    kind = series.dtype
+    if isinstance(kind, pl.String | pl.Binary):
+        words = digest(series)
+    elif kind.is_float():
+        words = _float_words(series)
+    elif isinstance(kind, pl.Datetime):
+        words = _moment_words(series, _PER_SECOND[kind.time_unit])
+    elif kind == pl.UInt64:
+        words = series.fill_null(0).to_numpy().copy()
+    else:
+        words = series.to_physical().cast(pl.Int64).fill_null(0).to_numpy().copy().view(np.uint64)
+    if series.null_count():
+        words[series.is_null().to_numpy()] = _NULL
+    return words
+
+
+def _float_words(series: pl.Series) -> Words:
+    values = series.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
+    words: Words = values.view(np.uint64)
+    words[np.isnan(values)] = _NAN
+    return words
+
+
+def _moment_words(series: pl.Series, per_second: int) -> Words:
+    seconds, rest = np.divmod(series.to_physical().fill_null(0).to_numpy(), per_second)
+    pair = np.stack([seconds, rest * (10**9 // per_second)]).astype("<i8")
+    first, second = hash_words(pair.view(np.uint64)[0], 0), hash_words(pair.view(np.uint64)[1], 1)
+    return np.uint64(16) + first + second

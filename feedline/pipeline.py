@@ -1,4 +1,4 @@
-"""What can be done with a pipeline.yaml from Python? Plan it, transform with it, iterate it, look at it with Dask.
+"""The Python face of a pipeline.yaml: plan it, fit it, transform with it, iterate it, look at it with Dask.
 
 Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster for the counting pass; `batches` and
 `transform` need no Dask, no ring and no other process.
@@ -6,50 +6,39 @@ Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster f
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from feedline.artifacts.store import ArtifactSetRef
-from feedline.artifacts.type_records import save_types
-from feedline.blocks.compute import BlockRequest, BlockResult, run_block
-from feedline.errors import FeedlineError, StateError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import Say, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
-from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
-from feedline.loader.encoding.slot import draft, write
 from feedline.loader.facts import warning_of
 from feedline.loader.row_arrays import Encoded
-from feedline.loader.state import checked_rewritten, checked_state
-from feedline.planning.agreement import agree_on_snapshot
-from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
-from feedline.planning.plan import Map, Plan, make_plan, select
-from feedline.planning.rebase import comparable, rebase
-from feedline.planning.resolve import Start, ready
-from feedline.planning.schedule import Schedule, rank_lanes
-from feedline.planning.skip_bad_files import Take, good_snapshot
-from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
+from feedline.planning.plan import Plan
+from feedline.planning.resolve import (
+    Fit,
+    current_snapshot,
+    lanes_for,
+    preview_plan,
+    resolve_hello,
+    resolve_rebase,
+    resolve_snapshot,
+    resolve_state,
+)
 from feedline.resources import available_cores
-from feedline.service.quality_monitor import Observed
-from feedline.service.steps import segments_of
+from feedline.service.in_process import iterate_plan
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.serving.encoder import Serving
 from feedline.serving.row_forms import Rows
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import op_schema
-from feedline.warehouse.bad_files import save_skipped
-from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 
 if TYPE_CHECKING:
     from feedline.loader.batch import Batch
@@ -61,7 +50,7 @@ class Pipeline:
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self._serving = Serving(spec)
-        self._observed: list[Observed] = []
+        self._monitors: list[QualityMonitor] = []
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], set: Mapping[str, object] | None = None) -> Pipeline:
@@ -81,142 +70,37 @@ class Pipeline:
         With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them. A saved
         snapshot that `source.snapshot` names is the table.
         """
-        return self._taken(snapshot_of_source, map)
-
-    def _taken(self, take: Take, map: Map | None) -> Snapshot:
-        spec = self.spec
-        try:
-            if spec.source.on_bad_file == "skip":
-                snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), take=take, map=map)
-            else:
-                snapshot = take(spec, map=map)
-                save_skipped(spec.work_dir, snapshot.id, ())
-            snapshot.save(spec.work_dir)
-        except FeedlineError:
-            raise
-        except OSError as error:
-            raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
-        return snapshot
+        return current_snapshot(self.spec, map=map)
 
     def plan(self, *, world_size: int = 1, snapshot: Snapshot | None = None, map: Map | None = None) -> Plan:
         """The exact plan for a number of ranks, on a new snapshot unless one is given."""
-        return _dry_plan(self.spec, snapshot or self.snapshot(map=map), _lanes(self.spec, world_size), map)
+        lanes = lanes_for(self.spec, world_size)
+        return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
     def resolve(
         self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
     ) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-        With `fit: auto` what is not fitted yet is, by `workers`.
+        With `fit: auto`, `workers` fit what is missing (default: threads of this process).
 
         Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
         """
-        rank, world_size = int(hello["rank"]), int(hello["world_size"])
-        start = Start(job=job, rank=rank, world_size=world_size)
-        _refuse_other_numbers(self.spec, hello)
-        lanes = self.spec.lanes or hello.get("lanes") or world_size
-        rank_lanes(lanes, rank, world_size)
-        if hello.get("rebase") is not None:
-            return self._rebased(hello, start, lanes=lanes, map=map, workers=workers)
-        named = hello.get("snapshot")
-        snapshot, rest = _named(self.spec, str(named)) if named is not None else (self._agreed(start, map), None)
-        asked = hello.get("features")
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=asked)
-        _refuse_others(plan, hello)
-        return plan
+        return resolve_hello(self.spec, hello, job=job, fit=self._fit_with(workers), map=map)
 
     def plan_for(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
-        checked = checked_state(state)
-        _refuse_other_numbers(self.spec, checked)
-        snapshot, rest = _named(self.spec, checked["snapshot"])
-        asked = checked["features"]
-        plan = self._ready(snapshot, lanes=checked["lanes"], rebase=rest, map=map, features=asked)
-        _refuse_others(plan, checked)
-        return plan
+        return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
     def rebase(self, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None) -> Plan:
-        """The plan of a state's run on the table as it is now: of the state's epoch, what was not delivered is left.
+        """The plan of a state's run on the table as it is now, less the rows that the state's epoch has delivered.
 
         `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
         says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. A saved
         snapshot that `source.snapshot` names is not looked at. Raises StateError for rows in doubt, where the state is
         of another plan, and where the new table cannot be compared with the old one.
         """
-        checked, policy = checked_state(state), checked_rewritten(rewritten)
-        _refuse_other_numbers(self.spec, checked)
-        before, rest = _named(self.spec, checked["snapshot"])
-        old = make_plan(self.spec, before, lanes=checked["lanes"], map=map, rebase=rest)
-        _refuse_others(old, {"plan": checked["plan"]})
-        epoch, step = checked["epoch"], checked["step"]
-        if step >= old.schedule(epoch).steps:
-            epoch, step = epoch + 1, 0
-        snapshot = self._taken(fresh_snapshot, map)
-        if snapshot.id == old.snapshot.id:
-            return old
-        comparable(old, snapshot)
-        new = make_plan(self.spec, snapshot, lanes=old.lanes, map=map)
-        made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
-        made.save(self.spec.work_dir)
-        return replace(new, rebase=made)
-
-    def _rebased(
-        self, hello: Mapping[str, Any], start: Start, *, lanes: int, map: Map | None, workers: Workers | None
-    ) -> Plan:
-        """The rebase that all ranks of this start agree on: one makes it, the others load it."""
-        asked = hello["rebase"]
-        agreed = agree_on_snapshot(
-            self.spec.work_dir,
-            hashlib.sha256(json.dumps([start.job, asked], sort_keys=True).encode()).hexdigest(),
-            rank=start.rank,
-            world_size=start.world_size,
-            take=lambda: self.rebase(asked["state"], rewritten=asked["rewritten"], map=map).snapshot_name,
-            environment=os.environ,
-        )
-        snapshot, rest = _named(self.spec, agreed)
-        features = hello.get("features")
-        plan = self._ready(snapshot, lanes=lanes, rebase=rest, map=map, workers=workers, start=start, features=features)
-        _refuse_others(plan, {"features": features})
-        return plan
-
-    def _ready(
-        self,
-        snapshot: Snapshot,
-        *,
-        lanes: int,
-        rebase: Rebase | None = None,
-        map: Map | None = None,
-        workers: Workers | None = None,
-        start: Start | None = None,
-        features: str | None = None,
-    ) -> Plan:
-        """A plan whose features know what they have to."""
-
-        def made(knowledge: ArtifactSetRef | None = None) -> Plan:
-            return make_plan(self.spec, snapshot, lanes=lanes, map=map, rebase=rebase, knowledge=knowledge)
-
-        def fit_missing() -> str | None:
-            return self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
-
-        return _recorded(ready(made(), made, fit_missing, start=start, features=features))
-
-    def _agreed(self, start: Start, map: Map | None) -> Snapshot:
-        """The snapshot that all ranks of this start read."""
-        taken: list[Snapshot] = []
-
-        def take() -> str:
-            taken.append(self.snapshot(map=map))
-            return taken[0].id
-
-        agreed = agree_on_snapshot(
-            self.spec.work_dir,
-            start.job,
-            rank=start.rank,
-            world_size=start.world_size,
-            take=take,
-            environment=os.environ,
-        )
-        return taken[0] if taken else Snapshot.load(self.spec.work_dir, agreed)
+        return resolve_rebase(self.spec, state, rewritten=rewritten, map=map)
 
     # -- fitting --------------------------------------------------------------------------------------------------
 
@@ -229,11 +113,12 @@ class Pipeline:
         map: Map | None = None,
         say: Say = lambda progress: None,
     ) -> FitReport:
-        """Learn what the ops have to know from the rows of `fit.where`, and make it what counts, with golden vectors.
+        """Fit all ops on the rows selected by `fit.where`, make the result the current artifact set, and write golden
+        vectors.
 
-        missing: only what is missing. workers: who does it (default: threads of this process). `say` hears of every
-        task that is done. Raises SpecError, PlanError where there is no row to learn from, and what reading raises;
-        then what counted before still counts, unless only the golden vectors could not be written.
+        missing: fit only what is missing. workers: who computes (default: threads of this process). `say` is called
+        after every task. Raises SpecError, PlanError where there is no row to fit on, and what reading raises; then the
+        current artifact set stays, unless only the golden vectors could not be written.
         """
         snapshot = snapshot or self.snapshot(map=map)
         try:
@@ -245,22 +130,26 @@ class Pipeline:
         finally:  # not before: rows that are transformed meanwhile would keep the set that is being replaced
             self._serving = Serving(self.spec)
 
+    def _fit_with(self, workers: Workers | None) -> Fit:
+        """Fits missing artifacts, for `fit: auto`."""
+        return lambda snapshot: self.fit(missing=True, snapshot=snapshot, workers=workers).manifest
+
     # -- using ----------------------------------------------------------------------------------------------------
 
     def transform(self, data: Rows) -> Encoded:
-        """Encode rows exactly as training does: needs no table, no labels, no Dask, no torch. Threads may share it.
+        """Encode rows exactly as training does, without a table, labels, Dask or torch. Thread-safe.
 
         `data`: Arrow, Polars, pandas, columns by name, a list of dicts, or one dict of a row's values. Raises SpecError
-        where a column is missing or of a kind that the features do not take, DataError for nulls and for values that do
-        not fit.
+        where a column is missing or of a kind that the features do not accept, DataError for nulls and for values out
+        of range.
         """
         return self._serving.transform(data)
 
     @property
     def schema(self) -> BatchSchema:
-        """Every column of a batch, as `dataset.schema` has it: a model is made of it, where there is no table, too.
+        """Every column of a batch, equal to `dataset.schema`, also where there is no table.
 
-        The table is looked at where no types of it are recorded. Raises SpecError where something is not fitted yet.
+        The table is read only where its types are not recorded. Raises SpecError where an artifact is missing.
         """
         return self._serving.schema(lambda: self.snapshot().schema)
 
@@ -276,96 +165,37 @@ class Pipeline:
     ) -> Iterator[Batch]:
         """The batches of one rank and epoch, from a step on, made in this process and thread: no ring, no Dask.
 
-        The oracle of tests, the way to debug with pdb, and the way on a machine without Linux. `plan`: that of a state
-        (`plan_for`) or of a rebase, not a new one.
+        For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
+        of a rebase (default: a new one).
         """
         plan = plan or self._fresh(world_size, snapshot)
         plan.require_fitted()
         _warn(plan)
-        observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
-        self._observed.append(observed)
-        return iterate(plan, observed, epoch=epoch, rank=rank, world_size=world_size, step=step)
+        monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
+        self._monitors.append(monitor)
+        return iterate_plan(plan, monitor, epoch=epoch, rank=rank, world_size=world_size, step=step)
 
     def quality(self) -> dict[str, dict[str, Any]]:
-        """What the features' values were like in the blocks that `batches` delivered, by feature and measure."""
-        counted = [(observed.schema, total) for observed in self._observed if (total := observed.total) is not None]
+        """The quality of the blocks that `batches` delivered: measures by feature."""
+        counted = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
         return measures(merge([total for _, total in counted]), counted[0][0]) if counted else {}
 
     def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
-        """A plan to be used at once."""
-        return self._ready(snapshot or self.snapshot(), lanes=_lanes(self.spec, world_size)).without_gaps()
+        """A new plan, with every artifact. Raises DataError for nulls that the run is certain to meet."""
+        lanes = lanes_for(self.spec, world_size)
+        fit = self._fit_with(None)
+        return resolve_snapshot(self.spec, snapshot or self.snapshot(), lanes=lanes, fit=fit).without_gaps()
 
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
 
-        Rows that the tail policy would drop are there too.
+        It includes the rows that the tail policy would drop.
         """
-        from feedline.service.plan_frame import blocks_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
+        from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
         plan = self._fresh(world_size)
         _warn(plan)
-        return blocks_to_dask(plan.job, _all_blocks(plan, epoch))
-
-
-def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
-    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
-    schedule = plan.schedule(epoch)
-    return [
-        plan.request(block, epoch)
-        for lane in range(plan.lanes)
-        for block in schedule.blocks(lane, everything=True)
-        if schedule.lane_bounds(lane)[0] < schedule.lane_bounds(lane)[1]
-    ]
-
-
-def _dry_plan(spec: PipelineSpec, snapshot: Snapshot, lanes: int, map: Map | None) -> Plan:
-    return _recorded(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
-
-
-def _recorded(plan: Plan, *, fill: bool = False) -> Plan:
-    """The plan, after the types of its table's columns were kept for serving; `fill`: those that nobody kept.
-
-    A run needs no record, so one goes on where the folder of artifacts cannot be written; serving says what it lacks.
-    """
-    spec = plan.spec
-    with contextlib.suppress(FeedlineError, OSError):
-        save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
-    return plan
-
-
-def _lanes(spec: PipelineSpec, world_size: int) -> int:
-    lanes = spec.lanes or world_size
-    rank_lanes(lanes, 0, world_size)
-    return lanes
-
-
-def _named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
-    """The snapshot, and the rebase, that a state names."""
-    id, rest = split_name(name)
-    return Snapshot.load(spec.work_dir, id), None if rest is None else Rebase.load(spec.work_dir, rest)
-
-
-def _refuse_other_numbers(spec: PipelineSpec, state: Mapping[str, Any]) -> None:
-    seed = spec.shuffle.seed if spec.shuffle is not None else 0
-    for key, mine in (("seed", seed), ("batch_size", spec.batch.size), ("lanes", spec.lanes)):
-        theirs = state.get(key)
-        if theirs is not None and mine is not None and theirs != mine:
-            raise StateError(
-                f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
-                f"pipeline.yaml and overrides of the run that saved it"
-            )
-
-
-def _refuse_others(plan: Plan, state: Mapping[str, Any]) -> None:
-    """Raise StateError, with both values, for a state of another plan or other features."""
-    facts = plan.facts()
-    for key, remedy in (
-        ("plan", "Use the pipeline.yaml and overrides of the run that saved the state"),
-        ("features", 'Pass features="changed" to load_state_dict to keep the position with new features'),
-    ):
-        theirs = state.get(key)
-        if theirs is not None and theirs != facts[key]:
-            raise StateError(f"the state belongs to another {key}: got {theirs}, expected {facts[key]}. {remedy}")
+        return plan_to_dask(plan, epoch)
 
 
 def _warn(plan: Plan) -> None:
@@ -373,37 +203,3 @@ def _warn(plan: Plan) -> None:
         warnings.warn(text, UserWarning, stacklevel=3)
     if plan.skipped:
         warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
-
-
-def iterate(
-    plan: Plan, observed: Observed, *, epoch: int, rank: int, world_size: int, step: int = 0
-) -> Iterator[Batch]:
-    """The batches of a plan, computed one block at a time."""
-    from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
-
-    schedule: Schedule = plan.schedule(epoch)
-    lanes = rank_lanes(plan.lanes, rank, world_size)
-    blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
-    borders = {lane: schedule.block_starts(lane) for lane in lanes}
-    results: dict[tuple[int, int], BlockResult] = {}
-    observed.begin(epoch)
-
-    def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
-        place = lane, index
-        if place not in results:
-            results[place] = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
-        parts = results[place].parts
-        assert parts is not None
-        return parts
-
-    for number in range(max(step, schedule.first_step), schedule.steps):
-        segments = segments_of(schedule, borders, number, get)
-        assert segments is not None
-        measured = draft(plan.layout, segments, epoch=epoch, step=number)
-        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
-        write(plan.layout, measured, buffer)
-        done = [(blocks[place], results.pop(place)) for place in list(results) if blocks[place].last_step <= number]
-        observed.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
-        yield Batch.over(plan.layout, buffer)
-    for text in observed.end():
-        warnings.warn(text, UserWarning, stacklevel=2)

@@ -9,30 +9,10 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_hash import digest_of, hash_of
 
 from feedline import hashing
 from feedline.transforms.ops import OPS
-
-MASK = 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix(word: int) -> int:
-    word &= MASK
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & MASK
-    return word ^ (word >> 31)
-
-
-def digest_of(data: bytes) -> int:
-    words = [int.from_bytes(data[start : start + 8], "little") for start in range(0, len(data), 8)]
-    return (len(data) + sum(mix(word + (index + 1) * GOLDEN) for index, word in enumerate(words))) & MASK
-
-
-def hash_of(value: int | str | bytes, seed: int = 0) -> int:
-    if isinstance(value, str):
-        value = value.encode()
-    return mix((digest_of(value) if isinstance(value, bytes) else value) + (seed + 1) * GOLDEN)
 
 
 def buckets_of(values: np.ndarray, seed: int, buckets: int) -> list[int]:

@@ -29,7 +29,7 @@ import pyarrow.fs as pafs
 from feedline.errors import CorruptFileError, FeedlineError, SpecError
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 FORMAT = 1
 OLD_POINTER = "artifacts.json"
@@ -353,7 +353,9 @@ def _listed(folder: str, name: str) -> list[pafs.FileInfo]:
     try:
         location = locate(absolute(folder))
         selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
-        infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+        infos = with_retries(
+            lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
+        )
         return sorted(infos, key=lambda info: info.base_name)
     except FeedlineError:
         raise

@@ -27,9 +27,11 @@ from feedline.expressions.types import nearest
 from feedline.spec.sections import resolve_path
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.reading.read import fragment_of, read_arrow, refuse_foreign
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.reading.fragment import fragment_of
+from feedline.warehouse.reading.read import read_arrow, refuse_foreign
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import absolute, shown
 
 # Rows that are read at a time.

@@ -45,12 +45,12 @@ from feedline.artifacts.artifact_sets import (
 from feedline.artifacts.external import read_outside
 from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import shown_chain
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, seen_among
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _NAME_DIGITS = 32  # of a SHA-256, in hex
 _LIST = re.compile(r"(?:large_|fixed_size_)?list(?:_view)?<[^:]+: (.*?)(?: not null)?>(?:\[\d+\])?")
@@ -106,9 +106,9 @@ class FitOrigin:
 class Fit:
     """One fit, as a manifest records it.
 
-    key: see `Wanted`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
+    key: see `FitRequest`. op, version, parameters: what learnt. types: the columns it was learnt from, with their Arrow
     types. depends: the fits that its values went through, with the digests of their artifacts. shown: the artifact for
-    people. digest: the artifact's own. behind: see `Wanted`; empty in manifests of earlier versions.
+    people. digest: the artifact's own. behind: see `FitRequest`; empty in manifests of earlier versions.
     """
 
     key: str
@@ -156,7 +156,7 @@ class FittedArtifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactSetRef:
-    """Which knowledge a job works with, small enough to travel with every task.
+    """The artifact set a job works with, small enough to travel with every task.
 
     folder: where artifacts are kept. manifest: the digest of the set of fits; None where nothing is fitted. base_dir:
     the folder that relative paths in features are relative to. readings: what was read from outside when the plan was
@@ -175,7 +175,7 @@ class ArtifactSetRef:
 
 
 class StoredArtifactSet:
-    """Knowledge from a folder of artifacts; see `Knowledge`.
+    """The artifact set of a folder; see `ArtifactSet`.
 
     newest: the set of fits is looked up when the first fit is asked for: the one that counts then for `ref.request`.
     """
@@ -190,7 +190,7 @@ class StoredArtifactSet:
 
     @property
     def pinned(self) -> ArtifactSetRef:
-        """The same knowledge for other processes, which may read nothing else from outside than was read here."""
+        """The same artifact set for other processes, which may read nothing else from outside than was read here."""
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
@@ -254,7 +254,7 @@ class StoredArtifactSet:
             f"`artifacts: {{from: {request.pipeline}}}`",
         )
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
 
         Raises CorruptFileError where the files do not hold what was written.
@@ -267,7 +267,7 @@ class StoredArtifactSet:
             return None
         return load_artifact(self.ref.folder, fit)
 
-    def instead(self, wanted: Wanted) -> str:
+    def instead(self, wanted: FitRequest) -> str:
         """What is there in the place of a fit that is not, and what was expected: for messages."""
         manifest = self.manifest
         if manifest is None:
@@ -393,7 +393,7 @@ def _save_table(location: Location, table: pa.Table, known: TableFile | None) ->
 def _size_of(location: Location, name: str) -> int | None:
     """Bytes of a file below a folder; None where there is none."""
     path = join(location.path, name)
-    info = retried(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
+    info = with_retries(lambda: location.filesystem.get_file_info(path), location.filesystem, join(location.uri, name))
     return info.size if info.is_file else None
 
 
@@ -401,7 +401,7 @@ _loading = threading.Lock()
 _loaded: WeakValueDictionary[str, Artifact] = WeakValueDictionary()
 
 
-def _other_chain(fit: Fit, wanted: Wanted) -> bool:
+def _other_chain(fit: Fit, wanted: FitRequest) -> bool:
     """Whether what shares a fit by name was not learnt from, or behind other ops: the key says nothing of that."""
     if fit.behind or not wanted.shared:
         return bool(fit.behind) and not set(wanted.behind) <= set(fit.behind)
@@ -421,7 +421,7 @@ def _call(op: str, version: int, parameters: str) -> str:
     return f"{op} (version {version}) with {parameters}"
 
 
-def _other_types(fit: Fit, wanted: Wanted) -> list[str]:
+def _other_types(fit: Fit, wanted: FitRequest) -> list[str]:
     """The columns that were learnt from as other kinds, or not at all. What others share a fit, a feature need not."""
     return [name for name, dtype in wanted.types.items() if kind_of(fit.types.get(name, "")) != kind_of(dtype)]
 

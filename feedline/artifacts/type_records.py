@@ -23,7 +23,7 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 FOLDER = "serving"
 OLD_RECORD = f"{FOLDER}/columns.parquet"
@@ -87,7 +87,7 @@ def _file(request: ArtifactSetKey) -> str:
 def _files(folder: str, pipeline: str) -> list[str]:
     location, home = locate(absolute(folder)), f"{FOLDER}/{safe_name(pipeline)}"
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
-    infos = retried(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+    infos = with_retries(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
     return sorted(f"{home}/{info.base_name}" for info in infos if info.base_name.endswith(_SUFFIX))
 
 

@@ -29,11 +29,10 @@ from zarr.core.metadata import ArrayV3Metadata
 from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
-from feedline.warehouse.storage.faults import explained, last_words
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.faults import explain_errors, last_words
+from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, shown
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _METADATA = ("zarr.json", ".zarray")
 _REMEDY = "Start again, so that the array is read as it is now"
@@ -124,12 +123,12 @@ def open_array(uri: str) -> ZarrArray:
     """
     location = locate(absolute(uri))
     name = shown(location.uri)
-    with explained(name):
-        info = retried(lambda: location.filesystem.get_file_info(location.path), location.filesystem, name)
+    with explain_errors(name):
+        info = with_retries(lambda: location.filesystem.get_file_info(location.path), location.filesystem, name)
     if info.type != pafs.FileType.Directory:
         raise SpecError(f"{name} is no zarr array: got {_met(info.type)}, expected a folder with zarr.json or .zarray")
     start = len(location.path.rstrip("/")) + 1
-    files = {info.path[start:]: stamp_in(info) for info in listed(location) if info.type == pafs.FileType.File}
+    files = {info.path[start:]: stamp_in(info) for info in list_tree(location) if info.type == pafs.FileType.File}
     found = next((file for file in _METADATA if file in files), None)
     if found is None:
         raise SpecError(f"{name} is no zarr array: got a folder without zarr.json or .zarray. Name the array's folder")
@@ -152,8 +151,8 @@ def is_array(uri: str) -> bool:
     """Whether a folder is a zarr array's, rather than a table's. Raises StoreError where the store kept failing."""
     location = locate(uri)
     paths = [join(location.path, name) for name in _METADATA]
-    with explained(shown(uri)):
-        infos = retried(lambda: location.filesystem.get_file_info(paths), location.filesystem, shown(uri))
+    with explain_errors(shown(uri)):
+        infos = with_retries(lambda: location.filesystem.get_file_info(paths), location.filesystem, shown(uri))
     return any(info.type == pafs.FileType.File for info in infos)
 
 
@@ -188,7 +187,7 @@ class _Listed(Store):
                 return read_range(source, start, stop - start)
 
         with _there(name):
-            return retried(read, filesystem, name)
+            return with_retries(read, filesystem, name)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """As zarr asks for it; other requests go on meanwhile."""
@@ -255,7 +254,7 @@ class _Listed(Store):
 def _there(name: str) -> Iterator[None]:
     """Errors of a file that was listed."""
     try:
-        with explained(name, fetching=True):
+        with explain_errors(name, fetching=True):
             yield
     except TableNotFoundError as error:
         raise TableChangedError(f"{name} is gone: it was there when the array was opened. {_REMEDY}") from error

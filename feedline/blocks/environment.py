@@ -1,7 +1,7 @@
-"""Compare what a block's bytes depend on besides its request: versions, C library, instructions.
+"""The environment that a block's bytes depend on besides its request: versions, C library, instructions.
 
-Runs in: feeder and workers. The feeder's cluster says what its workers have to be (`environment_at`); each compares
-before it computes.
+Runs in: feeder and workers. The feeder's cluster says which environment its workers must have (`environment_at`); each
+worker checks its own before it computes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.errors import ClusterError
-from feedline.processor import Cpu, instructions, libc, libm, remedy
+from feedline.resources import Cpu, instructions_remedy, level_instructions, libc, libm
 from feedline.version import VERSION
 
 Environment = tuple[tuple[str, str], ...]
@@ -27,7 +27,7 @@ _REMEDIES = {
 
 
 def local_environment() -> Environment:
-    """This process's: names and values, in an order in which the first difference is the one to mend."""
+    """The environment of this process, in an order in which the first difference is the one to fix."""
     return environment_at("native")
 
 
@@ -35,28 +35,28 @@ def environment_at(cpu: Cpu) -> Environment:
     """The environment of a process like this one that was started at a level (`processor`)."""
     versions = {"feedline": VERSION, "polars": pl.__version__, "pyarrow": pa.__version__, "numpy": np.__version__}
     system = {"machine": platform.machine(), "libc": libc(), "libm": libm()}
-    return (*versions.items(), *system.items(), ("cpu", " ".join(instructions(cpu))))
+    return (*versions.items(), *system.items(), ("cpu", " ".join(level_instructions(cpu))))
 
 
 def check_environment(expected: Environment) -> None:
-    """Raise ClusterError where this process would compute something else than the feeder expects."""
+    """Raise ClusterError where this process differs from the environment that the feeder expects."""
     here = dict(local_environment())
-    for name, wanted in expected:
+    for name, value in expected:
         found = here.get(name, "none")
-        if wanted != found:
+        if value != found:
             versions = "Install the same versions of feedline, polars, pyarrow and numpy on every worker"
-            advice = remedy(wanted) if name == "cpu" else _REMEDIES.get(name, versions)
+            advice = instructions_remedy(value) if name == "cpu" else _REMEDIES.get(name, versions)
             raise ClusterError(
-                f"a worker on {platform.node()} has another {name}: got {found}, expected {wanted} as in the feeder. "
+                f"a worker on {platform.node()} has another {name}: got {found}, expected {value} as in the feeder. "
                 f"{advice}"
             )
 
 
 def environment_text(environment: Environment) -> str:
-    """As states carry it."""
+    """The environment as one string, which states carry."""
     return ", ".join(f"{name} {value}" for name, value in environment)
 
 
 def environment_differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """What is another here than there: name, here, there. What is not recorded there differs."""
+    """The differences (name, here, there); values that are not recorded there differ."""
     return [(name, value, there.get(name, "not recorded")) for name, value in here.items() if there.get(name) != value]

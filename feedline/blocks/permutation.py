@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 
@@ -33,6 +34,13 @@ def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | s
     firsts = run_starts[order]
     landing = np.cumsum(lengths) - lengths
     return np.repeat(firsts - landing, lengths) + np.arange(rows)
+
+
+def run_starts(groups: pl.Series) -> NDArray[np.int64]:
+    """Where a run of equal values starts; nulls are equal to each other."""
+    changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
+    changes[:1] = True
+    return np.flatnonzero(changes)
 
 
 def _philox_words(size: int, key: Sequence[int | str]) -> NDArray[np.uint64]:

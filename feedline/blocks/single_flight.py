@@ -1,7 +1,7 @@
-"""Make a value once per key, however many threads ask for it at the same time, and keep what is in use.
+"""Make a value once per key, however many threads ask for it at the same time, and cache values in use.
 
-Runs in: workers. A key in use is one that was asked for within `IDLE_S`: those stay, however many there are, since a
-worker that serves nine jobs must not compile each of them again and again. Of all others the last few stay.
+Runs in: workers. A key that was asked for within `IDLE_S` is in use, and stays, however many there are: a worker that
+serves nine jobs must not compile each of them repeatedly. Of idle keys the last `IDLE_KEPT` stay.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[V]):
+class _Flight(Generic[V]):
     used_s: float
-    making: threading.Lock = field(default_factory=threading.Lock)
-    made: list[V] = field(default_factory=list)  # one, when it was made
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    values: list[V] = field(default_factory=list)  # one, once it exists
 
 
 class SingleFlight(Generic[K, V]):
@@ -33,21 +33,21 @@ class SingleFlight(Generic[K, V]):
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one asked for last at the end
+        self._entries: OrderedDict[K, _Flight[V]] = OrderedDict()  # the one asked for last is last
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The key's value; `make` is called where there is none, by one thread while others wait. What it raises is
-        raised here, and the next one who asks tries again."""
+        """The key's value. Where there is none, one thread calls `make` while others wait; what it raises is raised
+        here, and the next caller tries again."""
         entry = self._entry(key)
-        with entry.making:
-            if not entry.made:
-                entry.made.append(make())
-            return entry.made[0]
+        with entry.lock:
+            if not entry.values:
+                entry.values.append(make())
+            return entry.values[0]
 
-    def _entry(self, key: K) -> _Entry[V]:
+    def _entry(self, key: K) -> _Flight[V]:
         with self._lock:
             now = self._now_s()
-            entry = self._entries.setdefault(key, _Entry(now))
+            entry = self._entries.setdefault(key, _Flight(now))
             entry.used_s = now
             self._entries.move_to_end(key)
             idle = [known for known, other in self._entries.items() if now - other.used_s > IDLE_S]

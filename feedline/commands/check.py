@@ -10,29 +10,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
-from feedline.planning.plan import needs_of
+from feedline.planning.plan import read_columns_of
 from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
-from feedline.warehouse.bad_files import BadFile, known_bad_files, remember
+from feedline.warehouse.bad_files import BadFile, load_findings, remember
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.scan import Findings, Problem, Progress, check_footers, check_pages, check_presence
+from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import shown
-from feedline.warehouse.storage.retry import interruptible
+from feedline.warehouse.storage.parallel import Map
 
-_FOOTER_THREADS = 16  # as many as a snapshot uses: they wait for the store
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
 _SHOW_S = 5.0  # a line of progress this often, where the line before cannot be overwritten
 _REDRAW_S = 0.2
@@ -111,7 +111,7 @@ class CheckReport:
 
 
 def run_check(
-    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: Progress | None = None
+    spec: PipelineSpec, *, deep: bool = False, all_columns: bool = False, progress: ProgressCallback | None = None
 ) -> CheckReport:
     """Check the table of a pipeline. Raises what listing it raises; whatever is wrong with a file is in the report.
 
@@ -120,17 +120,17 @@ def run_check(
     began = time.perf_counter()
     listing = listing_of_source(spec)
     columns: tuple[str, ...] = ()
-    with _mapper(spec) as mapper:
+    with _map_of(spec) as map:
         rules = schema_rules(spec)
-        findings = check_footers(listing, map=mapper(_FOOTER_THREADS), rules=rules, progress=progress)
+        findings = check_footers(listing, map=map, rules=rules, progress=progress)
         _remember(spec.work_dir, findings, deep=False)
         if rules.missing_error and findings.kinds:
-            needs = needs_of(spec, findings.table_schema())
-            check_presence(findings, needs.parts(findings.table_schema()), needs.where)
+            read = read_columns_of(spec, findings.table_schema())
+            check_presence(findings, read.parts(findings.table_schema()), read.where)
         gaps = _gaps(spec, findings, rules)
         if deep and findings.kinds:
             columns = _columns(spec, findings, all_columns=all_columns)
-            check_pages(findings, columns, map=mapper(available_cores()), progress=progress)
+            check_pages(findings, columns, map=map, progress=progress)
             _remember(spec.work_dir, findings, deep=True)
     return CheckReport(
         table=shown(listing.uri),
@@ -184,15 +184,15 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     try:
         snapshot = snapshot_of(listing, rules=rules, work_dir=spec.work_dir, on_bad=lambda path, error: None)
         snapshot = snapshot.without(wrong) if wrong else snapshot
-        needs = needs_of(spec, snapshot.schema)
+        columns = read_columns_of(spec, snapshot.schema)
     except StoreError:
         raise
     except (TableError, SpecError):
         if not wrong:
             raise
         return None
-    selection = screen_rows(snapshot, needs.where, sample=needs.sample)
-    return find_gaps(needs, snapshot, selection.rows, needs.where)
+    selection = screen_rows(snapshot, columns.where, sample=columns.sample)
+    return find_gaps(columns, snapshot, selection.rows, columns.where)
 
 
 def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tuple[str, ...]:
@@ -200,36 +200,28 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
     if all_columns:
         return tuple(findings.schema.names)
     schema = findings.table_schema()
-    needed = source_columns(schema, sorted(needs_of(spec, schema).columns(schema)))
+    needed = source_columns(schema, sorted(read_columns_of(spec, schema).columns(schema)))
     return tuple(name for name in needed if name in schema.names and name not in findings.listing.partition)
 
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
-    known = known_bad_files(work_dir)
+    known = load_findings(work_dir)
     sound = [file for file in findings.sound() if file in known and (deep or known[file].footer_digest is None)]
     remember(work_dir, findings.bad, sound=sound)
 
 
-Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
-
-
 @contextmanager
-def _mapper(spec: PipelineSpec) -> Iterator[Callable[[int], Results]]:
-    """Gives, for a number of threads, a `map` in threads; or one on the pipeline's cluster, which has its own."""
+def _map_of(spec: PipelineSpec) -> Iterator[Map | None]:
+    """A `map` on the pipeline's cluster; None where pipeline.yaml names none."""
     if spec.cluster.workers is None and spec.cluster.scheduler is None:
-        yield lambda threads: lambda function, tasks: _in_threads(function, tasks, threads)
+        yield None
         return
     cluster = Cluster(spec.cluster, threads=available_cores())
     try:
         cluster.check_workers()
-        yield lambda _: lambda function, tasks: _on_cluster(cluster, function, tasks)
+        yield partial(_on_cluster, cluster)
     finally:
         cluster.close()
-
-
-def _in_threads(function: Callable[[Any], Any], tasks: Sequence[Any], threads: int) -> Iterator[Any]:
-    with interruptible(threads, "feedline-check") as pool:
-        yield from pool.map(function, tasks)
 
 
 def _on_cluster(cluster: Cluster, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:

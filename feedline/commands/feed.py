@@ -33,7 +33,7 @@ from feedline.service.feeder import Feeder, FeederStats
 from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
-from feedline.warehouse.storage.retry import stop_waiting
+from feedline.warehouse.storage.parallel import stop_waiting
 
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
@@ -183,7 +183,7 @@ def _serve(
     try:
         feeder.serve()
     finally:
-        if (total := feeder.observed.total) is not None:
+        if (total := feeder.monitor.total) is not None:
             served(total.to_json())
 
 

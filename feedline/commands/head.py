@@ -30,7 +30,7 @@ from feedline.planning.binding import (
 )
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.vocabulary import Vocabulary, decode
 from feedline.transforms.registry.op import same_ids
@@ -45,7 +45,7 @@ Decoder = Callable[[int], Any]
 
 @dataclass(slots=True)
 class _Recorded:
-    """Knowledge from the artifacts, which remembers what was asked for."""
+    """The stored artifact set, which remembers what was asked for."""
 
     stored: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
@@ -53,7 +53,7 @@ class _Recorded:
     def seen(self, key: str) -> bool | str:
         return self.stored.seen(key)
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         found = self.stored.fitted(wanted)
         if found is not None:
             self.artifacts[wanted.op[0]] = found
@@ -72,9 +72,9 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
     stored = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
-    compiled = compile_spec(spec, schema, knowledge=stored)
+    compiled = compile_spec(spec, schema, artifacts=stored)
     sources = {feature.name: _sources(feature) for feature in spec.features}
-    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], knowledge=stored)
+    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], artifacts=stored)
     columns = list(dict.fromkeys([*compiled.parts, *read.parts]))
     marks = bound_marks(spec, compiled)
     chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
@@ -126,8 +126,8 @@ def _values(
     Where a row cannot be computed its error stands in the place of its value.
     """
     recorded = _Recorded(stored)
-    alone = compile_spec(spec, schema, [feature], knowledge=recorded)
-    if alone.wanted:
+    alone = compile_spec(spec, schema, [feature], artifacts=recorded)
+    if alone.missing_fits:
         return None, None
     values: list[Any] = []
     for row in range(frame.height):

@@ -30,8 +30,8 @@ def describe_ops(plan: Plan) -> dict[str, Any]:
     """Every feature's chain with kinds, types and cost, and the cost of all together, as plain values."""
     compiled = plan.features
     frames = first_chunks(plan.job, (plan.request(block, 0) for block in plan.schedule(0).blocks(0)), _CHUNKS)
-    alone = [compile_features([feature], compiled.schema, compiled.knowledge) for feature in compiled.features]
-    costs = [None if one.wanted else _seconds(one.apply, frames) for one in alone]
+    alone = [compile_features([feature], compiled.schema, compiled.artifacts) for feature in compiled.features]
+    costs = [None if one.missing_fits else _seconds(one.apply, frames) for one in alone]
     total = sum(cost for cost in costs if cost is not None)
     rows = sum(frame.height for frame in frames)
     features = [
@@ -44,10 +44,10 @@ def describe_ops(plan: Plan) -> dict[str, Any]:
             "share": None if cost is None else cost / total if total else 0.0,
         }
         for chain, one, cost in zip(
-            chains(compiled.features, compiled.schema, compiled.knowledge), alone, costs, strict=True
+            chains(compiled.features, compiled.schema, compiled.artifacts), alone, costs, strict=True
         )
     ]
-    whole = None if compiled.wanted else _whole(plan, frames)
+    whole = None if compiled.missing_fits else _whole(plan, frames)
     return {
         "table": plan.spec.source.table,
         "rows": rows,

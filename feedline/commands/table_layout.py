@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
-from feedline.planning.plan import needs_of
+from feedline.planning.plan import read_columns_of
 from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
@@ -30,7 +30,6 @@ from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
 from feedline.warehouse.parquet.encodings import GOALS, Choice
-from feedline.warehouse.storage.retry import stop_waiting
 from feedline.warehouse.table import Table
 
 _SHOWN_PARTITIONS = 10
@@ -128,7 +127,6 @@ def _optimized(
             say=lambda text: console.print(text, highlight=False, soft_wrap=True),
         )
     except KeyboardInterrupt:
-        stop_waiting()
         console.print("stopped: finished partitions stay, the same command goes on from there")
         raise typer.Exit(130) from None
     finally:
@@ -142,7 +140,7 @@ def _projected(text: str, table: Table) -> tuple[str, ...]:
         return _listed(text)
     spec = load_spec(Path(text), {})
     snapshot = table.snapshot()
-    read = set(source_columns(snapshot.schema, sorted(needs_of(spec, snapshot.schema).columns(snapshot.schema))))
+    read = set(source_columns(snapshot.schema, sorted(read_columns_of(spec, snapshot.schema).columns(snapshot.schema))))
     return tuple(name for name in snapshot.file_columns if name in read)
 
 

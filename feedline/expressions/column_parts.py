@@ -14,17 +14,30 @@ it. Such a column stands for the key in every file that has it, and wins over th
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.expressions.nodes import Column, Field
+from feedline.expressions.nodes import (
+    Arithmetic,
+    Call,
+    ColumnRef,
+    Compare,
+    Constant,
+    Field,
+    Logic,
+    Member,
+    Negation,
+    Negative,
+    Node,
+    NullTest,
+)
 from feedline.expressions.parser import parse_tree
-from feedline.expressions.tokens import Fault
+from feedline.expressions.spans import Fault
 from feedline.expressions.types import column_type
 
 Key: TypeAlias = str | int
@@ -38,7 +51,7 @@ class PartError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ColumnPart:
     """What lies in a column at some keys, from the outside in; one key at least."""
 
     column: str
@@ -53,23 +66,23 @@ class Part:
 
 
 @dataclass(slots=True)
-class Wanted:
+class PartTree:
     """What is wanted of a value: the whole of it, or what lies at some keys, or both."""
 
     whole: bool = False
-    parts: dict[Key, Wanted] = field(default_factory=dict)
+    parts: dict[Key, PartTree] = field(default_factory=dict)
 
     def add(self, keys: tuple[Key, ...]) -> None:
         """Want what lies at these keys, too; the whole for none."""
         if not keys:
             self.whole = True
             return
-        self.parts.setdefault(keys[0], Wanted()).add(keys[1:])
+        self.parts.setdefault(keys[0], PartTree()).add(keys[1:])
 
 
 def not_null(names: Iterable[str]) -> str:
     """The filter that drops rows in which one of these columns and parts is null: `a is not None and b is not None`."""
-    texts = [name if part_of(name) is not None else str(Part(name, ())) for name in names]
+    texts = [name if part_of(name) is not None else str(ColumnPart(name, ())) for name in names]
     return " and ".join(f"{text} is not None" for text in texts)
 
 
@@ -84,7 +97,7 @@ def has_column(schema: pa.Schema, name: str) -> bool:
 
 
 @lru_cache(maxsize=65_536)
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> ColumnPart | None:
     """The part that a name means, None for a name that means none. Ask the schema first whether it is a column."""
     if not name.endswith("]"):
         return None
@@ -97,10 +110,10 @@ def part_of(name: str) -> Part | None:
         assert isinstance(node.key.value, str | int)
         keys.append(node.key.value)
         node = node.item
-    return Part(node.name, tuple(reversed(keys))) if isinstance(node, Column) and keys else None
+    return ColumnPart(node.name, tuple(reversed(keys))) if isinstance(node, ColumnRef) and keys else None
 
 
-def part_field(schema: pa.Schema, part: Part) -> pa.Field:
+def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
     """The part as an Arrow field, named by it and nullable.
 
     Raises PartError where the schema has no such column, field or kind of key, and where a column that holds one key
@@ -121,7 +134,7 @@ def part_field(schema: pa.Schema, part: Part) -> pa.Field:
     return pa.field(str(part), kind)
 
 
-def flattened_column(schema: pa.Schema, part: Part) -> str | None:
+def flattened_column(schema: pa.Schema, part: ColumnPart) -> str | None:
     """The column of this schema that holds the first of the part's keys; None where there is none."""
     place = schema.get_field_index(part.column)
     if place >= 0 and not pat.is_map(schema.field(place).type):
@@ -144,13 +157,13 @@ def source_columns(schema: pa.Schema, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _type_at(kind: pa.DataType, keys: tuple[Key, ...], part: Part) -> pa.DataType:
+def _type_at(kind: pa.DataType, keys: tuple[Key, ...], part: ColumnPart) -> pa.DataType:
     for key in keys:
         kind = _below(kind, key, part)
     return kind
 
 
-def _below(kind: pa.DataType, key: Key, part: Part) -> pa.DataType:
+def _below(kind: pa.DataType, key: Key, part: ColumnPart) -> pa.DataType:
     if pat.is_struct(kind) and isinstance(key, str):
         places = kind.get_all_field_indices(key)
         if len(places) == 1:
@@ -170,7 +183,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_string_view))
 
 
-def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: Part, column: str) -> pa.DataType:
+def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: ColumnPart, column: str) -> pa.DataType:
     """The type that holds the map's values and those of the column for one key."""
     for family in (_SIGNED, _FLOATS):
         if kind in family and flattened in family:
@@ -183,3 +196,63 @@ def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: Part, column: s
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+
+
+def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
+    """The tree with columns for parts, and the names of its columns. A part that is named like a column stays a chain.
+
+    A part of a map that the schema lacks, and of which it has a column, is that column (or a part of it).
+    """
+    names: set[str] = set()
+
+    def rewritten(node: Node) -> Node:
+        if isinstance(node, ColumnRef | Field):
+            part = _part(node, schema)
+            if part is not None:
+                names.add(part)
+                return ColumnRef(name=part, span=node.span)
+            if isinstance(node, Field):
+                return replace(node, item=rewritten(node.item))
+        return _mapped(node, rewritten)
+
+    return rewritten(tree), frozenset(names)
+
+
+def _part(node: ColumnRef | Field, schema: pa.Schema) -> str | None:
+    """The name of the column, or of the part that a chain of subscripts on a column is."""
+    keys: list[Key] = []
+    item: Node = node
+    while isinstance(item, Field):
+        assert isinstance(item.key.value, str | int)
+        keys.append(item.key.value)
+        item = item.item
+    if not isinstance(item, ColumnRef):
+        return None
+    if not keys:
+        return item.name
+    part = ColumnPart(item.name, tuple(reversed(keys)))
+    if not has_column(schema, part.column) and (flattened := flattened_column(schema, part)) is not None:
+        return str(ColumnPart(flattened, part.keys[1:])) if part.keys[1:] else flattened
+    return None if has_column(schema, str(part)) else str(part)
+
+
+def _mapped(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with its children changed."""
+
+    def argument(value: Node | tuple[Constant, ...]) -> Node | tuple[Constant, ...]:
+        return value if isinstance(value, tuple) else change(value)
+
+    match node:
+        case Negative(item=item) | Member(item=item) | NullTest(item=item) | Negation(item=item):
+            return replace(node, item=change(item))
+        case Arithmetic(left=left, right=right) | Compare(left=left, right=right):
+            return replace(node, left=change(left), right=change(right))
+        case Logic(items=items):
+            return replace(node, items=tuple(change(item) for item in items))
+        case Call(arguments=arguments, keywords=keywords):
+            return replace(
+                node,
+                arguments=tuple(argument(value) for value in arguments),
+                keywords={name: argument(value) for name, value in keywords.items()},
+            )
+    return node

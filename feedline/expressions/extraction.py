@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.expressions.column_parts import Key, Part, Wanted, flattened_column, has_column, part_field, part_of
+from feedline.expressions.column_parts import (
+    ColumnPart,
+    Key,
+    PartTree,
+    flattened_column,
+    has_column,
+    part_field,
+    part_of,
+)
 from feedline.expressions.types import column_type
 
 Keys: TypeAlias = tuple[Key, ...]
@@ -29,7 +37,7 @@ Frame: TypeAlias = pl.DataFrame | pa.Table | pa.RecordBatch
 _Places = npt.NDArray[np.int64]
 
 
-def extracted(array: pa.Array, wanted: Wanted) -> dict[Keys, pa.Array]:
+def extracted(array: pa.Array, wanted: PartTree) -> dict[Keys, pa.Array]:
     """Everything wanted of an array, by its keys; the array itself under `()` where the whole is wanted.
 
     Of type null where the array's type has no such field.
@@ -61,9 +69,9 @@ def project(data: Frame, names: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame([series[name] for name in names if name in series])
 
 
-def _parts(data: Frame, schema: pa.Schema, parts: Any) -> Iterator[tuple[Part, pl.Series]]:
-    wanted: dict[str, Wanted] = {}
-    sources: dict[Part, list[tuple[str, Keys]]] = {}
+def _parts(data: Frame, schema: pa.Schema, parts: Any) -> Iterator[tuple[ColumnPart, pl.Series]]:
+    wanted: dict[str, PartTree] = {}
+    sources: dict[ColumnPart, list[tuple[str, Keys]]] = {}
     for part in parts:
         flattened = flattened_column(schema, part)
         places = [(flattened, part.keys[1:])] if flattened is not None else []
@@ -71,7 +79,7 @@ def _parts(data: Frame, schema: pa.Schema, parts: Any) -> Iterator[tuple[Part, p
         if places:
             sources[part] = places
         for column, keys in places:
-            wanted.setdefault(column, Wanted()).add(keys)
+            wanted.setdefault(column, PartTree()).add(keys)
     found: dict[tuple[str, Keys], list[pa.Array]] = {}
     for column, wants in wanted.items():
         for chunk in _chunks(data, column):

@@ -25,7 +25,7 @@ import polars as pl
 
 from feedline.expressions.nodes import Constant
 from feedline.expressions.predicates import Operator
-from feedline.expressions.tokens import Fault
+from feedline.expressions.spans import Fault
 from feedline.expressions.types import (
     BINARY,
     BOOLEAN,
@@ -85,7 +85,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class LiteralComparison:
     """A comparison with a literal in the column's own values: a leaf, or two joined by `and` (never), `or` (always)."""
 
     joined: Literal["and", "or"]
@@ -103,7 +103,7 @@ class _Grid:
     value: Callable[[int], object]
 
 
-def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> Bound:
+def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComparison:
     """`x op constant` for an x of that type.
 
     Raises:
@@ -115,7 +115,7 @@ def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> Bound:
     if grid is None:
         if kind(dtype) == BOOLEAN and op not in ("==", "!="):
             raise Fault("booleans have no order: compare with `==` or `!=`", constant.span)
-        return Bound("and", (Leaf(op, _plain(constant, dtype)),))
+        return LiteralComparison("and", (Leaf(op, _plain(constant, dtype)),))
     place = grid.place(constant)
     floor = place.numerator // place.denominator
     exact = floor == place
@@ -125,10 +125,10 @@ def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> Bound:
         if op in ("==", "!="):
             return _constant(op == "!=", grid.value(grid.spot))
         op = "<=" if op in ("<", "<=") else ">"
-    return Bound("and", (Leaf(op, grid.value(floor)),))
+    return LiteralComparison("and", (Leaf(op, grid.value(floor)),))
 
 
-def members(constants: Sequence[Constant], dtype: pl.DataType) -> Bound | tuple[object, ...]:
+def members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralComparison | tuple[object, ...]:
     """The values of a list that a column of that type can hold; a `Bound` that is never true where there are none."""
     grid = _grid(dtype)
     values: list[object] = []
@@ -209,20 +209,20 @@ def misfit(constant: Constant, dtype: pl.DataType) -> Fault:
     return Fault(f"the literal does not fit {describe(dtype)}: got {got}, expected {expected}", constant.span)
 
 
-def _constant(always: bool, value: object) -> Bound:
-    return Bound("or" if always else "and", (Leaf("==", value), Leaf("!=", value)))
+def _constant(always: bool, value: object) -> LiteralComparison:
+    return LiteralComparison("or" if always else "and", (Leaf("==", value), Leaf("!=", value)))
 
 
-def _compare_float(op: Operator, constant: Constant, dtype: pl.DataType) -> Bound:
+def _compare_float(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComparison:
     value = _nearest_float(constant, dtype)
     if abs(value) != float("inf"):
-        return Bound("and", (Leaf(op, value),))
+        return LiteralComparison("and", (Leaf(op, value),))
     top = _FLOATS[type(dtype)][1]
     if op in ("==", "!="):
         return _constant(op == "!=", top)
     if value > 0:  # a finite literal above the largest float: below infinity, above all else
-        return Bound("and", (Leaf("<=" if op in ("<", "<=") else ">", top),))
-    return Bound("and", (Leaf("<" if op in ("<", "<=") else ">=", -top),))
+        return LiteralComparison("and", (Leaf("<=" if op in ("<", "<=") else ">", top),))
+    return LiteralComparison("and", (Leaf("<" if op in ("<", "<=") else ">=", -top),))
 
 
 def _nearest_float(constant: Constant, dtype: pl.DataType) -> float:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from feedline.expressions.predicates import Operator
-from feedline.expressions.tokens import Span
+from feedline.expressions.spans import Span
 
 ArithmeticOperator: TypeAlias = Literal["+", "-", "*", "/", "//", "%", "**"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ColumnRef:
     """A column of the table, by name."""
 
     name: str
@@ -114,5 +114,5 @@ class Call:
 
 
 Node: TypeAlias = (
-    Column | Constant | Field | Negative | Arithmetic | Compare | Member | NullTest | Negation | Logic | Call
+    ColumnRef | Constant | Field | Negative | Arithmetic | Compare | Member | NullTest | Negation | Logic | Call
 )

@@ -22,7 +22,7 @@ from typing import Literal
 import polars as pl
 
 from feedline.expressions import literals
-from feedline.expressions.literals import Bound
+from feedline.expressions.literals import LiteralComparison
 from feedline.expressions.nodes import ArithmeticOperator, Constant
 from feedline.expressions.predicates import (
     Comparison,
@@ -33,7 +33,7 @@ from feedline.expressions.predicates import (
     conjunction,
     disjunction,
 )
-from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BINARY,
     BOOLEAN,
@@ -239,7 +239,7 @@ def member(item: Operand, values: Sequence[Constant], span: Span) -> Operand:
     if item.kind not in _COMPARABLE - {DURATION}:
         raise _incomparable(item)
     bound = literals.members(values, item.dtype)
-    if isinstance(bound, Bound):
+    if isinstance(bound, LiteralComparison):
         return _judged(item, bound, span)
     found = result(literals.evaluate_members(bound, item.expr, item.dtype), BOOL, span, [item], extra=2)
     if item.column is None:
@@ -247,7 +247,7 @@ def member(item: Operand, values: Sequence[Constant], span: Span) -> Operand:
     return replace(found, predicate=Membership(column=item.column, values=bound))
 
 
-def _judged(item: Operand, bound: Bound, span: Span) -> Operand:
+def _judged(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
     """The comparison of an operand with a bound literal; prunable where the operand is a column."""
     expressions = [literals.evaluate(leaf, item.expr, item.dtype) for leaf in bound.leaves]
     joined = expressions[0]

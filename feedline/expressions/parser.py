@@ -12,12 +12,12 @@ from __future__ import annotations
 import ast
 import math
 
-from feedline.expressions.functions.catalogue import NAMESPACES, missing_function, missing_method
+from feedline.expressions.functions.reference import NAMESPACES, missing_function, missing_method
 from feedline.expressions.nodes import (
     Arithmetic,
     ArithmeticOperator,
     Call,
-    Column,
+    ColumnRef,
     Compare,
     Constant,
     Field,
@@ -29,7 +29,8 @@ from feedline.expressions.nodes import (
     NullTest,
 )
 from feedline.expressions.predicates import Operator
-from feedline.expressions.tokens import MAX_INTEGER_DIGITS, Fault, Source, Span, scan
+from feedline.expressions.spans import Fault, SourceText, Span
+from feedline.expressions.tokens import MAX_INTEGER_DIGITS, scan
 
 _MAX_FOLDED_EXPONENT = 64
 MAX_DEPTH = 100  # levels of the tree; the walks take about three Python frames a level and the limit is 1000 frames
@@ -66,7 +67,7 @@ def parse_tree(text: str) -> Node:
         Fault: at the first thing that is not of the language.
     """
     tokens = scan(text)
-    source = Source(text)
+    source = SourceText(text)
     try:
         tree = ast.parse(source.wrapped, mode="eval").body
     except SyntaxError as error:
@@ -81,7 +82,7 @@ def parse_tree(text: str) -> Node:
     return _Builder(source).node(tree)
 
 
-def _check_depth(tree: ast.expr, source: Source) -> None:
+def _check_depth(tree: ast.expr, source: SourceText) -> None:
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
@@ -93,14 +94,14 @@ def _check_depth(tree: ast.expr, source: Source) -> None:
 class _Builder:
     """Rebuilds a Python tree with the nodes of the language."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceText) -> None:
         self._source = source
 
     def node(self, tree: ast.expr) -> Node:
         """The node for a tree, or the fault that it has none."""
         match tree:
             case ast.Name():
-                return Column(name=tree.id, span=self._span(tree))
+                return ColumnRef(name=tree.id, span=self._span(tree))
             case ast.Constant():
                 return self._constant(tree)
             case ast.UnaryOp():
@@ -261,10 +262,10 @@ class _Builder:
     def _argument(self, tree: ast.expr) -> Node | tuple[Constant, ...]:
         return self._values(tree) if isinstance(tree, ast.List | ast.Tuple) else self.node(tree)
 
-    def _column(self, tree: ast.Call) -> Column:
+    def _column(self, tree: ast.Call) -> ColumnRef:
         match tree:
             case ast.Call(args=[ast.Constant(value=str(name))], keywords=[]):
-                return Column(name=name, span=self._span(tree))
+                return ColumnRef(name=name, span=self._span(tree))
         raise Fault('`col` takes one constant text, as in `col("odd name")`', self._span(tree))
 
 

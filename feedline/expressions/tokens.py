@@ -1,4 +1,4 @@
-"""Is this text fit to be parsed as an expression at all, and how is a place in it shown to a person?
+"""Check that a text is fit to be parsed as an expression, before `ast` sees it.
 
 Pure; runs in any process that reads an expression. `scan` walks the text once with Python's tokenizer, before `ast`
 sees it. What could exhaust the parser's stack (brackets and prefix operators that nest, chains of `**`), what could
@@ -17,24 +17,13 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from feedline.expressions.spans import Fault, SourceText, Span
+
 MAX_CHARACTERS = 65_536  # a `where` with some thousand ids; a whole pipeline.yaml is rarely larger
 MAX_TOKENS = 20_000  # each becomes at most one node
 MAX_NESTING = 64  # brackets and prefix operators around one place; CPython's own limit for brackets is 200
 MAX_POWERS = 64  # `**` nests to the right, so a chain of them is depth too
 MAX_INTEGER_DIGITS = 38  # the widest decimal of Arrow; no column holds more
-_SHOWN = 120  # characters of a line that an error shows around its place
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Characters `start` to `stop` (excluded) of an expression's text."""
-
-    start: int
-    stop: int
-
-    def to(self, other: Span) -> Span:
-        """From the start of this one to the end of the other."""
-        return Span(self.start, max(self.stop, other.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +33,6 @@ class Token:
     type: int
     string: str
     span: Span
-
-
-class Fault(Exception):  # noqa: N818  it becomes an ExpressionError once the text is at hand
-    """Something wrong at a place of the text."""
-
-    def __init__(self, message: str, span: Span) -> None:
-        super().__init__(message)
-        self.message = message
-        self.span = span
-
-
-class Source:
-    """An expression's text as Python reads it: between brackets, so that the ends of its lines mean nothing."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.wrapped = "(" + re.sub(r"\r\n?", "\n", text) + "\n)"
-        self._lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
-        self._starts = [0]
-        for line in self._lines:
-            self._starts.append(self._starts[-1] + len(line))
-
-    def offset(self, row: int, column: int) -> int:
-        """The character of the text at a row (from 1) and column (from 0, in characters) of `wrapped`."""
-        return min(self._starts[min(row, len(self._starts)) - 1] + column - (row == 1), len(self.text))
-
-    def offset_of_byte(self, row: int, column: int) -> int:
-        """As `offset`, the column counted in UTF-8 bytes, as `ast` does."""
-        if row > len(self._lines):
-            return len(self.text)
-        line = self._lines[row - 1]
-        column -= row == 1
-        characters = column if line.isascii() else len(line.encode()[:column].decode(errors="ignore"))
-        return min(self._starts[row - 1] + characters, len(self.text))
-
-
-def render(text: str, fault: Fault) -> str:
-    """The fault's message, then the line it points at with carets under the place."""
-    start = min(fault.span.start, len(text))
-    left = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
-    line = re.split(r"[\r\n]", text[left:], maxsplit=1)[0]
-    at = start - left
-    width = max(1, min(fault.span.stop - start, len(line) - at))
-    first = max(0, at - _SHOWN // 2)
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in line[first : first + _SHOWN])
-    prefix = "…" if first else ""
-    suffix = "…" if first + _SHOWN < len(line) else ""
-    pad = " " * (len(prefix) + at - first)
-    carets = "^" * max(1, min(width, _SHOWN - (at - first)))
-    return f"{fault.message}\n  {prefix}{shown}{suffix}\n  {pad}{carets}"
 
 
 _KEYWORDS = frozenset({"and", "or", "not", "in", "is", "None", "True", "False"})
@@ -177,7 +116,7 @@ def _check_characters(text: str) -> None:
 
 def _tokens(text: str) -> Iterator[Token]:
     """Python's tokens with character offsets."""
-    source = Source(text)
+    source = SourceText(text)
     depth = 0
     try:
         for info in tokenize.generate_tokens(io.StringIO(source.wrapped).readline):

@@ -23,8 +23,9 @@ from feedline.fitting.spill import Scratch, Spilled, State, merge_part, merged, 
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
-from feedline.transforms.registry.user_functions import Needed, check_functions
-from feedline.warehouse.reading.read import Chunk, Fragment, read_fragment
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
+from feedline.warehouse.reading.fragment import Chunk, Fragment
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
@@ -41,7 +42,7 @@ _WAITING_BYTES = 8 * 2**20
 class FitJob:
     """What every task of one pass needs.
 
-    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. knowledge: what was
+    features: the pipeline's. schema: the table's, as Arrow IPC. keys: of the fits of this pass. artifacts: what was
     fitted before. where, sample: the rows to learn from. code: the user's functions that the features call.
     """
 
@@ -50,10 +51,10 @@ class FitJob:
     where: str | None
     sample: Sample | None
     keys: tuple[str, ...]
-    knowledge: ArtifactSetRef
+    artifacts: ArtifactSetRef
     scratch: Scratch
     environment: Environment
-    code: tuple[Needed, ...]
+    code: tuple[RequiredFunction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,11 @@ def compile_fit(job: FitJob) -> Observing:
 def _compile(job: FitJob) -> Observing:
     check_functions(job.code)
     schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
-    knowledge = StoredArtifactSet(job.knowledge)
-    wanted = {want.key: want for want in compile_features(job.features, schema, knowledge).wanted}
+    artifacts = StoredArtifactSet(job.artifacts)
+    wanted = {want.key: want for want in compile_features(job.features, schema, artifacts).missing_fits}
     fits = [wanted[key] for key in job.keys]
     streams = [stream for fit in fits for stream in fit.streams]
-    observed = compile_features([feature for stream in streams for feature in stream], schema, knowledge)
+    observed = compile_features([feature for stream in streams for feature in stream], schema, artifacts)
     return Observing(
         learners=tuple(fit.learner for fit in fits),
         streams=tuple(tuple(tuple(feature.name for feature in stream) for stream in fit.streams) for fit in fits),

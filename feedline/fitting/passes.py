@@ -63,8 +63,8 @@ from feedline.resources import available_memory_bytes
 from feedline.serving.golden_check import record
 from feedline.spec import PipelineSpec
 from feedline.transforms.compile.compiled import CompiledFeatures
-from feedline.transforms.learning.learner import Artifact, Reading, Wanted
-from feedline.warehouse.reading.read import Fragment, fragment_at
+from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
+from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
 from feedline.warehouse.reading.seen_rows import names_of
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
@@ -106,7 +106,7 @@ class _PartialArtifactSet:
     def seen(self, key: str) -> bool | str:
         return self.stored.seen(key)
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, wanted: FitRequest) -> Artifact | None:
         if wanted.key in self.made:
             return self.made[wanted.key].artifact
         manifest = self.stored.manifest if self.keep else None
@@ -175,7 +175,7 @@ class _Run:
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
         self._known = _PartialArtifactSet(stored, keep)
         blank = _PartialArtifactSet(stored, False)
-        self.everything = {want.key: want for want in self._compiled(blank).wanted}
+        self.everything = {want.key: want for want in self._compiled(blank).missing_fits}
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._place = ("fit", "where") if spec.fit.where is not None else ("source", "where")
@@ -200,9 +200,9 @@ class _Run:
             wanted = self._wanted() if missing or self._known.keep else ()
             missing.update(want.key for want in wanted)  # of what was kept until what it is made of came out different
 
-    def _wanted(self) -> tuple[Wanted, ...]:
+    def _wanted(self) -> tuple[FitRequest, ...]:
         """What is missing, to be learnt from all features that share it, those too whose own fit would do."""
-        missing = self._compiled(self._known).wanted
+        missing = self._compiled(self._known).missing_fits
         return tuple(replace(self.everything[want.key], depends=want.depends) for want in missing)
 
     def report(self, began: float) -> FitReport:
@@ -267,18 +267,18 @@ class _Run:
         return ({} if one is None else one.fitted), [FittedArtifact(fit=fit, artifact=None) for fit in others]
 
     def _compiled(self, known: _PartialArtifactSet) -> CompiledFeatures:
-        return compile_spec(self._spec, self._schema, knowledge=known)
+        return compile_spec(self._spec, self._schema, artifacts=known)
 
     def _features_of(self, blank: _PartialArtifactSet) -> dict[str, tuple[str, ...]]:
         """The features that need each fit, by key."""
         found: dict[str, list[str]] = {}
         for feature in self._spec.features:
-            for want in compile_spec(self._spec, self._schema, [feature], knowledge=blank).wanted:
+            for want in compile_spec(self._spec, self._schema, [feature], artifacts=blank).missing_fits:
                 found.setdefault(want.key, []).append(feature.name)
         return {key: tuple(names) for key, names in found.items()}
 
     def _observed(
-        self, ready: Sequence[Wanted], tasks: Sequence[tuple[Fragment, ...]], selection: Selection, passes: int
+        self, ready: Sequence[FitRequest], tasks: Sequence[tuple[Fragment, ...]], selection: Selection, passes: int
     ) -> tuple[FitJob, States]:
         """One pass: what its tasks observed, as one."""
         job = self._job(ready, len(tasks))
@@ -302,7 +302,7 @@ class _Run:
         self._rows = states.rows
         return job, states
 
-    def _learn(self, ready: Sequence[Wanted], observed: tuple[FitJob, States]) -> None:
+    def _learn(self, ready: Sequence[FitRequest], observed: tuple[FitJob, States]) -> None:
         """From last states to artifacts."""
         job, states = observed
         for place, (want, state) in enumerate(zip(ready, states.states, strict=True)):
@@ -316,7 +316,7 @@ class _Run:
                 raise self._complaint(want, error) from error
             self._known.made[want.key] = FittedArtifact(fit=self._record(want, artifact), artifact=artifact)
 
-    def _record(self, want: Wanted, artifact: Artifact) -> Fit:
+    def _record(self, want: FitRequest, artifact: Artifact) -> Fit:
         op, version, parameters = want.op
         where, sample = self._spec.fit.where or self._spec.source.where, self._sample
         return Fit(
@@ -345,7 +345,7 @@ class _Run:
             behind=want.behind,
         )
 
-    def _complaint(self, want: Wanted, error: FeedlineError) -> FeedlineError:
+    def _complaint(self, want: FitRequest, error: FeedlineError) -> FeedlineError:
         """What a learner says, with its place."""
         feature = next(feature for feature in self._spec.features if feature.name in self._features[want.key])
         said = str(error) if str(error).startswith(f"{want.op[0]} ") else f"{want.op[0]}: {error}"
@@ -383,7 +383,7 @@ class _Run:
         )
         return int(needed_bytes(self._snapshot, [(read, every), *deciding])[selection.rows != 0].sum())
 
-    def _job(self, ready: Sequence[Wanted], tasks: int) -> FitJob:
+    def _job(self, ready: Sequence[FitRequest], tasks: int) -> FitJob:
         """What its tasks need; artifacts of passes before lie in the scratch folder."""
         known = {key for want in ready for key in self.everything[want.key].depends}
         where = self._spec.fit.where or self._spec.source.where
@@ -404,7 +404,7 @@ class _Run:
             where=where,
             sample=None if self._sample is None else self._sample.sample,
             keys=tuple(want.key for want in ready),
-            knowledge=ref,
+            artifacts=ref,
             scratch=replace(self.scratch, limit_bytes=max(memory // sets, 1)),
             environment=self._workers.environment,
             code=code_of(self._spec),
@@ -429,7 +429,7 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     return [tuple(fragments) for fragments in tasks.values()]
 
 
-def _depth(wanted: Sequence[Wanted]) -> int:
+def _depth(wanted: Sequence[FitRequest]) -> int:
     """How many passes it takes: the longest chain of fits that wait for each other."""
     depends = {want.key: want.depends for want in wanted}
     depth: dict[str, int] = {}

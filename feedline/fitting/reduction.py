@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from feedline.blocks.environment import Environment, local_environment
-from feedline.warehouse.storage.retry import Pool, interruptible
+from feedline.warehouse.storage.parallel import Pool, interruptible
 
 FAN_IN = 4  # at least two; more means fewer merges and more states at once
 

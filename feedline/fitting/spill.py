@@ -30,7 +30,7 @@ from feedline.hashing import GOLDEN, digest, hash_words, scattered
 from feedline.transforms.learning.learner import Learner, Parts
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _PART_BITS = 6
 PARTS = 1 << _PART_BITS  # 50 M ids and their counts are 800 MB: 12.5 MB per part
@@ -116,7 +116,7 @@ def discard(scratch: Scratch) -> None:
         if location.filesystem.get_file_info(location.path).type != pafs.FileType.NotFound:
             location.filesystem.delete_dir(location.path)
 
-    retried(remove, location.filesystem, location.uri, doing="removed")
+    with_retries(remove, location.filesystem, location.uri, doing="removed")
 
 
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:
@@ -197,11 +197,11 @@ class _SpilledParts:
             yield _frame(content_store.find(self.scratch.folder, self.names[part]).table(0))
 
 
-def _found(state: Spilled, scratch: Scratch) -> list[content_store.Artifact]:
+def _found(state: Spilled, scratch: Scratch) -> list[content_store.StoredFile]:
     return [content_store.find(scratch.folder, name) for name in state.files]
 
 
-def _write_part(learner: Learner, files: Sequence[content_store.Artifact], part: int, scratch: Scratch) -> str:
+def _write_part(learner: Learner, files: Sequence[content_store.StoredFile], part: int, scratch: Scratch) -> str:
     growing = _MergeBuffer(learner)
     for file in files:
         growing.add(_frame(file.table(part)))

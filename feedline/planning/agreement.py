@@ -1,17 +1,19 @@
-"""How do ranks that start one after the other read the same snapshot, though the table changes in between?
+"""Agree on one value between the ranks of a start: the snapshot that they read, the artifact set, the rebase.
 
-Runs in: the feeder of each rank. The first rank of a start writes which snapshot it took to `work_dir/runs`; the others
-find it there and load it. A rank that is named there already starts over, and so begins a new entry. Where a launcher
-names the start (torchrun, Slurm), the entry is the launcher's; else an entry may be joined for a few minutes, so that
-yesterday's half start is not taken for today's. A single rank needs no agreement, and neither do ranks that
-torch.distributed connects: rank 0 tells them.
+Runs in: the feeder of each rank. The first rank of a start writes its choice to `work_dir/runs`; the others read it
+there. A rank that the file lists already is starting again, and begins a new agreement. Where a launcher names the
+start (torchrun, Slurm), so does the file; otherwise ranks may join for a few minutes, so that an agreement of yesterday
+is not taken for today's. A single rank needs no agreement, and neither do ranks that torch.distributed connects: rank 0
+sends them its choice.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from feedline.errors import TableError, TableNotFoundError
@@ -22,34 +24,42 @@ from feedline.warehouse.storage.locations import absolute, locate
 _JOIN_S = 600.0
 
 
-def agree_on_snapshot(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """One rank of a start. `job`: a digest that is the same for all ranks and names what they agree on."""
+
+    job: str
+    rank: int
+    world_size: int
+
+
+def agree(
+    start: RunStart,
     work_dir: str,
-    job: str,
+    choose: Callable[[], str],
     *,
-    rank: int,
-    world_size: int,
-    take: Callable[[], str],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
     now_s: Callable[[], float] = time.time,
 ) -> str:
-    """The id of the snapshot that all ranks of this start read; `take` makes and saves one."""
-    if world_size == 1:
-        return take()
+    """The value that all ranks of this start use. The first rank calls `choose`, which saves what it then names."""
+    if start.world_size == 1:
+        return choose()
     launch = launch_name(environment)
-    entry = _Entry(work_dir, f"runs/{job[:16]}-{world_size}{'-' + launch if launch else ''}.json")
-    with content_store.exclusive(entry.place, entry.name):
-        found = entry.read()
+    suffix = f"-{launch}" if launch else ""
+    file = _AgreementFile(work_dir, f"runs/{start.job[:16]}-{start.world_size}{suffix}.json")
+    with content_store.exclusive(file.place, file.name):
+        found = file.read()
         fresh = found is not None and (launch is not None or now_s() - found["created_s"] < _JOIN_S)
-        if found is not None and fresh and rank not in found["ranks"]:
-            entry.write({**found, "ranks": sorted([*found["ranks"], rank])})
+        if found is not None and fresh and start.rank not in found["ranks"]:
+            file.write({**found, "ranks": sorted([*found["ranks"], start.rank])})
             return str(found["snapshot"])
-        snapshot = take()
-        entry.write({"snapshot": snapshot, "ranks": [rank], "created_s": now_s()})
-        return snapshot
+        chosen = choose()
+        file.write({"snapshot": chosen, "ranks": [start.rank], "created_s": now_s()})
+        return chosen
 
 
 def launch_name(environment: Mapping[str, str]) -> str | None:
-    """What the launcher calls this start, restarts told apart; None without a launcher that names one."""
+    """The launcher's name of this start, different after a restart; None without a launcher."""
     for keys in (("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_STEP_ID")):
         values = [environment[key] for key in keys if key in environment]
         if values and values[0] != "none":
@@ -57,15 +67,15 @@ def launch_name(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-class _Entry:
-    """One small JSON file below a local folder or a URI."""
+class _AgreementFile:
+    """An agreement as a JSON file of `work_dir`. Its key `snapshot` holds the value, whatever that names."""
 
     def __init__(self, work_dir: str, name: str) -> None:
         self.place = locate(absolute(work_dir))
         self.name = name
 
     def read(self) -> dict[str, Any] | None:
-        """What was agreed on; None where nothing was, or where the file does not say it."""
+        """The agreement; None where there is none, or where the file is damaged."""
         try:
             found: dict[str, Any] = json.loads(bytes(content_store.get(self.place, self.name)))
             return {

@@ -1,13 +1,14 @@
-"""What does a pipeline.yaml mean for a table of a certain schema? Its parts, bound to columns; errors with places.
+"""Bind the parts of a pipeline.yaml to the columns of a table; errors name file, line and path.
 
-Runs in: the feeder, the CLI, `Pipeline`. Pure, but for artifacts that compiling may read.
+Runs in: the feeder, the CLI, `Pipeline`. Pure, except that compiling may read artifacts. `ReadColumns` says which
+columns a pipeline reads, for plans, blocks, `feedline check` and reports.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
@@ -15,13 +16,14 @@ from feedline.artifacts.artifact_sets import ArtifactSetKey, Refusal, fit_source
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where, parse
+from feedline.expressions.column_parts import has_column
 from feedline.spec import PipelineSpec
 from feedline.spec.features import FeatureInput, FeatureSpec
 from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.learning.learner import Knowledge, Wanted
+from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
-from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -29,12 +31,12 @@ from feedline.warehouse.storage.locations import below, join, shown
 
 
 def artifacts_dir(spec: PipelineSpec) -> str:
-    """Where what ops learnt is kept."""
+    """The folder of the pipeline's artifacts."""
     return spec.artifacts.folder or below(spec.work_dir, "artifacts")
 
 
 def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSetKey:
-    """Which fits this pipeline asks for."""
+    """The identity of the pipeline's artifact set."""
     sample = Sample.of(spec.source.sample)
     return ArtifactSetKey(
         pipeline=spec.name,
@@ -45,7 +47,7 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
 
 
 def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:
-    """What a job of this pipeline knows: a set of fits, or which to look for. `served`: rows that no fit has seen."""
+    """The artifact set of a job: a manifest, or the key to look it up by. `served`: for rows that no fit has seen."""
     return ArtifactSetRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
@@ -56,7 +58,7 @@ def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served:
 
 
 def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
-    """The rows that a run of the spec reads, by what decides on them."""
+    """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=shown(snapshot.uri),
         named=names_of(spec.source.table, spec.source.format),
@@ -68,23 +70,23 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
 def require_fitted(
     spec: PipelineSpec, features: CompiledFeatures, stored: StoredArtifactSet | None = None, *, served: bool = False
 ) -> None:
-    """Raise SpecError, with the command that helps, where something has not been learnt yet.
+    """Raise SpecError, with the command that helps, where a feature has no artifact.
 
-    stored: where fits were looked for (default: the knowledge that the features were compiled with). served: there is
-    no table to learn from, whatever pipeline.yaml says.
+    stored: the artifact set (default: that of the features). served: there is no table to fit on, whatever
+    pipeline.yaml says.
     """
-    if not features.wanted:
+    if not features.missing_fits:
         return
     place = next(
-        (feature.path for feature in spec.features if feature.name == _base(features.wanted[0])), ("features",)
+        (feature.path for feature in spec.features if feature.name == _base(features.missing_fits[0])), ("features",)
     )
-    knowledge = features.knowledge if stored is None else stored
-    refusal = set_refusal(knowledge)
+    artifacts = features.artifacts if stored is None else stored
+    refusal = set_refusal(artifacts)
     if refusal is not None:
-        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.wanted[:_SHOWN]))
+        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
         raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
-    missing = [f"{want.feature}: {want.op[0]}: {_instead(knowledge, want)}" for want in features.wanted]
+    missing = [f"{want.feature}: {want.op[0]}: {_instead(artifacts, want)}" for want in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
@@ -93,24 +95,24 @@ def require_fitted(
     raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
 
 
-def set_refusal(knowledge: Knowledge) -> Refusal | None:
-    """Why nothing is fitted, where the folder's fits are of something else: the same for all that is missing."""
-    return knowledge.refusal() if isinstance(knowledge, StoredArtifactSet) else None
+def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
+    """Why the whole artifact set cannot be used: it belongs to another table or filter; None where it can."""
+    return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
 def _more(features: CompiledFeatures) -> str:
-    return f"; and {len(features.wanted) - _SHOWN} more" if len(features.wanted) > _SHOWN else ""
+    return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
-_SHOWN = 5  # of the fits that are missing
+_SHOWN = 5  # missing artifacts in one message
 
 
-def _instead(knowledge: Knowledge, want: Wanted) -> str:
-    return knowledge.instead(want) if isinstance(knowledge, StoredArtifactSet) else "got no artifact"
+def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
+    return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
-def _base(want: Wanted) -> str:
-    """The feature as pipeline.yaml names it."""
+def _base(want: FitRequest) -> str:
+    """The name of the feature in pipeline.yaml."""
     return want.feature.partition(" (input ")[0]
 
 
@@ -119,13 +121,13 @@ def compile_spec(
     schema: pa.Schema,
     features: Sequence[FeatureSpec] | None = None,
     *,
-    knowledge: Knowledge | None = None,
+    artifacts: ArtifactSet | None = None,
 ) -> CompiledFeatures:
-    """The spec's features (or some of them) against a schema; errors carry file, line and path.
+    """Compile the spec's features (or some of them) against a schema; errors carry file, line and path.
 
-    Without `knowledge` nothing is fitted: enough to know columns and kinds.
+    `artifacts`: the artifact set (default: the current one).
     """
-    known = StoredArtifactSet(artifact_set_ref(spec)) if knowledge is None else knowledge
+    known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
         return compile_features(spec.features if features is None else features, schema, known)
     except OpError as error:
@@ -135,7 +137,7 @@ def compile_spec(
 def bound_where(
     spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
 ) -> BoundExpression | None:
-    """`source.where`, or the text at another place, over the table's columns; None where there is none."""
+    """`source.where`, or the expression at another path, bound to the table's columns; None where there is none."""
     text = spec.source.where if text is None else text
     try:
         return None if text is None else bind_where(text, schema)
@@ -144,11 +146,11 @@ def bound_where(
 
 
 def named_columns(feature: FeatureSpec) -> set[str]:
-    """The columns that a feature is made of, as it names them; those that its ops name are not among them."""
+    """The columns that a feature names as its inputs, without those that its ops name."""
     sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
     used = {source.column for source in sources if source.column is not None}
     for expr in [source.expr for source in sources if source.expr is not None]:
-        with contextlib.suppress(ValueError):  # compiling says what is wrong with it
+        with contextlib.suppress(ValueError):  # compiling reports it
             used |= parse(expr).columns
     return used
 
@@ -169,7 +171,7 @@ def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
-    """`source.sample` over the table's columns."""
+    """`source.sample`, bound to the table's columns."""
     sample = Sample.of(spec.source.sample)
     if sample is None:
         return None
@@ -181,7 +183,7 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
 
 
 def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
-    """What tells rows that fits have seen from others. Raises SpecError where the table does not say it."""
+    """Conditions that recognise rows which fits have seen. Raises SpecError where the table cannot tell."""
     try:
         return bind_marks(features.marks, features.schema)
     except ValueError as error:
@@ -205,3 +207,53 @@ def require_columns(
             f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """The columns of its table that a pipeline reads: for features, filter and sample, and
+    `named` (`shuffle.by`, row key).
+
+    marks: conditions that recognise rows which fits have seen.
+    """
+
+    features: CompiledFeatures
+    where: BoundExpression | None
+    sample: BoundSample | None
+    named: tuple[str, ...]
+    marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        spec: PipelineSpec,
+        features: CompiledFeatures,
+        where: BoundExpression | None,
+        sample: BoundSample | None,
+    ) -> ReadColumns:
+        """Of a spec that is bound to its table. Raises SpecError where the rows that fits saw cannot be recognised."""
+        marks = bound_marks(spec, features)
+        by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
+        named = (*by, *(spec.source.row_key or ()))
+        return cls(features=features, where=where, sample=sample, named=named, marks=marks)
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The columns that blocks read, each once; partition keys may be among them.
+
+        `sample_weight` is one of them only where the schema has it: a sample makes it where the table does not.
+        """
+        conditions = [sorted(condition.columns) for condition in self._conditions]
+        return self._unique([self.features.columns, self.named, *conditions], schema)
+
+    def parts(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The same, as column parts where only parts of them are read."""
+        conditions = [sorted(condition.parts) for condition in self._conditions]
+        return self._unique([self.features.parts, self.named, *conditions], schema)
+
+    @property
+    def _conditions(self) -> list[BoundExpression | BoundSample | Mark]:
+        return [condition for condition in (self.where, self.sample, *self.marks) if condition is not None]
+
+    def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
+        made = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
+        return tuple(dict.fromkeys(name for each in names for name in each if not (made and name == SAMPLE_WEIGHT)))

@@ -1,4 +1,4 @@
-"""Which rows has an epoch delivered up to a step? The schedule, read backwards.
+"""Find the rows that an epoch has delivered before a step, from its schedule.
 
 Runs where a rebase is planned. Pure. A lane has delivered the first rows of its part of the order: whole blocks, of
 which it does not matter how they are permuted inside, and the first rows of one block that the step divides, for which

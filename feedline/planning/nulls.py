@@ -1,8 +1,8 @@
-"""Which nulls will a run meet that its features cannot hold, and which columns do files lack? Known before it starts.
+"""Find, before a run starts, the nulls that its features cannot hold and the columns that files lack.
 
-Runs in: the feeder, the CLI, `Pipeline`. Footers say how many nulls the selected rows hold (`warehouse.null_counts`),
-and the features which of them they leave (`transforms.null_probe`); nothing of the table is read. What footers do not
-say (nulls within lists, files without statistics) is met when its batch is made.
+Runs in: the feeder, the CLI, `Pipeline`. Footers say how many nulls the selected rows hold
+(`warehouse/selection/null_counts`), compiled features which of them remain (`transforms/compile/null_probe`); no data
+is read. Nulls that footers do not count (within lists, in files without statistics) fail the batch that holds them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy.typing as npt
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import not_null
-from feedline.planning.needs import Needs
+from feedline.planning.binding import ReadColumns
 from feedline.transforms.compile.null_probe import null_leaks
 from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
-_SHOWN = 20  # lines of a message
+_SHOWN = 20  # lines in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullFinding:
-    """A feature that nulls of a column make null: at least and at most in so many selected rows.
+    """A feature that is null where a column is: in at least `least` and at most `most` of the selected rows.
 
-    files, read: how many files with selected rows hold such nulls, of how many; file: the first of them.
+    files: those with selected rows that hold such nulls, of `read` in all; file: the first of them.
     """
 
     feature: str
@@ -40,7 +40,7 @@ class NullFinding:
     file: str
 
     def line(self) -> str:
-        """The finding as a sentence, with the remedy."""
+        """The finding in a sentence, with the remedy."""
         rows = f"{self.most:,}" if self.least == self.most else f"up to {self.most:,}"
         of = "" if self.column == self.feature else f" (column {self.column!r})"
         return (
@@ -52,7 +52,7 @@ class NullFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """What a selection lacks: nulls that features cannot hold, and columns that files do not have."""
+    """Nulls that features cannot hold, and columns that files lack."""
 
     nulls: tuple[NullFinding, ...] = ()
     absent: tuple[AbsentColumn, ...] = ()
@@ -79,9 +79,11 @@ class Gaps:
             raise DataError("\n".join(first_lines([found.line() for found in certain])))
 
 
-def find_gaps(needs: Needs, snapshot: Snapshot, rows: npt.NDArray[np.int64], where: BoundExpression | None) -> Gaps:
-    """The gaps of the selected rows. `rows`: int64, per row group; below 0 where nobody counted."""
-    features = needs.features
+def find_gaps(
+    columns: ReadColumns, snapshot: Snapshot, rows: npt.NDArray[np.int64], where: BoundExpression | None
+) -> Gaps:
+    """The gaps of the selected rows. `rows`: int64, per row group; negative where they were not counted."""
+    features = columns.features
     read = dict.fromkeys(name for output in features.outputs if output.group != "extra" for name in output.reads)
     counts = null_counts(snapshot, read, rows, where)
     nulls = []
@@ -90,7 +92,7 @@ def find_gaps(needs: Needs, snapshot: Snapshot, rows: npt.NDArray[np.int64], whe
         facts = {name: getattr(count, name) for name in ("most", "files", "read", "file")}
         least = count.least if leak.always else 0
         nulls.append(NullFinding(feature=leak.feature, column=leak.column, least=least, **facts))
-    parts = needs.parts(snapshot.schema)
+    parts = columns.parts(snapshot.schema)
     return Gaps(nulls=tuple(nulls), absent=tuple(absent_columns(snapshot, parts, rows)))
 
 
@@ -107,5 +109,5 @@ def _files(files: int, read: int) -> str:
 
 
 def first_lines(lines: list[str]) -> list[str]:
-    """The first of very many lines, and how many there are besides."""
+    """The first lines, and how many more there are."""
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN:,} more"]

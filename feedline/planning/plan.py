@@ -1,8 +1,7 @@
-"""What does a pipeline deliver, exactly? A spec, a snapshot and the rows it selects, as schedules and block requests.
+"""Plan what a pipeline delivers: a spec, a snapshot and the selected rows, as schedules and block requests.
 
-Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` does the reading (footers' facts, the counting pass);
-the `Plan` it returns only computes. Two fingerprints: `plan` decides which rows come when, `features` what a row
-becomes.
+Runs in: the feeder, the CLI, `Pipeline.batches`. `make_plan` reads (footer facts, the counting pass); the `Plan` that
+it returns only computes. Of its two fingerprints, `plan` covers which rows come when, `features` what a row becomes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
@@ -21,14 +20,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feedline.artifacts.store import ArtifactSetRef, StoredArtifactSet
-from feedline.blocks.compute import BlockRequest, Job, PieceRequest, batch_schema, kept_columns
+from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import environment_text, local_environment
+from feedline.blocks.request import BlockRequest, Job, PieceRequest, kept_columns
 from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
 from feedline.loader.state import rebased_state
 from feedline.planning.binding import (
+    ReadColumns,
     artifact_set_ref,
     bound_sample,
     bound_where,
@@ -38,7 +39,6 @@ from feedline.planning.binding import (
     require_fitted,
     rows_of,
 )
-from feedline.planning.needs import Needs
 from feedline.planning.nulls import Gaps, find_gaps
 from feedline.planning.schedule import PLAN_VERSION, Block, Piece, Schedule
 from feedline.spec import PipelineSpec
@@ -46,10 +46,10 @@ from feedline.spec.expectations import OnExpect
 from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import Needed
-from feedline.warehouse.bad_files import BadFile, skipped_of
+from feedline.transforms.registry.user_functions import RequiredFunction
+from feedline.warehouse.bad_files import BadFile, load_skipped
 from feedline.warehouse.reading.columns import column_bytes
-from feedline.warehouse.reading.read import fragment_at
+from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
 from feedline.warehouse.rebase.remaining_rows import Rebase
@@ -58,8 +58,8 @@ from feedline.warehouse.selection.pruning_report import deciding_parts, needed_b
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits, plan_splits
+from feedline.warehouse.storage.parallel import Map
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _LITERAL = 40  # characters of a value in a message
 
 
@@ -98,13 +98,13 @@ class Plan:
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
 
     def require_fitted(self) -> None:
-        """Raise SpecError, with the command that helps, where something has not been learnt yet."""
+        """Raise SpecError, with the command that helps, where a feature has no artifact."""
         require_fitted(self.spec, self.features)
 
     @cached_property
     def gaps(self) -> Gaps:
-        """Nulls among the selected rows that features cannot hold, and columns that files lack, as footers say."""
-        return find_gaps(self._needs, self.snapshot, self.selection.rows, self.where)
+        """Nulls of selected rows that features cannot hold, and columns that files lack, according to footers."""
+        return find_gaps(self._read_columns, self.snapshot, self.selection.rows, self.where)
 
     def without_gaps(self) -> Plan:
         """This plan. Raises DataError where a whole epoch is certain to meet a null that a feature cannot hold."""
@@ -122,33 +122,33 @@ class Plan:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The table's columns that blocks read, those of filter and sample included.
+        """The table's columns that blocks read, including those of filter and sample.
 
-        A column of which only parts are wanted counts where row groups that keep rows have it read: a map whose keys
-        have columns of their own there does not.
+        A column of which blocks read parts is included if some row group that keeps rows stores it: a map whose keys
+        all are stored as columns of their own is not.
         """
         parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
         kept = self.selection.rows > 0
         unread = {name for name, sizes in column_bytes(self.snapshot, parts) if not sizes[kept].any()}
-        names = self._needs.columns(self.snapshot.schema)
+        names = self._read_columns.columns(self.snapshot.schema)
         return tuple(name for name in names if name not in unread or name in self.parts)
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The same, by their parts (`projection`) where only parts of them are read."""
-        return self._needs.parts(self.snapshot.schema)
+        """The same, as column parts where only parts of them are read."""
+        return self._read_columns.parts(self.snapshot.schema)
 
     @cached_property
-    def _needs(self) -> Needs:
-        return Needs.of(self.spec, self.features, self.where, self.sample)
+    def _read_columns(self) -> ReadColumns:
+        return ReadColumns.of(self.spec, self.features, self.where, self.sample)
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes that blocks read, per row group: the filter's only where it has to decide.
+        """Compressed bytes that blocks read, per row group; columns of the filter only where rows have to be filtered.
 
         A struct counts whole, whichever of its fields are read.
         """
-        marking = [part for mark in self._needs.marks for part in mark.parts]
+        marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
@@ -172,6 +172,11 @@ class Plan:
         if self.sample is not None:
             facts["sample"] = asdict(self.sample.sample)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def features_fingerprint(self) -> str:
+        """Of everything that decides what a row becomes."""
+        return self.features.fingerprint[:32]
 
     @property
     def on_expect(self) -> OnExpect:
@@ -219,12 +224,12 @@ class Plan:
         return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
 
     def facts(self) -> dict[str, Any]:
-        """What a trainer has to know: plain numbers and texts. `steps` and rows are those of a whole epoch."""
+        """What a trainer has to know, as JSON values. `steps` and `rows` are those of a whole epoch."""
         schedule = self._schedule(0, self.split_rows, None)
         return {
             "snapshot": self.snapshot_name,
             "plan": self.fingerprint,
-            "features": self.features.fingerprint[:32],
+            "features": self.features_fingerprint,
             "environment": environment_text(self.job.environment),
             "seed": self.seed,
             "lanes": self.lanes,
@@ -248,7 +253,7 @@ class Plan:
         return rebased_state(self.facts(), state)
 
     def _rest_facts(self) -> dict[str, Any] | None:
-        """The epoch that a rebase shortened: its steps (those before it counted) and the rows that were left."""
+        """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
         if self.rebase is None:
             return None
         schedule = self.schedule(self.rebase.epoch)
@@ -285,30 +290,30 @@ def make_plan(
     lanes: int,
     map: Map | None = None,
     rebase: Rebase | None = None,
-    knowledge: ArtifactSetRef | None = None,
+    artifacts: ArtifactSetRef | None = None,
 ) -> Plan:
     """Resolve a spec against a snapshot; `map` runs the counting pass (default: threads of this process).
 
-    `knowledge`: the set of fits to use (default: the one that counts). What is not fitted is no error here: see
+    `artifacts`: the artifact set to use (default: the current one). Artifacts may be missing: see
     `Plan.require_fitted`.
 
-    Raises SpecError for whatever in pipeline.yaml does not fit the table, with its place.
+    Raises SpecError, with file, line and path, for what in pipeline.yaml does not match the table.
     """
-    stored = _stored(spec, snapshot, knowledge)
-    features = compile_spec(spec, planned_schema(spec, snapshot.schema), knowledge=stored)
+    stored = _stored(spec, snapshot, artifacts)
+    features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
-    needs = Needs.of(spec, features, where, sample)
+    read = ReadColumns.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
-        message = f"{by} is what the sample weighs: got it as the column that keeps runs together"
-        raise spec.error(("shuffle", "by"), f"{message}, expected one of the table's. Rename the table's column")
+        message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
+        raise spec.error(("shuffle", "by"), f"{message}. Rename the table's column")
     if by is not None and by not in snapshot.schema.names:
         near = difflib.get_close_matches(by, snapshot.schema.names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        require_columns(spec, snapshot, needs.parts(snapshot.schema), where)
+        require_columns(spec, snapshot, read.parts(snapshot.schema), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -332,15 +337,15 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), needs, by, record, stored.pinned),
+        job=_job(spec, planned_schema(spec, snapshot.schema), read, by, record, stored.pinned),
         lanes=lanes,
-        skipped=skipped_of(spec.work_dir, snapshot.id),
+        skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
     )
 
 
 def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
-    """What the columns of a filter hold, as far as the snapshot knows: `. In the table day is 0 … 3`."""
+    """The range of each column of a filter, as far as statistics say: `. In the table day is 0 … 3`."""
     words = []
     for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
         low, high = ("null", "null") if held is None else map(_literal, held)
@@ -349,15 +354,15 @@ def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value about as a filter spells it, shortened."""
+    """A value as a filter would spell it, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, knowledge: ArtifactSetRef | None) -> StoredArtifactSet:
-    """A set of fits, which tells the rows of this plan that a fit has seen from others."""
-    ref = replace(artifact_set_ref(spec) if knowledge is None else knowledge, rows=rows_of(spec, snapshot))
-    return StoredArtifactSet(ref, newest=knowledge is None)
+def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
+    """An artifact set that knows the rows of this plan, to recognise those that a fit has seen."""
+    ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
+    return StoredArtifactSet(ref, newest=artifacts is None)
 
 
 def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Selection:
@@ -367,36 +372,36 @@ def select(spec: PipelineSpec, snapshot: Snapshot, map: Map | None = None) -> Se
     return select_rows(snapshot, where, sample=sample, work_dir=spec.work_dir, map=map)
 
 
-def needs_of(spec: PipelineSpec, schema: pa.Schema) -> Needs:
-    """What a run asks of a table of this schema, without a plan. Raises SpecError as `make_plan` does."""
+def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
+    """The columns that a run reads from a table of this schema. Raises SpecError as `make_plan` does."""
     where = bound_where(spec, schema)
-    return Needs.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
+    return ReadColumns.of(spec, compile_spec(spec, planned_schema(spec, schema)), where, bound_sample(spec, schema))
 
 
 def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
-    needs: Needs,
+    read: ReadColumns,
     by: str | None,
     record: Recording | None,
-    knowledge: ArtifactSetRef,
+    artifacts: ArtifactSetRef,
 ) -> Job:
-    needed = set(needs.columns(schema))
-    used = pa.schema([field for field in schema if field.name in needed])
+    names = set(read.columns(schema))
+    used = pa.schema([field for field in schema if field.name in names])
     return Job(
         features=spec.features,
         schema=used.serialize().to_pybytes(),
         where=spec.source.where,
         by=by,
         environment=local_environment(),
-        sample=None if needs.sample is None else needs.sample.sample,
+        sample=None if read.sample is None else read.sample.sample,
         record=record,
-        knowledge=knowledge,
+        artifacts=artifacts,
         code=code_of(spec),
     )
 
 
-def code_of(spec: PipelineSpec) -> tuple[Needed, ...]:
+def code_of(spec: PipelineSpec) -> tuple[RequiredFunction, ...]:
     """The user's functions that the spec's features call; errors carry file, line and path."""
     try:
         return functions_of(spec.features)

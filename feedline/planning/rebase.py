@@ -16,8 +16,7 @@ Files of new partitions, and files added to unchanged ones, hold rows that were 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,21 +25,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feedline.blocks.compute import PieceRequest, run_starts
-from feedline.blocks.permutation import permuted_rows
+from feedline.blocks.permutation import permuted_rows, run_starts
+from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
-from feedline.planning.plan import Map, Plan
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.warehouse.reading.masks import Bools, unpacked
-from feedline.warehouse.reading.read import Fragment, field_of, fragment_at, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
+from feedline.warehouse.reading.read import read_fragment
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
 from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Known, Records, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
 from feedline.warehouse.rebase.row_identity import kind_of, matched
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.retry import interruptible
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 _NAMED = 3  # files that an error lists by name
 
@@ -64,7 +64,7 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, rewritten: str, map: 
     where the snapshots are not `comparable`; DataError where two rows have the same `source.row_key`.
     """
     comparable(old, new.snapshot)
-    return _Rebasing(old, new, epoch=epoch, step=step, rewritten=rewritten, map=map or _in_threads).run()
+    return _Rebasing(old, new, epoch=epoch, step=step, rewritten=rewritten, map=map or in_threads).run()
 
 
 def comparable(old: Plan, snapshot: Snapshot) -> None:
@@ -378,8 +378,3 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         if len(groups):
             kept, proven = plan.selection.rows[groups], plan.selection.proven
             yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proven)
-
-
-def _in_threads(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:
-    with interruptible(os.cpu_count() or 1, "feedline-rebase") as pool:
-        yield from pool.map(function, tasks)

@@ -1,118 +1,208 @@
-"""With which artifacts does a run work? Those that count, the same on all ranks of a start; or it makes them first.
+"""Resolve a pipeline to the plan that a trainer, a state or a rebase asks for.
 
-Runs in: the feeder of each rank, `Pipeline.batches`. A plan is made with the set of fits that counts at that moment.
-Where features need fits, ranks that start together agree on one set, as they do on a snapshot, so that a `feedline fit`
-in between is no matter; with `fit: auto` the rank that comes first makes what is missing while the others wait. Which
-set it was is noted in `work_dir` under the fingerprint of the features, which states carry: who goes on finds the set
-that was begun with, whatever was fitted since.
+Runs in: the feeder of each rank, the CLI, `Pipeline`. A new run takes a snapshot of its table, the same for all ranks
+of a start; a state names its own, which lies in `work_dir`. A state of another plan, or of other features, is refused
+with both values. Artifacts that are missing are fitted by the caller's `fit`, where pipeline.yaml says `fit: auto`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from feedline.artifacts.store import ArtifactSetRef, load_manifest
-from feedline.errors import CorruptFileError, SpecError
-from feedline.planning.agreement import agree_on_snapshot
-from feedline.planning.binding import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
-from feedline.planning.plan import Plan
+from feedline.artifacts.store import ArtifactSetRef
+from feedline.artifacts.type_records import save_types
+from feedline.errors import FeedlineError, StateError
+from feedline.loader.state import checked_rewritten, checked_state
+from feedline.planning.agreement import RunStart, agree
+from feedline.planning.artifact_choice import resolve_artifacts
+from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
+from feedline.planning.plan import Plan, make_plan, select
+from feedline.planning.rebase import comparable, rebase
+from feedline.planning.schedule import rank_lanes
+from feedline.planning.skip_bad_files import Take, good_snapshot
+from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
 from feedline.spec import PipelineSpec
-from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, locate
+from feedline.warehouse.bad_files import save_skipped
+from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
+
+# Fits what is missing on a snapshot, and returns the manifest of the artifact set.
+Fit = Callable[[Snapshot], str | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A rank of how many, and the job that they start together."""
+def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None) -> Snapshot:
+    """The table as `take` finds it, less its bad files with `on_bad_file: skip`; saved in `work_dir`."""
+    try:
+        if spec.source.on_bad_file == "skip":
+            snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), take=take, map=map)
+        else:
+            snapshot = take(spec, map=map)
+            save_skipped(spec.work_dir, snapshot.id, ())
+        snapshot.save(spec.work_dir)
+    except FeedlineError:
+        raise
+    except OSError as error:
+        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
+    return snapshot
 
-    job: str
-    rank: int
-    world_size: int
 
+def resolve_hello(spec: PipelineSpec, hello: Mapping[str, Any], *, job: str, fit: Fit, map: Map | None = None) -> Plan:
+    """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
-def ready(
-    plan: Plan,
-    again: Callable[[ArtifactSetRef], Plan],
-    fit_missing: Callable[[], str | None],
-    *,
-    start: Start | None = None,
-    features: str | None = None,
-) -> Plan:
-    """The plan with all that its ops have to know; `again` makes it with another set of fits.
-
-    features: the fingerprint that a state has, which may belong to a set of fits that was replaced since. Raises
-    SpecError where something was not fitted and is not to be fitted by the way.
+    Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    if not plan.features.wanted and plan.job.knowledge.manifest is None:
-        return plan
-    if features is not None and (known := _known(plan, features)) is not None:
-        before = plan if known == plan.job.knowledge.manifest else again(artifact_set_ref(plan.spec, known))
-        if not before.features.wanted and _name(before) == features:
-            return before
-
-    def take() -> str:
-        if plan.features.wanted and _may_fit(plan):
-            return fit_missing() or ""
-        plan.require_fitted()
-        return plan.job.knowledge.manifest or ""
-
-    if start is None:
-        manifest = take()
+    start = RunStart(job=job, rank=int(hello["rank"]), world_size=int(hello["world_size"]))
+    _refuse_other_settings(spec, hello)
+    lanes = spec.lanes or hello.get("lanes") or start.world_size
+    rank_lanes(lanes, start.rank, start.world_size)
+    plan_id, features = hello.get("plan"), hello.get("features")
+    if hello.get("rebase") is not None:
+        snapshot, rest = _agreed_rebase(spec, hello["rebase"], start, map)
+        plan_id = None  # of the plan before the rebase
+    elif hello.get("snapshot") is not None:
+        snapshot, rest = _load_named(spec, str(hello["snapshot"]))
     else:
-        asked = [start.job, "artifacts", artifacts_dir(plan.spec), repr(artifact_set_key(plan.spec))]
-        named = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        manifest = agree_on_snapshot(
-            plan.spec.work_dir,
-            named,
-            rank=start.rank,
-            world_size=start.world_size,
-            take=take,
-            environment=os.environ,
-        )
-    if manifest != plan.job.knowledge.manifest:
-        plan = again(artifact_set_ref(plan.spec, manifest))
-    plan.require_fitted()
-    _note(plan)
+        snapshot, rest = _agreed_snapshot(spec, start, map), None
+    plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
+    _refuse_another(plan, {"plan": plan_id, "features": features})
     return plan
 
 
-def _may_fit(plan: Plan) -> bool:
-    """Whether `fit: auto` learns what is missing: not what another pipeline's fits or another table's stand for."""
-    refusal = set_refusal(plan.features.knowledge)
-    return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
+def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
+    """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
+    checked = checked_state(state)
+    _refuse_other_settings(spec, checked)
+    snapshot, rest = _load_named(spec, checked["snapshot"])
+    lanes, features = checked["lanes"], checked["features"]
+    plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
+    _refuse_another(plan, checked)
+    return plan
 
 
-def _name(plan: Plan) -> str:
-    return str(plan.facts()["features"])
+def resolve_rebase(
+    spec: PipelineSpec, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None
+) -> Plan:
+    """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
+    checked, policy = checked_state(state), checked_rewritten(rewritten)
+    _refuse_other_settings(spec, checked)
+    before, rest = _load_named(spec, checked["snapshot"])
+    old = make_plan(spec, before, lanes=checked["lanes"], map=map, rebase=rest)
+    _refuse_another(old, {"plan": checked["plan"]})
+    epoch, step = checked["epoch"], checked["step"]
+    if step >= old.schedule(epoch).steps:
+        epoch, step = epoch + 1, 0
+    snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
+    if snapshot.id == old.snapshot.id:
+        return old
+    comparable(old, snapshot)
+    new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
+    made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
+    made.save(spec.work_dir)
+    return replace(new, rebase=made)
 
 
-def _note(plan: Plan) -> None:
-    """Writes down which set of fits the features were made with, unless that is known."""
-    name, manifest = _name(plan), plan.job.knowledge.manifest
-    if _known(plan, name) != manifest:
-        place = locate(absolute(plan.spec.work_dir))
-        content_store.put(place, _file(plan.spec, name), [json.dumps({"manifest": manifest}).encode()])
+def resolve_snapshot(
+    spec: PipelineSpec,
+    snapshot: Snapshot,
+    *,
+    lanes: int,
+    fit: Fit,
+    rebase: Rebase | None = None,
+    map: Map | None = None,
+    start: RunStart | None = None,
+    features: str | None = None,
+) -> Plan:
+    """A plan on a snapshot, with every artifact that its features need. features: the fingerprint of a state."""
+
+    def plan_with(artifacts: ArtifactSetRef | None = None) -> Plan:
+        return make_plan(spec, snapshot, lanes=lanes, map=map, rebase=rebase, artifacts=artifacts)
+
+    plan = resolve_artifacts(plan_with(), plan_with, lambda: fit(snapshot), start=start, features=features)
+    return _with_recorded_types(plan)
 
 
-def _known(plan: Plan, name: str) -> str | None:
-    """The set of fits that features of that fingerprint were made with, if it is noted and there."""
-    place = locate(absolute(plan.spec.work_dir))
-    for file in (_file(plan.spec, name), f"features/{name}.json"):  # the second one is of earlier versions
-        try:
-            manifest = str(json.loads(bytes(content_store.get(place, file)))["manifest"])
-            load_manifest(artifacts_dir(plan.spec), manifest)
-        except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
-            continue
-        return manifest
-    return None
+def preview_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
+    """A plan on a snapshot with the artifacts there are: enough to know rows and steps."""
+    return _with_recorded_types(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
 
 
-def _file(spec: PipelineSpec, name: str) -> str:
-    """Of this pipeline and folder: another's set of the same features may lie in another folder, or go before."""
-    request = artifact_set_key(spec)
-    content = json.dumps([request.owner, absolute(artifacts_dir(spec))])
-    return f"features/{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
+def lanes_for(spec: PipelineSpec, world_size: int) -> int:
+    """The lanes of a new run. Raises PlanError where the world size does not divide them."""
+    lanes = spec.lanes or world_size
+    rank_lanes(lanes, 0, world_size)
+    return lanes
+
+
+def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Snapshot:
+    """The snapshot that all ranks of this start read: the first takes it, the others load it."""
+    taken: list[Snapshot] = []
+
+    def take() -> str:
+        taken.append(current_snapshot(spec, map=map))
+        return taken[0].id
+
+    agreed = agree(start, spec.work_dir, take)
+    return taken[0] if taken else Snapshot.load(spec.work_dir, agreed)
+
+
+def _agreed_rebase(
+    spec: PipelineSpec, request: Mapping[str, Any], start: RunStart, map: Map | None
+) -> tuple[Snapshot, Rebase | None]:
+    """The rebase that all ranks of this start use: the first computes it, the others load it."""
+    content = json.dumps([start.job, request], sort_keys=True)
+    agreed = agree(
+        replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
+        spec.work_dir,
+        lambda: resolve_rebase(spec, request["state"], rewritten=request["rewritten"], map=map).snapshot_name,
+    )
+    return _load_named(spec, agreed)
+
+
+def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
+    """The snapshot, and the rebase, that a state names."""
+    id, rest = split_name(name)
+    return Snapshot.load(spec.work_dir, id), None if rest is None else Rebase.load(spec.work_dir, rest)
+
+
+def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
+    """The plan, after the types of its table's columns were saved for serving; `fill`: only types that are missing.
+
+    A run does not depend on the record, so it continues where the folder of artifacts cannot be written; serving says
+    what it lacks.
+    """
+    spec = plan.spec
+    with contextlib.suppress(FeedlineError, OSError):
+        save_types(artifacts_dir(spec), artifact_set_key(spec), planned_schema(spec, plan.snapshot.schema), fill=fill)
+    return plan
+
+
+def _refuse_other_settings(spec: PipelineSpec, state: Mapping[str, Any]) -> None:
+    seed = spec.shuffle.seed if spec.shuffle is not None else 0
+    for key, mine in (("seed", seed), ("batch_size", spec.batch.size), ("lanes", spec.lanes)):
+        theirs = state.get(key)
+        if theirs is not None and mine is not None and theirs != mine:
+            raise StateError(
+                f"the state belongs to another plan: its {key} is {theirs}, pipeline.yaml's is {mine}. Use the "
+                f"pipeline.yaml and overrides of the run that saved it"
+            )
+
+
+def _refuse_another(plan: Plan, state: Mapping[str, Any]) -> None:
+    """Raise StateError, with both values, for a state of another plan or other features."""
+    for key, mine, remedy in (
+        ("plan", plan.fingerprint, "Use the pipeline.yaml and overrides of the run that saved the state"),
+        (
+            "features",
+            plan.features_fingerprint,
+            'Pass features="changed" to load_state_dict to keep the position with new features',
+        ),
+    ):
+        theirs = state.get(key)
+        if theirs is not None and theirs != mine:
+            raise StateError(f"the state belongs to another {key}: got {theirs}, expected {mine}. {remedy}")

@@ -1,4 +1,4 @@
-"""Which rows does each rank see in each step? The whole answer, decided before the first row is read.
+"""Schedule which rows each rank sees in each step, before the first row is read.
 
 Runs in: the feeder, the CLI and tests. Pure: no I/O, no clock, no randomness that is not in the arguments.
 
@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The unit of work: `rows` rows that stand at order positions [start, start + rows), all of one lane."""
+    """The unit of work: the rows at order positions [start, start + rows), all of one lane."""
 
     lane: int
     index: int
@@ -73,10 +73,10 @@ class Cut:
 class Schedule:
     """One epoch's plan.
 
-    `split_rows[k]` is the number of selected rows of split k (zeros are allowed and never read). `block_rows` is the
-    number of rows a block reaches before it ends. `shuffle` says that the splits are permuted.
+    `split_rows[k]` is the number of selected rows of split k (splits of zero rows are never read). `block_rows` is the
+    number of rows at which a block ends. `shuffle`: whether the splits are permuted.
 
-    The rest of an epoch (`feedline rebase`) is a schedule, too: of the rows that are left, with steps numbered on from
+    The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps numbered from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
     """
 
@@ -121,7 +121,7 @@ class Schedule:
 
     @cached_property
     def steps(self) -> int:
-        """Steps of the epoch, the same for every rank: those before `first_step`, and its own."""
+        """Steps of the epoch, the same for every rank, including those before `first_step`."""
         shortest, longest = self.rows // self.lanes, -(-self.rows // self.lanes)
         own = shortest // self.batch_size if self.tail == "drop" else -(-longest // self.batch_size)
         return self.first_step + own
@@ -188,7 +188,7 @@ class Schedule:
         return heapq.merge(*streams, key=lambda block: (block.first_step, block.lane, block.index))
 
     def cuts(self, lane: int, step: int, borders: NDArray[np.int64] | None = None) -> tuple[Cut, ...]:
-        """What the lane gives to a step: pieces of its blocks, then padding (`borders`: the lane's block_starts)."""
+        """The lane's share of a step: rows of its blocks, then padding (`borders`: the lane's block_starts)."""
         if not self.first_step <= step < self.steps:
             raise PlanError(f"step is out of range: got {step}, expected {self.first_step} to {self.steps - 1}")
         borders = self.block_starts(lane) if borders is None else borders
@@ -211,7 +211,7 @@ class Schedule:
         return tuple(cuts)
 
     def pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
-        """Which rows of which splits stand at order positions [start, stop)."""
+        """The rows of splits at order positions [start, stop)."""
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, stop, side="left"))
         pieces = []

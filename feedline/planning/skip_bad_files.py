@@ -1,13 +1,13 @@
-"""What is a pipeline's table, less its bad files? The snapshot of `source.on_bad_file: skip`.
+"""Take the snapshot of a table without its bad files, for `source.on_bad_file: skip`.
 
-Runs in: whichever process takes the snapshot. Three ways lead out of the table, all before the epoch is planned: an
-earlier run or `feedline check` found the file bad and it has not changed since; its footer is corrupt; the counting
-pass met a corrupt page. What is left is a snapshot like any other, named by its content, so that ranks that agree on it
-stay even and a resume finds it. What was left out is remembered, kept beside the snapshot, and held against the budget.
+Runs in: the process that takes the snapshot. A file is skipped before the epoch is planned, for one of three reasons:
+an earlier run or `feedline check` found it bad and it has not changed since; its footer is corrupt; the counting pass
+met a corrupt page. The result is a snapshot like any other, named by its content, so that ranks agree on it and a
+resumed run finds it. Skipped files are remembered, saved beside the snapshot, and counted against the budget.
 
-Whichever way a file went, it has no say in the table's columns and types: where the counting pass meets one, the
-snapshot is taken again, from the footers read before, so that the next run, which knows the file, has the same one.
-Where files cannot be told by their times (some stores), and in a saved snapshot, each run has the bad file's columns.
+A skipped file contributes neither columns nor types: where the counting pass finds one, the snapshot is taken again,
+from the footers read before, so that the next run, which skips the file from the start, gets the same snapshot. In
+stores without modification times, and in a saved snapshot, the bad file's columns stay.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from feedline.planning.table_snapshot import snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import (
     BadFile,
-    known_bad_files,
-    known_within,
+    BadFilesMetError,
+    ForgivingMap,
+    findings_in,
+    leave_out,
+    load_findings,
     reason_of,
     refuse_all,
     refuse_too_many,
     remember,
     save_skipped,
-    without_known,
 )
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap, Map
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.parallel import Map
 
 Count = Callable[[Snapshot, Map], object]
 Take = Callable[..., Snapshot]
@@ -43,11 +45,11 @@ Take = Callable[..., Snapshot]
 def good_snapshot(
     spec: PipelineSpec, *, count: Count, take: Take = snapshot_of_source, map: Map | None = None
 ) -> Snapshot:
-    """The table that `source` names, less its bad files; `count` is the counting pass, `take` takes the snapshot.
+    """The table that `source` names, without its bad files; `count` is the counting pass, `take` takes the snapshot.
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
-    snapshot, taking = _taken(spec, take, map)
+    snapshot, skipped = _taken(spec, take, map)
     forgiving = ForgivingMap(map)
     while True:
         try:
@@ -55,13 +57,13 @@ def good_snapshot(
             break
         except BadFilesMetError as met:
             bad = _found_in(snapshot, met.reasons)
-            remember(spec.work_dir, [*taking.found, *bad.values()])
-            if taking.listed and all(file.mtime_ns >= 0 for file in bad.values()):
-                # without their columns and types, too, as every later run has it
-                snapshot, taking = _taken(spec, take, map)
+            remember(spec.work_dir, [*skipped.found, *bad.values()])
+            if skipped.listed and all(file.mtime_ns >= 0 for file in bad.values()):
+                # without their columns and types, too, as in every later run
+                snapshot, skipped = _taken(spec, take, map)
             else:
-                snapshot = _without(spec, snapshot, bad, taking)
-    found = sorted(taking.found, key=lambda bad: bad.file)
+                snapshot = _without(spec, snapshot, bad, skipped)
+    found = sorted(skipped.found, key=lambda bad: bad.file)
     remember(spec.work_dir, found)
     source = spec.source
     refuse_too_many(shown(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
@@ -69,21 +71,21 @@ def good_snapshot(
     return snapshot
 
 
-def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _Taking]:
-    """The table without the files that are known to be bad and those with a corrupt footer; and which these are."""
-    taking = _Taking(known_bad_files(spec.work_dir))
+def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _SkippedFiles]:
+    """The table without known bad files and those with a corrupt footer; and these files."""
+    skipped = _SkippedFiles(load_findings(spec.work_dir))
     try:
-        snapshot = take(spec, map=map, on_bad=taking.on_bad, sift=taking.sift)
+        snapshot = take(spec, map=map, on_bad=skipped.on_bad, sift=skipped.sift)
     except TableError:
-        if not taking.left:
-            remember(spec.work_dir, taking.found)
-            raise taking.refusal(spec) from None
+        if not skipped.left:
+            remember(spec.work_dir, skipped.found)
+            raise skipped.refusal(spec) from None
         raise
-    return _without(spec, snapshot, known_within(snapshot, taking.known), taking), taking
+    return _without(spec, snapshot, findings_in(snapshot, skipped.known), skipped), skipped
 
 
-class _Taking:
-    """What is left out while a snapshot is taken."""
+class _SkippedFiles:
+    """The files that are skipped while a snapshot is taken."""
 
     def __init__(self, known: dict[str, BadFile]) -> None:
         self.known = known
@@ -98,7 +100,7 @@ class _Taking:
         return self._listing is not None
 
     def sift(self, listing: Listing) -> Listing:
-        left, bad = without_known(listing, self.known)
+        left, bad = leave_out(listing, self.known)
         self.found += bad
         self.left = len(left.files)
         if not self.left:
@@ -130,12 +132,12 @@ class _Taking:
         return refuse_all(shown(table) if isinstance(table, str) else ", ".join(map(shown, table)), self.found)
 
 
-def _without(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], taking: _Taking) -> Snapshot:
+def _without(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:
     if not bad:
         return snapshot
-    taking.found += bad.values()
+    skipped.found += bad.values()
     if len(bad) == len(snapshot.files):
-        raise taking.refusal(spec)
+        raise skipped.refusal(spec)
     return snapshot.without(bad)
 
 

@@ -1,7 +1,7 @@
-"""Where does a pipeline's table come from? From `source` to a snapshot: the one place that knows table formats.
+"""Take the snapshot of the table that `source` names, or read a saved one.
 
-Runs in: whichever process takes the snapshot (the feeder, the CLI, `Pipeline.batches`). A saved snapshot is a file that
-holds, beside the snapshot, which `source` it was taken of: another pipeline's is refused.
+Runs in: the process that takes the snapshot (the feeder, the CLI, `Pipeline.batches`). The file of a saved snapshot
+also holds the `source` that it was taken of, so that a snapshot of another source is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from feedline.spec.arrow_types import type_named
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
-from feedline.warehouse.snapshot.footer_tasks import Map
-from feedline.warehouse.snapshot.snapshot import OnBad, Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, ancestor, shown
+from feedline.warehouse.storage.parallel import Map
 
 
 def snapshot_of_source(
@@ -28,7 +29,7 @@ def snapshot_of_source(
     on_bad: OnBad | None = None,
     sift: Callable[[Listing], Listing] | None = None,
 ) -> Snapshot:
-    """The table that `source` names: as its `snapshot` file says, else as it is now.
+    """The table that `source` names: its `snapshot` file where it names one, else the table as it is now.
 
     `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
     the listing before their footers are read. A saved snapshot needs neither a listing nor footers.
@@ -65,7 +66,7 @@ def listing_of_source(spec: PipelineSpec) -> Listing:
 
 
 def schema_rules(spec: PipelineSpec) -> SchemaRules:
-    """What `source.schema` says about files that differ."""
+    """`source.schema`: the rules for files whose schemas differ."""
     rules = spec.source.schema_rules
     return SchemaRules(
         missing_error=rules.missing == "error",
@@ -114,7 +115,7 @@ def _refuse_another(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
             raise spec.error(
                 ("source", "snapshot"),
                 f"the snapshot was taken of another source: its {key} is {theirs}, pipeline.yaml's is {mine}. Name "
-                "the file that belongs to this pipeline, or write it anew with `feedline snapshot`",
+                "the file that belongs to this pipeline, or write it again with `feedline snapshot`",
             )
 
 
@@ -128,7 +129,7 @@ def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
 
 
 def _origin(spec: PipelineSpec) -> dict[str, str]:
-    """What decides which table it is and which types its columns have, by key of `source`."""
+    """The keys of `source` that decide which table it is and which types its columns have."""
     source = spec.source
     tables = [source.table] if isinstance(source.table, str) else list(source.table)
     return {

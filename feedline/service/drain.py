@@ -1,4 +1,4 @@
-"""How fast can a pipeline feed? Drains every rank of this host through its ring, as a trainer that computes nothing.
+"""Drain every rank of this host through its ring, as trainers that compute nothing: `feedline run --sink null`.
 
 Runs in: the process of `feedline run --sink null`, a thread per rank. No torch.
 """

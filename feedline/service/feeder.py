@@ -1,8 +1,8 @@
-"""What does the process beside a trainer do? It runs the plan: blocks in, slots out.
+"""The feeder: runs a trainer's plan, blocks in, slots out.
 
-Runs in: the feeder. One thread, one loop over events: a message of the trainer, a finished block (an eventfd), the
-death of the trainer. Per round it fills as many slots as there are rows and room for, then sleeps until something
-happens. States of a stream: none -> begun (epoch, step) -> ... -> ended (the trainer was told) -> none.
+Runs in: the feeder. One thread with one loop over events: a message of the trainer, a finished block (an eventfd), the
+death of the trainer. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
+States of a stream: none -> begun (epoch, step) -> ... -> ended (END was sent) -> none.
 """
 
 from __future__ import annotations
@@ -14,51 +14,34 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from feedline.blocks.compute import BlockRequest, Job
 from feedline.errors import FeedlineError, StateError
-from feedline.loader.encoding.layout import BatchSchema, SlotLayout
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
+from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block, Schedule, rank_lanes
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.delivery import Delivery, DeliveryStats
-from feedline.service.dispatch.timing import HORIZON_S, Pace
+from feedline.service.dispatch.timing import HORIZON_S, TrainerPace
 from feedline.service.dispatch.window import Window
-from feedline.service.quality_monitor import Observed
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
-from feedline.spec.expectations import OnExpect
 from feedline.version import VERSION
 
 # Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
-# How often a feeder looks whether its cluster is still there.
+# How often a feeder checks its cluster.
 _TICK_S = 1.0
-# How often the trainer (or `feedline run`) hears what the feeder has done.
+# How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
 # Of a feeder's memory: the ring may take this share, blocks in flight the rest.
 _RING_SHARE = 0.25
-
-
-class Plan(Protocol):
-    """What the feeder needs of a resolved plan; `pipeline.Plan` is one."""
-
-    @property
-    def job(self) -> Job: ...
-    @property
-    def layout(self) -> SlotLayout: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def on_expect(self) -> OnExpect: ...
-    def facts(self) -> dict[str, Any]: ...
-    def schedule(self, epoch: int) -> Schedule: ...
-    def request(self, block: Block, epoch: int) -> BlockRequest: ...
 
 
 @dataclass(slots=True)
@@ -94,7 +77,7 @@ class _Stream:
     borders: dict[int, Any]
     measured: Draft | None = None
     ended: bool = False
-    last: bool = False  # the trainer said that no other epoch follows
+    last: bool = False  # no other epoch follows
 
     def finished(self) -> list[tuple[Block, Quality]]:
         """What was counted of the blocks whose last step this is; they are forgotten."""
@@ -127,22 +110,22 @@ class Feeder:
         self._hello_number = 0  # of the hello that is being answered, or was
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
-        self._ahead: _Stream | None = None  # the next epoch's, begun when the trainer was told of this one's end
+        self._ahead: _Stream | None = None  # the next epoch's, begun when this one ended
         self._starved = False  # the trainer's next step waits for a block
-        self._pace = Pace()
+        self._pace = TrainerPace()
         self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
         self._dashboard_asked = False
         self.stats = stats
-        self.observed = Observed(BatchSchema(()), (), "warn")
+        self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = dict(about)
 
     def serve(self) -> None:
-        """Until the trainer goes: returns then. Raises FeedlineError, after telling the trainer."""
+        """Serve until the trainer goes. Raises FeedlineError, after it was sent to the trainer."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
         trainer: int | None = None
-        with contextlib.suppress(OSError):  # dead already, or in another container: the connection tells as well
+        with contextlib.suppress(OSError):  # dead already, or in another container: the connection ends as well
             trainer = os.pidfd_open(self._channel.peer_pid())
             poll.register(trainer, select.POLLIN)
         try:
@@ -188,7 +171,7 @@ class Feeder:
             self._load_dashboard()
 
     def _look_after_cluster(self) -> None:
-        """Every second, however much happens: is everything there that the blocks in flight depend on?"""
+        """Every second: check that everything is there that the blocks in flight depend on."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
@@ -233,7 +216,7 @@ class Feeder:
             )
         self._end_stream()
         self._plan = plan = self._resolve(hello)
-        self.observed = Observed(plan.layout.schema, plan.job.features, plan.on_expect)
+        self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
         facts = {**plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
@@ -249,7 +232,7 @@ class Feeder:
                 ahead.delivery.close()
             self._stream = self._open(number, epoch, step)
         self._stream.last = bool(message["last"])
-        self.observed.begin(epoch, message["seen"])
+        self.monitor.begin(epoch, message["seen"])
         self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, self._stream.schedule.steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
@@ -281,17 +264,17 @@ class Feeder:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Fill one slot, or announce the end; False where there is nothing to do until something happens."""
+        """Fill one slot, or announce the end; False where there is nothing to do until the next event."""
         stream = self._stream
         self._starved = False
         if stream is None or stream.ended:
             return False
         if stream.step >= stream.schedule.steps:
-            self._report(warnings=self.observed.end())
+            self._report(warnings=self.monitor.end())
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
-            # Most trainers go on with the next epoch: its first blocks are computed while they evaluate and save.
+            # Most trainers continue with the next epoch: its first blocks are computed while they evaluate and save.
             if not stream.last:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
                 self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
@@ -312,12 +295,12 @@ class Feeder:
         self._ring.announce(segment, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
         self._count(stream, stream.measured)
         stream.measured = None
-        self.observed.add(stream.step, stream.finished())
+        self.monitor.add(stream.step, stream.finished())
         stream.step += 1
         return True
 
     def _measure(self, stream: _Stream) -> Draft | None:
-        """The step's segments from its blocks, or None while one of them is missing."""
+        """The step's rows from its blocks, or None while one of them is missing."""
         assert self._plan is not None
         segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
         if segments is None:
@@ -347,7 +330,7 @@ class Feeder:
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
         self._reported_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, asdict(self.stats), self.observed.seen()))
+        self._channel.send_long(report_packet(self._stream.number, asdict(self.stats), self.monitor.seen()))
         if warnings:
             self._channel.send_json({"type": "warnings", "texts": list(warnings)})
 

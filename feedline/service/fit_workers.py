@@ -1,7 +1,7 @@
-"""Who computes a fit on a Dask cluster? Its workers, as `reduction` asks for them.
+"""Compute fits on the workers of a Dask cluster, as `fitting/reduction` expects them.
 
-Runs in: the process that fits. Results stay on the workers, and go straight from one to the other; a worker that is
-lost with what it had is made up for by Dask.
+Runs in: the process that fits. Results stay on the workers and travel between them; Dask recomputes those of a worker
+that is lost.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from feedline.blocks.environment import Environment
 from feedline.errors import ClusterError, FeedlineError
 from feedline.service.cluster.cluster import Cluster
 
-_LOOK_S = 1.0  # between looks at a cluster that says nothing
-_URGENT = 3_600_000  # before whatever was submitted in the last hour, which is in ms
-_END_S, _END_PAUSE_S = 10.0, 0.05  # tasks that were called off have this long to end
+_LOOK_S = 1.0  # between checks of a cluster that does not answer
+_URGENT = 3_600_000  # ms of priority: before everything that was submitted in the last hour
+_END_S, _END_PAUSE_S = 10.0, 0.05  # time for cancelled tasks to end, and the pause between checks
 
 
 class DaskWorkers:
@@ -32,7 +32,7 @@ class DaskWorkers:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
         self._begun = 0
-        self._working = False  # on what nobody wants any more
+        self._working = False  # on cancelled tasks
 
     @property
     def environment(self) -> Environment:
@@ -58,7 +58,7 @@ class DaskWorkers:
         return self._cluster.client.submit(function, *arguments, pure=False, key=key, **options)
 
     def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
-        """Wait for at least one of them. Raises what a task raised; ClusterError where there is no cluster any more."""
+        """Wait for at least one of them. Raises what a task raised; ClusterError where the cluster is lost."""
         while True:
             try:
                 with self._cluster.client.as_current():
@@ -73,16 +73,16 @@ class DaskWorkers:
             return done
 
     def result(self, handle: Any) -> Any:
-        """The result of a finished one, fetched."""
+        """Fetch the result of a finished task."""
         try:
             return handle.result()
         except CancelledError:
             raise _lost() from None
 
     def forget(self, handles: Sequence[Any]) -> None:
-        """Call off what has not begun, and wait a while for what has: it may be writing.
+        """Cancel tasks that have not begun, and wait a while for those that have: they may be writing.
 
-        Worker processes of this machine end with their cluster, which is not waited for (`at_the_end`).
+        Worker processes of this machine are not waited for: they end with their cluster (`at_the_end`).
         """
         unfinished = [handle for handle in handles if handle.status == "pending"]
         for handle in handles:
@@ -91,7 +91,7 @@ class DaskWorkers:
             return
         if self._cluster.kind == "processes":
             self._working = True
-            self._cluster.client.run(_say_no_more, wait=False, on_error="ignore")
+            self._cluster.client.run(_silence_log, wait=False, on_error="ignore")
             return
         deadline = time.monotonic() + _END_S
         while any(self._cluster.client.run(_working_on, f"feedline-fit-{self._name}").values()):
@@ -100,19 +100,19 @@ class DaskWorkers:
             time.sleep(_END_PAUSE_S)
 
     def at_the_end(self, remove: Callable[[], None]) -> None:
-        """Remove what tasks have written: now, and once more when those have ended that still work."""
+        """Remove the files of tasks: now, and again when tasks that still run have ended."""
         remove()
         if self._working:
             self._cluster.on_close(remove)
 
 
 def _working_on(prefix: str, dask_worker: Any) -> bool:
-    """Runs on a worker: whether one of its threads is still busy with such a task."""
+    """Runs on a worker: whether one of its threads runs such a task."""
     return any(str(key).startswith(prefix) for key in dask_worker.active_keys)
 
 
-async def _say_no_more() -> None:
-    """Runs on a worker that will end while it is busy: that its scheduler is gone then is no news."""
+async def _silence_log() -> None:
+    """Runs on a worker that will end while it is busy, so that it does not log the loss of its scheduler."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
@@ -126,7 +126,7 @@ def _raise_failure(handle: Any) -> None:
         raise _lost()
     if isinstance(error, KilledWorker):
         raise ClusterError(
-            f"a fit killed its workers again and again: {error}. Give them more memory, or set fit.memory lower"
+            f"a fit killed its workers repeatedly: {error}. Give them more memory, or set fit.memory lower"
         )
     raise ClusterError(f"a fit failed: {type(error).__name__}: {error}") from error
 

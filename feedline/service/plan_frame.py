@@ -1,7 +1,7 @@
-"""What do a plan's blocks look like as a Dask DataFrame? One partition per block, columns as features, Arrow-typed.
+"""A plan's blocks as a Dask DataFrame: one partition per block, one Arrow-typed column per feature.
 
-Runs in: the process that builds the graph; `BlockReader` in Dask workers. For looking at what a trainer would get
-(groupby, describe, to_parquet), with the very task that feeds trainers.
+Runs in: the process that builds the graph; `BlockReader` in Dask workers. It shows what a trainer gets (groupby,
+describe, to_parquet), computed by the task that feeds trainers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 
-from feedline.blocks.compute import BlockRequest, Job, compile_job, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import compile_job
+from feedline.blocks.request import BlockRequest, Job
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.loader.encoding.encode import encode, join
+from feedline.planning.plan import Plan
 
 
 class BlockReader:
@@ -39,20 +42,31 @@ class BlockReader:
         return ("feedline-blocks", repr(self._job))
 
 
-def blocks_to_dask(job: Job, requests: Sequence[BlockRequest]) -> Any:
-    """The blocks as a Dask DataFrame with unknown divisions."""
+def plan_to_dask(plan: Plan, epoch: int) -> Any:
+    """An epoch's blocks, lane after lane, as a Dask DataFrame with unknown divisions."""
     with dask.config.set({"dataframe.convert-string": False}):
         return dd.from_map(
-            BlockReader(job),
-            list(requests),
-            meta=_empty(job).to_pandas(types_mapper=pd.ArrowDtype),
+            BlockReader(plan.job),
+            _all_blocks(plan, epoch),
+            meta=_empty(plan.job).to_pandas(types_mapper=pd.ArrowDtype),
             label="feedline-blocks",
             enforce_metadata=False,
         )
 
 
+def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
+    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
+    schedule = plan.schedule(epoch)
+    return [
+        plan.request(block, epoch)
+        for lane in range(plan.lanes)
+        for block in schedule.blocks(lane, everything=True)
+        if schedule.has_rows(lane)
+    ]
+
+
 def _empty(job: Job) -> pa.Table:
-    """No rows, in the very types that blocks come in."""
+    """No rows, with the column types of blocks."""
     compiled = compile_job(job)
     frame = pl.from_arrow(compiled.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)

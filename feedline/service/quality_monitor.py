@@ -1,11 +1,10 @@
-"""What was a rank's trainer delivered, feature by feature, and is that as pipeline.yaml expects?
+"""Monitor the quality of what a trainer is delivered, feature by feature, and check it against `expect`.
 
-Runs in: the feeder, and `Pipeline.batches`. Pure. A block is counted when its last step has been delivered, whole and
-once; blocks that were computed ahead and never delivered are not.
+Runs in: the feeder, and `Pipeline.batches`. Pure. A block is counted once, when its last step has been delivered;
+blocks that were computed ahead and never delivered are not counted.
 
-Held against expectations is what was counted of one epoch: at its end, where it is all there is to know. With
-`on_expect: error` also after every block: bounds that no further row can mend at once, others as soon as so many rows
-are counted that what is left will hardly mend them (`ENOUGH_ROWS`).
+Expectations are checked against the counts of one epoch, at its end. With `on_expect: error` they are also checked
+after every block: bounds that no further row can satisfy at once, others from `ENOUGH_ROWS` rows on.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from feedline.spec.features import FeatureSpec
 ENOUGH_ROWS = 1_000_000
 
 
-class Observed:
+class QualityMonitor:
     """The counts of one trainer's epochs, one after the other: begin, add, end."""
 
     def __init__(
@@ -44,7 +43,7 @@ class Observed:
         self._before: Quality | None = None
 
     def begin(self, epoch: int, seen: Mapping[str, Any] | None = None) -> None:
-        """An epoch begins, or goes on after what another feeder, or this one, had counted of it (`seen`)."""
+        """Begin an epoch, or continue one with the counts of another feeder or of this one (`seen`)."""
         if seen is None or epoch != self._epoch:
             self._before, self._now, self._through = self.total, None, -1
         if seen is not None and self._through < int(seen["through"]):
@@ -52,9 +51,9 @@ class Observed:
         self._epoch = epoch
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
-        """A step is delivered, and with it the last rows of some blocks.
+        """Count the blocks whose last rows were delivered with this step.
 
-        Raises DataError where that breaks expectations already.
+        Raises DataError where they break expectations already.
         """
         counted = [] if self._now is None else [self._now]
         new = [quality for block, quality in blocks if block.last_step > self._through]  # else by an earlier feeder
@@ -66,7 +65,7 @@ class Observed:
             self._stop(self._complaints(final=self._now.rows < self._enough_rows))
 
     def end(self) -> list[str]:
-        """The epoch ends: what is not as expected, a text per feature. Raises DataError where that is an error."""
+        """End the epoch: a complaint per feature that breaks expectations. Raises DataError with `on_expect: error`."""
         complaints = self._complaints()
         if self._stops:
             self._stop(complaints)
@@ -79,7 +78,7 @@ class Observed:
         return merge(parts) if parts else None
 
     def seen(self) -> dict[str, Any] | None:
-        """What was counted of the epoch, and up to which step: what another feeder goes on from."""
+        """The counts of the epoch and the step they reach: another feeder continues from them."""
         return None if self._now is None else {"through": self._through, "quality": self._now.to_json()}
 
     def _complaints(self, *, final: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
-"""Which rows of which blocks make a step? The schedule's cuts, with the blocks' encoded rows put in.
+"""Gather the rows of a step from its blocks, as the schedule cuts them.
 
-Runs in: the feeder and `Pipeline.batches`. A block may be several parts laid end to end; a padded row is one row of
-its lane, repeated.
+Runs in: the feeder and `Pipeline.batches`. A block may consist of several parts laid end to end; padding repeats one
+row of the lane.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def segments_of(
     step: int,
     get: Callable[[int, int], Sequence[EncodedRows] | None],
 ) -> list[RowSlice] | None:
-    """What a step is cut from: `get(lane, block)` gives the block's parts, or None for "not yet"."""
+    """The row slices of a step. `get(lane, block)` returns the block's parts, or None while it is computed."""
     segments: list[RowSlice] = []
     for lane, starts in borders.items():
         for cut in schedule.cuts(lane, step, starts):

@@ -1,7 +1,7 @@
-"""Who keeps the feeders of `feedline run` alive while trainers come and go?
+"""Keep the feeders of `feedline run` alive while trainers come and go.
 
-Runs in: the process of `feedline run`. One feeder process per rank of this host, listening; each tells what it does in
-JSON lines. One that dies is started again; three deaths in a row without a batch end the run.
+Runs in: the process of `feedline run`. Each rank of this host has a listening feeder process, which reports in JSON
+lines. One that dies is started again; three deaths in a row without a batch end the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rank:
 
 
 class Supervisor:
-    """The feeders of this host's ranks. `poll` handles what they said; close it when done."""
+    """The feeders of this host's ranks. `poll` handles their reports; close it when done."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = list(ranks)
@@ -57,20 +57,20 @@ class Supervisor:
             self._start(rank)
 
     def poll(self, timeout_s: float) -> list[tuple[Rank, dict[str, Any]]]:
-        """What feeders said since the last call, waiting up to `timeout_s` for the first word; restarts the dead.
+        """The reports since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
 
-        Raises FeederError where a feeder dies again and again without having delivered a batch.
+        Raises FeederError where a feeder dies three times without having delivered a batch.
         """
-        heard: list[tuple[Rank, dict[str, Any]]] = []
+        reports: list[tuple[Rank, dict[str, Any]]] = []
         with contextlib.suppress(queue.Empty):
             item = self._said.get(timeout=timeout_s)
             while True:
-                self._on(*item, heard)
+                self._on(*item, reports)
                 item = self._said.get_nowait()
-        return heard
+        return reports
 
     def close(self) -> None:
-        """End all feeders: politely, then not."""
+        """End all feeders: SIGTERM first, then SIGKILL."""
         for rank in self.ranks:
             if rank.process is not None and rank.process.poll() is None:
                 rank.process.terminate()
@@ -109,12 +109,12 @@ class Supervisor:
         rank: Rank,
         process: subprocess.Popen[str],
         message: dict[str, Any] | None,
-        heard: list[tuple[Rank, dict[str, Any]]],
+        reports: list[tuple[Rank, dict[str, Any]]],
     ) -> None:
         if process is not rank.process:
             return
         if message is None:
-            self._on_death(rank, process, heard)
+            self._on_death(rank, process, reports)
             return
         kind = message["type"]
         if kind == "ready":
@@ -133,9 +133,9 @@ class Supervisor:
             rank.last_error = message["error"]
         if message.get("stats", {}).get("batches"):
             rank.futile_deaths = 0
-        heard.append((rank, message))
+        reports.append((rank, message))
 
-    def _on_death(self, rank: Rank, process: subprocess.Popen[str], heard: list[tuple[Rank, dict[str, Any]]]) -> None:
+    def _on_death(self, rank: Rank, process: subprocess.Popen[str], reports: list[tuple[Rank, dict[str, Any]]]) -> None:
         status = process.wait()
         rank.futile_deaths += 1
         if rank.futile_deaths >= _FUTILE_DEATHS:
@@ -143,5 +143,5 @@ class Supervisor:
                 f"the feeder of rank {rank.rank} died {rank.futile_deaths} times without delivering a batch (exit "
                 f"status {status}): see its messages above"
             )
-        heard.append((rank, {"type": "died", "status": status}))
+        reports.append((rank, {"type": "died", "status": status}))
         self._start(rank)

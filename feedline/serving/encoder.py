@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from feedline.artifacts.store import StoredArtifactSet
 from feedline.artifacts.type_records import load_types
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError, SpecError
 from feedline.expressions.extraction import Frame, project
 from feedline.loader.encoding.arrow_table import arrow_table
@@ -70,7 +70,7 @@ class Serving:
         self._spec = spec
         self.features = tuple(feature for feature in spec.features if feature.group in groups)
         self._types = types
-        self._knowledge = StoredArtifactSet(
+        self._artifacts = StoredArtifactSet(
             artifact_set_ref(spec, served=True), newest=True
         )  # one set of fits for all forms
         self._forms: tuple[tuple[pa.Schema | pl.Schema, Form], ...] = ()
@@ -106,7 +106,7 @@ class Serving:
             types = self._trained() if len(self._trained()) else table()
             if SAMPLE_WEIGHT not in types.names:  # which is recorded with the others
                 types = planned_schema(self._spec, types)
-            features = compile_spec(self._spec, types, knowledge=self._knowledge)
+            features = compile_spec(self._spec, types, artifacts=self._artifacts)
             require_fitted(self._spec, features)
             self._schema = batch_schema(features)
         return self._schema
@@ -139,7 +139,7 @@ class Serving:
         return self._types
 
     def _features(self, schema: pa.Schema, features: Sequence[FeatureSpec]) -> CompiledFeatures:
-        return compile_spec(self._spec, schema, features, knowledge=self._knowledge)
+        return compile_spec(self._spec, schema, features, artifacts=self._artifacts)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
         """The schema with types for columns that hold nulls only, as the ops fix them; the same where there are none.
@@ -154,7 +154,7 @@ class Serving:
                 features = self._features(tried, [self.features[place]])
             except SpecError:
                 return None
-            return None if features.wanted else _made(features, rows)
+            return None if features.missing_fits else _made(features, rows)
 
         uses = [frozenset(named_columns(feature)) for feature in self.features]
         found = settled(schema, uses, outcome)

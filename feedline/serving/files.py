@@ -23,16 +23,16 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.blocks.compute import CHUNK_ROWS
 from feedline.errors import CorruptFileError, DataError, SpecError, TableError, TableNotFoundError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.serving.encoder import Serving
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.landing import refuse_overlap
-from feedline.warehouse.reading.read import batches, fragment_of
+from feedline.warehouse.reading.fragment import fragment_of
+from feedline.warehouse.reading.read import CHUNK_ROWS, batches
 from feedline.warehouse.reading.row_filter import Sieve
-from feedline.warehouse.snapshot.snapshot import snapshot_of
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, shown
 
 STREAM = "-"  # the name of standard input and output, as Arrow streams

@@ -31,7 +31,7 @@ from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.ops import bind
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 FORMAT = 1
 
@@ -151,7 +151,7 @@ def _names(location: Location, request: ArtifactSetKey, features: Sequence[Featu
 
 def _listed(location: Location, home: str) -> list[pafs.FileInfo]:
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
-    infos: list[pafs.FileInfo] = retried(
+    infos: list[pafs.FileInfo] = with_retries(
         lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
     )
     return infos

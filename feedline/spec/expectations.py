@@ -53,7 +53,7 @@ _BOUND = re.compile(BOUND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Expectation:
     """`measure` `sign` `value`, such as null_rate <= 0.05."""
 
     measure: str
@@ -74,7 +74,7 @@ class Bound:
         return self.measure in grows
 
 
-def broken(bounds: tuple[Bound, ...], measures: Mapping[str, Any], *, final: bool = False) -> list[Bound]:
+def broken(bounds: tuple[Expectation, ...], measures: Mapping[str, Any], *, final: bool = False) -> list[Expectation]:
     """The bounds that a feature's measures break; with `final`, of those that no further row can mend."""
     return [
         bound
@@ -85,7 +85,7 @@ def broken(bounds: tuple[Bound, ...], measures: Mapping[str, Any], *, final: boo
     ]
 
 
-def complaint(feature: str, bounds: list[Bound], measures: Mapping[str, Any], *, epoch: int) -> str:
+def complaint(feature: str, bounds: list[Expectation], measures: Mapping[str, Any], *, epoch: int) -> str:
     """What is told of a feature that breaks bounds: the measures, their values, the bounds, and in how many rows."""
     words = [f"got {bound.measure} {measures[bound.measure]:.6g}, expected {bound}" for bound in bounds]
     return (
@@ -94,12 +94,12 @@ def complaint(feature: str, bounds: list[Bound], measures: Mapping[str, Any], *,
     )
 
 
-def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple[Bound, ...]:
+def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple[Expectation, ...]:
     """The bounds of a feature's `expect`; what is wrong goes to `problems`."""
     if not isinstance(value, dict):
         problems.add(path, f"must be a mapping from measures to bounds: got {met(value)}. Write {{null_rate: <= 0.05}}")
         return ()
-    found: list[Bound] = []
+    found: list[Expectation] = []
     for measure, text in value.items():
         place = (*path, measure)
         if measure not in MEASURES:
@@ -115,7 +115,7 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
     return tuple(found)
 
 
-def written(bounds: tuple[Bound, ...]) -> dict[str, list[str]]:
+def written(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
     """The bounds as they may stand under `expect`."""
     texts: dict[str, list[str]] = {}
     for bound in bounds:
@@ -123,7 +123,7 @@ def written(bounds: tuple[Bound, ...]) -> dict[str, list[str]]:
     return texts
 
 
-def _bound(measure: str, value: Any, path: Path, problems: Problems) -> Bound | None:
+def _bound(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:
     match = _BOUND.fullmatch(value.strip()) if isinstance(value, str) else None
     number = float(match[2]) if match else math.nan
     if match is None or not math.isfinite(number):
@@ -132,4 +132,4 @@ def _bound(measure: str, value: Any, path: Path, problems: Problems) -> Bound | 
         problems.add(path, message)
         return None
     whole = re.fullmatch(r"[+-]?[0-9]+", match[2])
-    return Bound(measure=measure, sign=match[1], value=int(match[2]) if whole else number)
+    return Expectation(measure=measure, sign=match[1], value=int(match[2]) if whole else number)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from feedline.spec.column_ranges import expand, has_range
-from feedline.spec.expectations import Bound, read_bounds, written
+from feedline.spec.expectations import Expectation, read_bounds, written
 from feedline.spec.positions import Document, Path, Problems, met, path_text, unknown
 
 Group = Literal["dense", "categorical", "sparse", "label", "extra"]
@@ -90,7 +90,7 @@ class FeatureSpec:
     inputs: tuple[FeatureInput, ...] = ()
     ops: tuple[OpCall, ...] = ()
     on_nonfinite: OnNonfinite = "keep"
-    expect: tuple[Bound, ...] = ()
+    expect: tuple[Expectation, ...] = ()
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Place, Problems, met, path_text
+from feedline.spec.positions import Document, Path, Position, Problems, met, path_text
 from feedline.spec.yaml_document import MAX_DEPTH, SURROGATE, read_document, resolve_scalar
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\{[^}]*\}?))")
@@ -98,7 +98,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
         if not isinstance(key, str):
             raise SpecError(f"{label}: not a key: got {type(key).__name__}, expected a string such as 'batch.tail'")
         path, _ = _split_key(key, label)
-        place = Place(override=label)
+        place = Position(override=label)
         if not isinstance(document.value, dict):
             raise document.error((), "not a mapping: expected the keys of a pipeline")
         target = document.value

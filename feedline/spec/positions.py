@@ -26,7 +26,7 @@ _BARE_NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Position:
     """Where an entry stands: line and column from 1 (0: unknown), or the override that holds it."""
 
     line: int = 0
@@ -41,17 +41,17 @@ class Document:
 
     file: str
     value: Any
-    places: dict[Path, Place] = field(default_factory=dict)
-    key_places: dict[Path, Place] = field(default_factory=dict)
+    places: dict[Path, Position] = field(default_factory=dict)
+    key_places: dict[Path, Position] = field(default_factory=dict)
 
-    def place(self, path: Path, *, key: bool = False) -> Place:
+    def place(self, path: Path, *, key: bool = False) -> Position:
         """The place of the value at `path`, or of its key, or of the nearest thing around it that has one."""
         if key and path in self.key_places:
             return self.key_places[path]
         for stop in range(len(path), -1, -1):
             if path[:stop] in self.places:
                 return self.places[path[:stop]]
-        return Place()
+        return Position()
 
     def error(self, path: Path, message: str, *, key: bool = False) -> SpecError:
         """A SpecError "FILE:LINE:COL: path: message", or with the override's key as the place."""
@@ -59,7 +59,7 @@ class Document:
         return SpecError(located(self.file, place, path, message))
 
 
-def located(file: str, place: Place, path: Path, message: str) -> str:
+def located(file: str, place: Position, path: Path, message: str) -> str:
     """The message after its place and path; a path that the override's key already spells is not said twice."""
     parts = [place.override or (f"{file}:{place.line}:{place.column}" if place.line else file), path_text(path)]
     if place.override and path and place.override in (f"--set {parts[1]}", f"set[{json.dumps(parts[1])}]"):

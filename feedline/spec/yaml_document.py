@@ -31,7 +31,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Place, located
+from feedline.spec.positions import Document, Path, Position, located
 
 # A pipeline of 2000 features is about 100 kB; the bounds keep a hostile text from costing more than seconds.
 MAX_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def read_document(text: str, file: str) -> Document:
     Raises:
         SpecError: not YAML, or more than a pipeline may use; names file, line, column and, where known, the path.
     """
-    document = Document(file=file, value=None, places={(): Place(line=1, column=1)})
+    document = Document(file=file, value=None, places={(): Position(line=1, column=1)})
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
         raise document.error((), f"document too large: got {len(text)} characters, expected at most {MAX_BYTES}")
@@ -87,7 +87,7 @@ def read_document(text: str, file: str) -> Document:
     except ReaderError as error:
         line, column = _line_and_column(text, error.position)
         message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
-        raise SpecError(located(file, Place(line=line, column=column), (), message)) from error
+        raise SpecError(located(file, Position(line=line, column=column), (), message)) from error
     except (YAMLError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
@@ -105,7 +105,7 @@ def _line_and_column(text: str, position: int) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     kind: str  # scalar | mapping | sequence
-    place: Place
+    place: Position
     start: int  # the range of the text it was read from
     end: int = 0
     text: str = ""
@@ -226,8 +226,8 @@ class _Composer:
         return SpecError(located(self.file, _place_of(event.start_mark), path, message))
 
 
-def _place_of(mark: Any) -> Place:
-    return Place(line=mark.line + 1, column=mark.column + 1)
+def _place_of(mark: Any) -> Position:
+    return Position(line=mark.line + 1, column=mark.column + 1)
 
 
 def _is_open(text: str) -> bool:
@@ -253,7 +253,7 @@ class _Expansion:
         self.document = document
         self.left = MAX_ENTRIES
 
-    def value_of(self, node: _Node, path: Path, key_place: Place) -> Any:
+    def value_of(self, node: _Node, path: Path, key_place: Position) -> Any:
         self.left -= 1
         if self.left < 0 or len(path) > MAX_DEPTH:
             limits = f"at most {MAX_ENTRIES} entries and {MAX_DEPTH} levels once its aliases are expanded"
@@ -321,7 +321,7 @@ def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
         message = "not YAML: a value that begins with > or |, which begins a text of several lines. Quote the value"
     else:
         message = f"not YAML: {problem}{context}"
-    return SpecError(located(file, _place_of(mark) if mark else Place(), (), message))
+    return SpecError(located(file, _place_of(mark) if mark else Position(), (), message))
 
 
 def _not_closed(error: MarkedYAMLError) -> str:

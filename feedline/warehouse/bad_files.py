@@ -1,26 +1,33 @@
-"""Which files are corrupt, how is that remembered, and how many of them may a plan leave out?
+"""Remember which files are corrupt, leave them out of a table, and hold them against a budget.
 
-Runs where a snapshot is taken, and in `feedline check`. A finding is a fact about a file as it was: path, size,
-modification time and, where it could be read, the digest of its footer. Findings are kept in `work_dir/bad/files.arrow`
-so that later plans leave those files out without reading them; a file that was replaced since matches no finding, and
-is looked at anew. Where a store has no modification times, the footer's digest decides instead.
+Runs where a snapshot is taken or a plan is made, and in `feedline check`. A finding describes a file at one moment:
+path, size, modification time and, where it could be read, the digest of its footer. Findings are kept in
+`work_dir/bad/files.arrow`, so that later plans leave those files out without reading them; a file that was replaced
+since matches no finding and is read again. Where a store has no modification times, the footer's digest decides.
 
-Only damage makes a finding (`CorruptFileError`, see `faults`): never a permission, a network or a missing file.
+A counting pass ends at the first corrupt file; over a `ForgivingMap` it reads all the others as well, and only then
+raises BadFilesMetError with all of them. A second pass over the other files finds every count known already, so a bad
+file costs no second reading.
+
+Only damage makes a finding (`CorruptFileError`, see `storage.faults`): never a permission, a network or a missing file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from feedline.errors import CorruptFileError
 from feedline.warehouse.discovery.hive import Listing
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 _RECORD = "bad/files.arrow"
 _SHOWN = 20  # files that a message lists
@@ -66,20 +73,20 @@ class Frozen(Protocol):
     def files(self) -> pa.Table: ...
 
 
-def reason_of(error: CorruptFileError, file: str) -> str:
-    """What an error says, less the file's name at its beginning."""
+def reason_of(error: Exception | str, file: str) -> str:
+    """An error's message without the file's name at its beginning."""
     text = str(error)
     return text.removeprefix(file).lstrip(", ") if text.startswith(file) else text
 
 
-def known_bad_files(work_dir: str) -> dict[str, BadFile]:
+def load_findings(work_dir: str) -> dict[str, BadFile]:
     """What was found so far, by file. Raises CorruptFileError where the record itself is damaged."""
     return {bad.file: bad for bad in _load(work_dir, _RECORD)}
 
 
 def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = ()) -> None:
     """Add findings to the record, and forget those about files that turned out to be `sound`."""
-    before = known_bad_files(work_dir)
+    before = load_findings(work_dir)
     after = {**before, **{bad.file: bad for bad in found}}
     for file in sound:
         after.pop(file, None)
@@ -89,16 +96,16 @@ def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = 
 
 def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> None:
     """Keep what was left out of a snapshot, for everyone who loads it. `skipped` may be empty: it mostly is."""
-    if skipped or skipped_of(work_dir, snapshot):
+    if skipped or load_skipped(work_dir, snapshot):
         content_store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
 
 
-def skipped_of(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
+def load_skipped(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
     """What was left out of a snapshot."""
     return tuple(_load(work_dir, _skipped_name(snapshot)))
 
 
-def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
+def leave_out(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
     """A listing less the files that are known to be bad and have not changed since; and those."""
     if not known:
         return listing, []
@@ -106,10 +113,10 @@ def without_known(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listi
     found = {index: bad for index, bad in found.items() if bad.mtime_ns >= 0}
     if not found:
         return listing, []
-    return listing.picked(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
+    return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
 
 
-def known_within(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
+def findings_in(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
     """The files of a snapshot that are known to be bad, by their path below its root."""
     if not known:
         return {}
@@ -134,23 +141,68 @@ def refuse_too_many(
         if limit is not None and got > limit:
             raise CorruptFileError(
                 f"{table} has more {what} than source.{key} allows: got {got:,}, expected at most {limit:,}. "
-                f"Restore them, or raise the limit.\n{listed(skipped)}"
+                f"Restore them, or raise the limit.\n{list_findings(skipped)}"
             )
 
 
 def refuse_all(table: str, skipped: Sequence[BadFile]) -> CorruptFileError:
     """The error for a table of which nothing is left."""
     return CorruptFileError(
-        f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{listed(skipped)}"
+        f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{list_findings(skipped)}"
     )
 
 
-def listed(skipped: Sequence[BadFile]) -> str:
+def list_findings(skipped: Sequence[BadFile]) -> str:
     """Findings for people, one per line, the first of very many."""
     lines = [f"  {bad.line()}" for bad in skipped[:_SHOWN]]
     if len(skipped) > _SHOWN:
         lines.append(f"  and {len(skipped) - _SHOWN:,} more")
     return "\n".join(lines)
+
+
+class BadFilesMetError(Exception):
+    """Files turned out to be corrupt; internal: whoever made the map leaves them out. `reasons` by path."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__(f"{len(reasons)} corrupt files: {', '.join(sorted(reasons)[:10])}")
+        self.reasons = reasons
+
+
+class ForgivingMap:
+    """`map(function, tasks)` over tasks with `fragments`, whose results are one value per row group.
+
+    Raises BadFilesMetError after everything else was read, where files were corrupt; all other errors at once.
+    """
+
+    def __init__(self, map: Map | None = None) -> None:
+        self._map = map or in_threads
+        self._known: dict[Fragment, tuple[Any, ...]] = {}
+
+    def __call__(self, function: Callable[[Any], Any], tasks: list[Any]) -> list[tuple[Any, ...]]:
+        """The results in the order of the tasks."""
+        unread = [[fragment for fragment in task.fragments if fragment not in self._known] for task in tasks]
+        left = [replace(task, fragments=tuple(rest)) for task, rest in zip(tasks, unread, strict=True) if rest]
+        bad: dict[str, str] = {}
+        for task, results in zip(left, self._map(partial(each_fragment, function), left), strict=True):
+            for fragment, (values, reason) in zip(task.fragments, results, strict=True):
+                if reason is None:
+                    self._known[fragment] = values
+                else:
+                    bad.setdefault(fragment.path, reason)
+        if bad:
+            raise BadFilesMetError(bad)
+        return [tuple(value for fragment in task.fragments for value in self._known[fragment]) for task in tasks]
+
+
+def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple[Any, ...], str | None]]:
+    """Run a task one fragment at a time: for each its values, or why it is corrupt."""
+    results: list[tuple[tuple[Any, ...], str | None]] = []
+    for fragment in task.fragments:
+        try:
+            results.append((tuple(function(replace(task, fragments=(fragment,)))), None))
+        except CorruptFileError as error:
+            results.append(((), reason_of(error, fragment.uri)))
+    return results
 
 
 def _matches(uri: str, files: pa.Table, known: Mapping[str, BadFile]) -> dict[int, BadFile]:

@@ -3,7 +3,7 @@
 The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
 Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
-row group; where that is more than a worker has room for, making the frame warns.
+row group.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import source_columns
-from feedline.warehouse.partition_sizes import warn_of_large_partitions
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, field_of, fragment_of, read_arrow
+from feedline.warehouse.reading.fragment import Fragment, field_of
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.splits import plan_splits
-
-SPLIT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +73,10 @@ def to_dask(
     schema = pa.schema([field_of(whole, name) for name in needed])
     reader = FrameReader(schema, names, where.text if where else None, sample.sample if sample else None)
     fragments = plan_fragments(snapshot, selection, split_rows)
-    warn_of_large_partitions(snapshot, selection, names, split_rows, whole)
     with dask.config.set({"dataframe.convert-string": False}):
         if not fragments:
             return dd.from_pandas(meta, npartitions=1)
         return dd.from_map(reader, fragments, meta=meta, label="feedline", enforce_metadata=False)
-
-
-def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
-    """One fragment per split of the rows that are, or may be, kept."""
-    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
-    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
-    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]
 
 
 def _pandas(table: pa.Table) -> pd.DataFrame:

@@ -11,9 +11,9 @@ A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,22 +22,22 @@ from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.bad_files import BadFile, reason_of
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import united
-from feedline.warehouse.parquet.footer import file_facts
+from feedline.warehouse.discovery.table_log import unite_schemas
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, decode_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment
+from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
-from feedline.warehouse.snapshot.snapshot import partition_beside
-from feedline.warehouse.storage.locations import join, locate, shown
+from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.packed_facts import FactBlock
+from feedline.warehouse.snapshot.take import partition_beside
+from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.parallel import Map, in_threads
 
-_FOOTERS_PER_TASK = 32
 _TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
 _TASK_FILES = 32
 
-Results = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
-
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told how much of a pass is done."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
@@ -52,23 +52,12 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FooterTask:
-    """Files whose footers one task reads: (path below the root, bytes)."""
-
-    table: str
-    files: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a footer said: digest, its bytes, rows per row group, and which of the task's schemas; or what is wrong."""
+    """A good footer: its digest, its bytes, and the rows of each row group."""
 
-    digest: bytes = b""
-    footer_bytes: int = 0
-    rows: tuple[int, ...] = ()
-    schema: int = -1
-    corrupt: str | None = None
-    problem: str | None = None
+    digest: bytes
+    footer_bytes: int
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,30 +123,33 @@ class Findings:
 
 
 def check_footers(
-    listing: Listing, *, map: Results, rules: SchemaRules | None = None, progress: Progress | None = None
+    listing: Listing, *, map: Map | None, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
 ) -> Findings:
-    """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised."""
+    """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised.
+
+    `map` runs the tasks (default: threads of this process).
+    """
     findings = Findings(listing)
-    files = list(zip(listing.files["path"].to_pylist(), listing.files["bytes"].to_pylist(), strict=True))
-    tasks = [
-        FooterTask(table=listing.uri, files=tuple(files[start : start + _FOOTERS_PER_TASK]))
-        for start in range(0, len(files), _FOOTERS_PER_TASK)
-    ]
+    paths, sizes = listing.files["path"].to_pylist(), listing.files["bytes"].to_pylist()
+    files = list(zip(range(len(paths)), paths, sizes, strict=True))
     kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may number their fields otherwise
-    index = 0
-    for footers, found in map(read_footers, tasks):
-        for footer in footers:
-            if footer.corrupt is not None:
-                findings.add_bad(index, footer.corrupt)
-            elif footer.problem is not None:
-                findings.problems.append(Problem(file=findings.name(index), reason=footer.problem))
-            else:
-                findings.footers[index] = footer
-                schema = found[footer.schema]
-                kinds.setdefault(schema.serialize().to_pybytes(), (schema, []))[1].append(index)
-            index += 1
+    done = 0
+    for result in read_footers(listing.uri, files, map, collect=True):
+        for index, message in result.corrupt:
+            findings.add_bad(index, reason_of(message, findings.name(index)))
+        for index, message in result.problems:
+            name = findings.name(index)
+            findings.problems.append(Problem(file=name, reason=reason_of(message, name)))
+        for block in result.blocks:
+            findings.footers |= _footers(block)
+            same = kinds.setdefault(block.schema.serialize().to_pybytes(), (block.schema, []))
+            same[1].extend(block.files["file"].to_pylist())
+        done += len(result.corrupt) + len(result.problems) + sum(len(block.files) for block in result.blocks)
         if progress is not None:
-            progress("footers", index, len(files))
+            progress("footers", done, len(files))
+    findings.footers = dict(sorted(findings.footers.items()))
+    for _, indices in kinds.values():
+        indices.sort()
     _fit(findings, list(kinds.values()), rules or SchemaRules())
     return findings
 
@@ -178,7 +170,9 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
             ]
 
 
-def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, progress: Progress | None = None) -> None:
+def check_pages(
+    findings: Findings, columns: Sequence[str], *, map: Map | None, progress: ProgressCallback | None = None
+) -> None:
     """Decode these columns of every file that may still be good, adding to the findings."""
     stored = tuple(name for name in columns if name in findings.schema.names)
     wrong = {problem.file for problem in findings.problems}
@@ -189,7 +183,7 @@ def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, pro
     tasks = list(_page_tasks(findings, left, stored, schema))
     places = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
     met: set[int] = set()
-    for number, (task, results) in enumerate(zip(tasks, map(decode_pages, tasks), strict=True)):
+    for number, (task, results) in enumerate(zip(tasks, (map or in_threads)(decode_pages, tasks), strict=True)):
         for fragment, (corrupt, problem) in zip(task.fragments, results, strict=True):
             index = places[fragment.path]
             if index in met or (corrupt is None and problem is None):
@@ -203,35 +197,6 @@ def check_pages(findings: Findings, columns: Sequence[str], *, map: Results, pro
             progress("pages", number + 1, len(tasks))
 
 
-def read_footers(task: FooterTask) -> tuple[list[Footer], list[pa.Schema]]:
-    """Run one task: what each footer says, and the schemas that they refer to."""
-    location = locate(task.table)
-    footers: list[Footer] = []
-    schemas: dict[bytes, tuple[int, pa.Schema]] = {}
-    for path, size in task.files:
-        name = join(shown(task.table), path)
-        try:
-            facts = file_facts(location.filesystem, join(location.path, path), size, name)
-        except CorruptFileError as error:
-            footers.append(Footer(corrupt=reason_of(error, name)))
-        except StoreError:
-            raise
-        except TableError as error:
-            footers.append(Footer(problem=_less(str(error), name)))
-        else:
-            key = facts.schema.serialize().to_pybytes()
-            number, _ = schemas.setdefault(key, (len(schemas), facts.schema))
-            footers.append(
-                Footer(
-                    digest=facts.digest,
-                    footer_bytes=facts.footer_bytes,
-                    rows=tuple(facts.rows),
-                    schema=number,
-                )
-            )
-    return footers, [schema for _, schema in schemas.values()]
-
-
 def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
     """Run one task: for each fragment why it is corrupt, or what else is wrong, or neither."""
     results: list[tuple[str | None, str | None]] = []
@@ -243,19 +208,32 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
         except StoreError:
             raise
         except (TableError, DataError) as error:
-            results.append((None, _less(str(error), fragment.uri)))
+            results.append((None, reason_of(error, fragment.uri)))
         else:
             results.append((None, None))
     return results
 
 
+def _footers(block: FactBlock) -> dict[int, Footer]:
+    """The footers of a block's files, by the files' places in the listing."""
+    footers, first = {}, 0
+    rows = block.row_groups["rows"].to_pylist()
+    for file in block.files.select(["file", "footer_digest", "footer_bytes", "row_groups"]).to_pylist():
+        stop = first + file["row_groups"]
+        footers[file["file"]] = Footer(
+            digest=file["footer_digest"], footer_bytes=file["footer_bytes"], rows=tuple(rows[first:stop])
+        )
+        first = stop
+    return footers
+
+
 def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: SchemaRules) -> None:
     """Unite the schemas one by one, that of most files first; files whose schema does not fit those are problems."""
     fitting: list[tuple[str, pa.Schema]] = []
-    for schema, indices in sorted(kinds, key=lambda kind: -len(kind[1])):
+    for schema, indices in sorted(kinds, key=lambda kind: (-len(kind[1]), kind[1][0])):
         both = [*fitting, (findings.name(indices[0]), schema)]
         try:
-            findings.schema = united(findings.listing, both, rules)
+            findings.schema = unite_schemas(findings.listing, both, rules)
         except TableError as error:
             findings.problems += [Problem(file=findings.name(index), reason=str(error)) for index in indices]
         else:
@@ -301,7 +279,3 @@ def _fragments(findings: Findings, left: Sequence[int]) -> Iterator[tuple[Fragme
             )
             yield fragment, rows
             first = stop
-
-
-def _less(text: str, name: str) -> str:
-    return text.removeprefix(name).lstrip(", ") if text.startswith(name) else text

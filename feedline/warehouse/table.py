@@ -14,17 +14,19 @@ import pyarrow as pa
 
 from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments, to_dask
 from feedline.warehouse.discovery.formats import list_table
-from feedline.warehouse.optimize.optimize import Map, OptimizeReport, Say, optimize
+from feedline.warehouse.optimize.optimize import OptimizeReport, Say, optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
-from feedline.warehouse.reading.read import Fragment, field_of, read_arrow
+from feedline.warehouse.reading.fragment import Fragment, field_of
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, with_weight
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import shown
-from feedline.warehouse.storage.retry import interruptible
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 Names = str | Sequence[str]
 
@@ -82,6 +84,8 @@ class Table:
 
         `sample`: a share of them, as in `read`.
         """
+        from feedline.warehouse.dask_frame import to_dask  # noqa: PLC0415 -- 0.35 s of pandas, in every process start
+
         snapshot = self.snapshot()
         bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
         selection = screen_rows(snapshot, bound, sample=sampled)
@@ -109,8 +113,7 @@ class Table:
             return read_arrow(fragment, names, bound, whole, sample=sampled)
 
         fragments = plan_fragments(snapshot, screen_rows(snapshot, bound, sample=sampled), SPLIT_ROWS)
-        with interruptible(os.cpu_count() or 1, "feedline-read") as pool:
-            return pa.concat_tables([schema.empty_table(), *pool.map(part, fragments)])
+        return pa.concat_tables([schema.empty_table(), *in_threads(part, fragments)])
 
     def optimize(
         self,

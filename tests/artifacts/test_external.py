@@ -21,7 +21,7 @@ from feedline.artifacts.external import read_outside
 from feedline.errors import SpecError, StoreError, TableChangedError
 from feedline.transforms.learning.learner import Reading
 from feedline.warehouse.storage.locations import locate
-from feedline.warehouse.storage.retry import Patience
+from feedline.warehouse.storage.retry import RetryPolicy
 
 
 def reading(uri: str, columns: list[str], max_memory: int = 2**30) -> Reading:
@@ -204,7 +204,7 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
     assert np.array_equal(opened.take(np.arange(10)), data[:10])
     with pytest.raises(TableChangedError, match="c/1/0 changed after the array was opened: got 13 bytes"):
         opened.take(np.arange(20))
-    monkeypatch.setattr("feedline.warehouse.storage.retry.PATIENCE", Patience(first_s=0.01, deadline_s=0.2))
+    monkeypatch.setattr("feedline.warehouse.storage.retry.POLICY", RetryPolicy(first_s=0.01, deadline_s=0.2))
     store.fault("slow_down", times=10**6)
     with pytest.raises(StoreError, match="gave up after"):
         read_outside(reading(store.uri("side/side/items.parquet"), ["id"]), str(tmp_path))

@@ -31,7 +31,7 @@ from feedline.artifacts.store import (
     prove,
     save,
 )
-from feedline.blocks.compute import check_job
+from feedline.blocks.jobs import check_job
 from feedline.errors import ClusterError, CorruptFileError, FeedlineError, SpecError
 from feedline.planning.binding import artifact_set_key
 from feedline.serving.encoder import Serving
@@ -267,24 +267,24 @@ def test_a_worker_that_does_not_reach_the_files_says_so_before_the_first_block(p
     check_job(job)
     table = next((folder(path) / "tables").iterdir())
     table.unlink()
-    with pytest.raises(ClusterError, match=rf"cannot read what was fitted: artifact .*{table.name}.*got no file"):
+    with pytest.raises(ClusterError, match=rf"cannot read the artifacts: artifact .*{table.name}.*got no file"):
         check_job(job)
     with pytest.raises(CorruptFileError, match="is gone"):
-        prove(replace(job.knowledge, manifest="0" * 64))
+        prove(replace(job.artifacts, manifest="0" * 64))
 
 
 def test_threads_load_an_artifact_once(path: Path, monkeypatch):
-    knowledge = Pipeline.from_yaml(path).plan().job.knowledge
+    artifacts = Pipeline.from_yaml(path).plan().job.artifacts
     stored_artifacts._loaded.clear()
     read: list[str] = []
     load = stored_artifacts._load_table
     monkeypatch.setattr(stored_artifacts, "_load_table", lambda *given: (read.append(given[1].name), load(*given))[1])
-    manifest = StoredArtifactSet(knowledge).manifest
+    manifest = StoredArtifactSet(artifacts).manifest
     assert manifest is not None
     found: list[list[Artifact]] = []
 
     def look() -> None:
-        found.append([load_artifact(knowledge.folder, fit) for fit in manifest.fits.values()])
+        found.append([load_artifact(artifacts.folder, fit) for fit in manifest.fits.values()])
 
     threads = [threading.Thread(target=look) for _ in range(8)]
     for thread in threads:
@@ -301,7 +301,7 @@ def test_a_job_goes_on_with_the_set_that_it_began_with(path: Path):
     stored_artifacts._loaded.clear()
     again = Pipeline.from_yaml(path)
     assert again.plan().features.fingerprint != plan.features.fingerprint
-    assert StoredArtifactSet(plan.job.knowledge).manifest is not None
+    assert StoredArtifactSet(plan.job.artifacts).manifest is not None
     assert next(again.batches(plan=plan)) is not None
 
 

@@ -19,7 +19,8 @@ import pytest
 from pipelines import PATIENCE_S, eventually
 
 from feedline import Pipeline
-from feedline.blocks import compute
+from feedline.blocks import jobs
+from feedline.blocks.jobs import UnknownJobError, check_job, find_job
 from feedline.blocks.single_flight import IDLE_KEPT, IDLE_S, SingleFlight
 from feedline.fitting import observe
 from feedline.planning.plan import Plan
@@ -99,7 +100,7 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
     plan = planned(tmp_path, 3)
     with closing(Cluster(ClusterSpec(threads=1), threads=1)) as cluster:
         delivery = delivery_of(plan, cluster)
-        monkeypatch.setattr(compute, "_jobs", SingleFlight())  # as in a process that came later
+        monkeypatch.setattr(jobs, "_jobs", SingleFlight())  # as in a process that came later
         delivery.pump(plan.schedule(0).steps)
         assert eventually(lambda: delivery.get(0, 0) is not None and delivery.get(0, 1) is not None)
         assert 1 <= delivery.stats.resubmitted <= 2
@@ -108,27 +109,27 @@ def test_a_worker_that_does_not_know_the_job_gets_it_with_the_next_attempt(
 
 def test_a_job_that_a_worker_was_shown_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job = planned(tmp_path, 3).job
-    monkeypatch.setattr(compute, "_jobs", SingleFlight())
-    with pytest.raises(compute.UnknownJobError, match=job.digest):
-        compute.held_job(job.digest)
-    compute.check_job(pickle.loads(pickle.dumps(job)))
-    assert compute.held_job(job.digest) == job
+    monkeypatch.setattr(jobs, "_jobs", SingleFlight())
+    with pytest.raises(UnknownJobError, match=job.digest):
+        find_job(job.digest)
+    check_job(pickle.loads(pickle.dumps(job)))
+    assert find_job(job.digest) == job
 
 
 def test_the_digest_is_of_all_that_a_job_says(tmp_path: Path):
     job = planned(tmp_path, 3).job
     assert replace(job).digest == job.digest == pickle.loads(pickle.dumps(job)).digest
     others = [replace(job, where="x > 1"), replace(job, by="c"), replace(job, features=job.features[1:])]
-    others += [replace(job, environment=()), replace(job, knowledge=replace(job.knowledge, out_of_fold=False))]
+    others += [replace(job, environment=()), replace(job, artifacts=replace(job.artifacts, out_of_fold=False))]
     assert len({job.digest, *(other.digest for other in others)}) == 6
 
 
-@pytest.mark.parametrize(("module", "compiled"), [(compute, "compile_job"), (observe, "compile_fit")])
+@pytest.mark.parametrize(("module", "compiled"), [(jobs, "compile_job"), (observe, "compile_fit")])
 def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, compiled: str):
     """Eight Dask threads begin with their first blocks at the same moment."""
     job: Any = planned(tmp_path, 3).job
     if module is observe:
-        names = ("features", "schema", "where", "sample", "knowledge", "environment", "code")
+        names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
         known = {name: getattr(job, name) for name in names}
         job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
     monkeypatch.setattr(module, "_compiled", SingleFlight())

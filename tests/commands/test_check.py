@@ -18,12 +18,11 @@ from pipelines import CLICKS
 from processes import ended
 
 from feedline import Pipeline
-from feedline.commands.check import CheckReport, ProgressLine, _in_threads, run_check
+from feedline.commands.check import CheckReport, ProgressLine, run_check
 from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
-from feedline.warehouse import scan
-from feedline.warehouse.bad_files import known_bad_files
-from feedline.warehouse.storage import retry
+from feedline.warehouse.bad_files import load_findings
+from feedline.warehouse.snapshot import footer_tasks
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}}
 
@@ -190,7 +189,7 @@ def test_a_restored_file_is_found_sound_again(tmp_path: Path):
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert len(Pipeline.from_yaml(path).plan().skipped) == 1
         assert checked(path, deep=deep).clean
-        assert not known_bad_files(str(tmp_path / "work"))
+        assert not load_findings(str(tmp_path / "work"))
         assert not Pipeline.from_yaml(path).plan().skipped
 
 
@@ -198,7 +197,7 @@ def test_findings_are_remembered_whatever_the_pipeline_does_with_them(tmp_path: 
     write(tmp_path / "t")
     truncate(part(tmp_path, 1))
     assert len(checked(pipeline(tmp_path)).bad_files) == 1
-    assert list(known_bad_files(str(tmp_path / "work"))) == [str(part(tmp_path, 1))]
+    assert list(load_findings(str(tmp_path / "work"))) == [str(part(tmp_path, 1))]
 
 
 def test_on_worker_processes(tmp_path: Path):
@@ -243,26 +242,13 @@ def test_a_store_that_fails_ends_the_check(tmp_path: Path, monkeypatch: pytest.M
 
         return file_facts
 
-    monkeypatch.setattr(scan, "file_facts", failing(StoreError("the store kept failing")))
+    monkeypatch.setattr(footer_tasks, "file_facts", failing(StoreError("the store kept failing")))
     with pytest.raises(StoreError):
         checked(path)
-    monkeypatch.setattr(scan, "file_facts", failing(TableError("may not be read: permission denied")))
+    monkeypatch.setattr(footer_tasks, "file_facts", failing(TableError("may not be read: permission denied")))
     report = checked(path)
     assert (len(report.bad_files), len(report.problems)) == (0, 4)
-    assert not known_bad_files(str(tmp_path / "work"))
-
-
-def test_a_failure_ends_the_waiting_of_other_threads():
-    """Those that wait for the store to get well, and what failed first is raised."""
-
-    def work(number: int) -> None:
-        if number:
-            raise StoreError("the store kept failing")
-        assert retry._stopping().wait(30)
-        raise StoreError("the work ended while it waited")
-
-    with pytest.raises(StoreError, match="the store kept failing"):
-        list(_in_threads(work, [0, 1], 2))
+    assert not load_findings(str(tmp_path / "work"))
 
 
 def test_what_cannot_be_checked_is_an_error(tmp_path: Path):

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sample import key_hash, place_hash, stays
+from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
 from feedline.cli import app

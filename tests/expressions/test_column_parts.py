@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedline.errors import ExpressionError
 from feedline.expressions import bind, parse
 from feedline.expressions.column_parts import (
-    Part,
+    ColumnPart,
     PartError,
     flattened_column,
     flattened_name,
@@ -42,17 +42,17 @@ KEYS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(KEYS, min_size=1, max_size=4))
 def test_a_part_is_named_as_the_expression_that_it_is(column: str, keys: list[str | int]) -> None:
-    part = Part(column, tuple(keys))
+    part = ColumnPart(column, tuple(keys))
     assert part_of(str(part)) == part
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("m['price']", Part("m", ("price",))),
-        ('user["geo"]["lat"]', Part("user", ("geo", "lat"))),
-        ("w[-7]", Part("w", (-7,))),
-        ('col("odd name")[1]', Part("odd name", (1,))),
+        ("m['price']", ColumnPart("m", ("price",))),
+        ('user["geo"]["lat"]', ColumnPart("user", ("geo", "lat"))),
+        ("w[-7]", ColumnPart("w", (-7,))),
+        ('col("odd name")[1]', ColumnPart("odd name", (1,))),
         ("m", None),
         ("m.price", None),
         ('m["price"] + 1', None),
@@ -63,7 +63,7 @@ def test_a_part_is_named_as_the_expression_that_it_is(column: str, keys: list[st
         ("x[", None),
     ],
 )
-def test_which_names_are_parts(text: str, part: Part | None) -> None:
+def test_which_names_are_parts(text: str, part: ColumnPart | None) -> None:
     assert part_of(text) == part
 
 
@@ -111,9 +111,9 @@ def test_parts_that_a_table_does_not_have(text: str, message: str) -> None:
 
 def test_columns_for_keys_of_maps() -> None:
     assert (flattened_name("m", "price"), flattened_name("w", 7)) == ("m.price", "w.7")
-    assert flattened_column(SCHEMA, Part("m", ("price", "x"))) == "m.price"
-    assert flattened_column(SCHEMA, Part("m", ("cost",))) is None
-    assert flattened_column(SCHEMA, Part("user", ("country",))) is None, "a struct's fields have no columns"
+    assert flattened_column(SCHEMA, ColumnPart("m", ("price", "x"))) == "m.price"
+    assert flattened_column(SCHEMA, ColumnPart("m", ("cost",))) is None
+    assert flattened_column(SCHEMA, ColumnPart("user", ("country",))) is None, "a struct's fields have no columns"
     names = ["n", "m['price']", 'm["cost"]', "w[7]", 'gone["price"]["lat"]', 'user["country"]', "n", "zzz"]
     assert source_columns(SCHEMA, names) == ("n", "m", "m.price", "w", "w.7", "gone.price", "user", "zzz")
 

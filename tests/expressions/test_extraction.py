@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.expressions.column_parts import Part, Wanted
+from feedline.expressions.column_parts import ColumnPart, PartTree
 from feedline.expressions.extraction import extracted, project
 
 VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
@@ -80,7 +80,7 @@ def looked_up(value: Any, key: Any) -> Any:
 @given(maps())
 def test_keys_of_a_map_are_pythons(given_map: tuple[pa.Array, list[Any]]) -> None:
     array, keys = given_map
-    wanted = Wanted()
+    wanted = PartTree()
     for key in keys:
         wanted.add((key,))
     found = extracted(array, wanted)
@@ -130,7 +130,7 @@ NESTED = pa.struct(
 def test_nested_parts_are_pythons(rows: list[Any], start: int) -> None:
     array = pa.array(rows, NESTED).slice(start)
     paths = [("id",), ("geo", "lat"), ("geo", "names", "a", "v"), ("geo", "names", "b"), ("geo", "zzz"), ()]
-    wanted = Wanted()
+    wanted = PartTree()
     for path in paths:
         wanted.add(path)
     found = extracted(array, wanted)
@@ -145,7 +145,7 @@ def test_a_null_map_may_have_entries() -> None:
     keys, values = pa.array(["a", "a", "a"]), pa.array([1, 2, 3])
     mask = pa.array([False, True, False])
     array = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), keys, values, mask=mask)
-    wanted = Wanted()
+    wanted = PartTree()
     wanted.add(("a",))
     assert extracted(array, wanted)[("a",)].to_pylist() == [1, None, 3]
 
@@ -153,7 +153,7 @@ def test_a_null_map_may_have_entries() -> None:
 def test_more_keys_than_sixteen_bits_number() -> None:
     count = 70_000
     array = pa.array([[(key, key) for key in range(0, count, 7)], None, [(5, -5)]], pa.map_(pa.int32(), pa.int64()))
-    wanted = Wanted()
+    wanted = PartTree()
     for key in range(count):
         wanted.add((key,))
     found = extracted(array, wanted)
@@ -168,7 +168,7 @@ def test_polars_agrees(given_map: tuple[pa.Array, list[Any]]) -> None:
     if not pa.types.is_string(array.type.key_type) or pa.types.is_float16(array.type.item_type):
         return
     frame = pl.DataFrame({"m": pl.from_arrow(array)})
-    parts = [str(Part("m", (key,))) for key in keys]
+    parts = [str(ColumnPart("m", (key,))) for key in keys]
     for data in (frame, pa.table({"m": array}), pa.record_batch({"m": array})):
         found = project(data, parts)
         expected = frame.select(pl.col("m").map.get(key).alias(part) for key, part in zip(keys, parts, strict=True))

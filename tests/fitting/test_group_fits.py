@@ -12,14 +12,14 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.errors import FeedlineError
 from feedline.fitting.spill import PARTS, Scratch, Spilled, merged, parts_of
 from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Fits
+from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.transforms.ops import resolve
 from feedline.transforms.values.kinds import Value
 
@@ -71,7 +71,7 @@ def expected(path: Path, rows: pl.DataFrame, *, out_of_fold: bool) -> pl.DataFra
     """What fitting in memory gives."""
     features = Pipeline.from_yaml(path).spec.features
     fits = fit_frames(features, FRAME.to_arrow().schema, [FRAME])
-    known = Fits(artifacts=fits.artifacts, out_of_fold=out_of_fold)
+    known = InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=out_of_fold)
     return compile_features(features, FRAME.to_arrow().schema, known).apply(rows)
 
 
@@ -105,7 +105,7 @@ def test_keys_that_were_not_met_are_counted(pipeline: Path):
     rows = FRAME[:3].with_columns(shop=pl.Series([1, None, 77]), seen=pl.Series([[1, 99], [], [98]]))
     for out_of_fold in (False, True):
         compiled = compile_features(
-            features, FRAME.to_arrow().schema, Fits(artifacts=known.artifacts, out_of_fold=out_of_fold)
+            features, FRAME.to_arrow().schema, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=out_of_fold)
         )
         _, counts = compiled.apply_counting(rows)
         assert counts == {"rate": (3, 1), "prices": (3, 1), "rows": (3, 0), "rates": (3, 2)}

@@ -15,14 +15,14 @@ from typing import Any
 import polars as pl
 import pytest
 from example_rows import examples, feature_of, frame_of, write_outside
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.artifacts.external import read_outside
 from feedline.errors import DataError
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import NOTHING, Artifact, Fits, Reading
+from feedline.transforms.learning.learner import NO_ARTIFACTS, Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Example
 
@@ -38,7 +38,7 @@ def parts_of(frame: pl.DataFrame, places: list[int]) -> list[pl.DataFrame]:
 
 
 @dataclass(frozen=True)
-class Known(Fits):
+class Known(InMemoryArtifacts):
     """What was learnt, and what lies in a folder."""
 
     folder: str = ""
@@ -57,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def learnt(example: Example, frames: list[pl.DataFrame]) -> Fits:
+def learnt(example: Example, frames: list[pl.DataFrame]) -> InMemoryArtifacts:
     feature = feature_of(example)
-    return fit_frames([feature], frames[0].to_arrow().schema, frames) if OPS[example.call.op].learns else NOTHING
+    return fit_frames([feature], frames[0].to_arrow().schema, frames) if OPS[example.call.op].learns else NO_ARTIFACTS
 
 
 def compiled_for(example: Example, frame: pl.DataFrame, folder: Path) -> CompiledFeatures:

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 from toy_ops import FEATURES, toy_ops, written
 
 from feedline import Pipeline
@@ -20,7 +21,6 @@ from feedline.errors import CorruptFileError, DataError, PlanError, SpecError
 from feedline.fitting.fit_report import FitReport
 from feedline.fitting.passes import FitProgress
 from feedline.fitting.spill import Scratch, discard
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.table import Table
@@ -239,7 +239,7 @@ def test_fits_at_the_same_time_leave_one_whole_set(tmp_path: Path, clicks: Path)
     assert len({report.manifest for report in reports}) == 2
     plan = Pipeline.from_yaml(path).plan()
     plan.require_fitted()
-    assert plan.job.knowledge.manifest in {report.manifest for report in reports}
+    assert plan.job.artifacts.manifest in {report.manifest for report in reports}
 
 
 def test_the_fingerprint_of_features_is_of_what_was_learnt(tmp_path: Path, clicks: Path):

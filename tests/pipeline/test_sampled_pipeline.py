@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from fences import FENCE
 from pipelines import Place, furnished
 from processes import ended
-from test_docs import FENCE
-from test_sample import key_hash, place_hash, stays
+from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -179,7 +179,7 @@ def test_a_table_with_a_sample_weight_of_its_own(place: Place, tmp_path: Path) -
             Pipeline.from_yaml(path).plan()
     assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts()["rows"]
     path = place.write(source={**source, "sample": {"fraction": 0.5}}, features={"extra": ["request_id"]})
-    with pytest.raises(SpecError, match="sample_weight is what the sample weighs"):
+    with pytest.raises(SpecError, match=r"shuffle\.by cannot be sample_weight, which source\.sample"):
         Pipeline.from_yaml(path, {"shuffle.by": "sample_weight"}).plan()
     assert 9_000 < Pipeline.from_yaml(path).plan().facts()["rows"] < 11_000
 
@@ -200,7 +200,7 @@ def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks:
 
 def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for bytes, which may change with a version of pyarrow or zstd."""
-    page = (Path(__file__).parents[2] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "snapshots.md").read_text(encoding="utf-8")
     fences = [(match[1], match[2]) for match in FENCE.finditer(page)]
     [document] = [text for language, text in fences if language == "yaml" and "feedline generate clicks" in text]
     (tmp_path / "p.yaml").write_text(document)

@@ -19,7 +19,7 @@ from pipelines import PATIENCE_S, Place, furnished, image, oracle
 from processes import SUPPORT, running
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.planning.agreement import agree_on_snapshot, launch_name
+from feedline.planning.agreement import RunStart, agree, launch_name
 
 JOB = "f" * 64
 
@@ -50,15 +50,8 @@ class Starts:
         self.now_s = 1000.0
 
     def start(self, rank: int, world_size: int, job: str = JOB, **environment: str) -> str:
-        return agree_on_snapshot(
-            self.work_dir,
-            job,
-            rank=rank,
-            world_size=world_size,
-            take=self.take,
-            environment=environment,
-            now_s=lambda: self.now_s,
-        )
+        begun = RunStart(job=job, rank=rank, world_size=world_size)
+        return agree(begun, self.work_dir, self.take, environment=environment, now_s=lambda: self.now_s)
 
     def take(self) -> str:
         self.taken += 1

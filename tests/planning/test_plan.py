@@ -22,13 +22,13 @@ from rich.console import Console
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
-from feedline.commands import plan as report
+from feedline.commands import plan_report as report
 from feedline.commands.plan_report import describe
 from feedline.errors import PlanError, SpecError
 from feedline.planning.plan import Plan
 from feedline.warehouse.rebase import recorded_rows
 from feedline.warehouse.selection.column_bounds import value_ranges
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 ROWS = 20_000
 

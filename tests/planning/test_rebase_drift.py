@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections import Counter
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +16,11 @@ from rewritten import Rewritten, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError, StoreError
-from feedline.planning import rebase
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_text, same_words
 from feedline.warehouse.rebase.recorded_rows import Records
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
-from feedline.warehouse.storage import retry
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 def rebased(pipeline: Pipeline, state: dict[str, Any], **options: str) -> list[int]:
@@ -318,7 +316,7 @@ def test_records_that_cannot_be_listed_are_none(
     def refuse(operation: object, filesystem: pafs.FileSystem, name: str, **options: object) -> None:
         raise StoreError(f"{name} could not be listed: gave up")
 
-    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.retried", refuse)
+    monkeypatch.setattr("feedline.warehouse.rebase.recorded_rows.with_retries", refuse)
     place.delete("ds=1/0.parquet")
     with caplog.at_level(logging.WARNING):
         known = Records(str(tmp_path / "work"), plan.job.record.identity).of("ds=1/0.parquet", b"", {0: 3})
@@ -326,19 +324,3 @@ def test_records_that_cannot_be_listed_are_none(
     assert "nothing is known of rows that were delivered" in caplog.text
     with pytest.raises(StateError, match="got no record of their identities"):
         pipeline.rebase(state_at(plan, 0, 7))
-
-
-def test_a_failure_ends_the_waiting_of_other_threads(monkeypatch: pytest.MonkeyPatch):
-    """What one thread cannot read is said at once, not after the others' patience with a store."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    both, told = Barrier(2), []
-
-    def work(fails: bool) -> None:
-        both.wait(10)
-        if fails:
-            raise DataError("a file is not what it was")
-        told.append(retry._stopping().wait(10))
-
-    with pytest.raises(DataError):
-        list(rebase._in_threads(work, [True, False]))
-    assert told == [True]

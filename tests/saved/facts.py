@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from example_rows import examples, feature_of, names_of, write_outside
+from fit_in_memory import fit_frames
 from typer.testing import CliRunner
 
 from feedline import Pipeline
@@ -26,8 +27,7 @@ from feedline.loader.batch import Batch, Sparse
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits, Reading
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 
 FEW = 4  # batches whose checksums are kept
@@ -130,7 +130,7 @@ def short_digest(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Artifacts(Fits):
+class _Artifacts(InMemoryArtifacts):
     """Fitted artifacts, and tables of a folder."""
 
     folder: str = ""

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pipeline_spec import MINIMAL, parse, refused
+from minimal_pipeline import MINIMAL
+from test_pipeline_spec import parse, refused
 
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
@@ -18,11 +20,10 @@ from feedline.loader.encoding.quality import Observer, Quality
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
-from feedline.service.quality_monitor import Observed
+from feedline.service.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
-from feedline.spec.expectations import MEASURES, Bound, broken
+from feedline.spec.expectations import MEASURES, Expectation, broken
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.registry.op import OpError
 
 SCHEMA = BatchSchema(
@@ -38,7 +39,7 @@ def spec(expect: Any, group: str = "dense", **keys: Any) -> PipelineSpec:
     return parse(text + "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
 
 
-def bounds(**expect: str) -> tuple[Bound, ...]:
+def bounds(**expect: str) -> tuple[Expectation, ...]:
     return spec(expect).features[0].expect
 
 
@@ -46,9 +47,9 @@ def test_bounds_are_read_and_written():
     text = "features: {sparse: {h: {column: c, expect: {null_rate: <= 0.05, list_length_mean: ['>= 5', < 1e2]}}}}"
     [feature] = parse(MINIMAL.replace("features: {dense: {price: []}}", text)).features
     assert feature.expect == (
-        Bound(measure="null_rate", sign="<=", value=0.05),
-        Bound(measure="list_length_mean", sign=">=", value=5),
-        Bound(measure="list_length_mean", sign="<", value=100.0),
+        Expectation(measure="null_rate", sign="<=", value=0.05),
+        Expectation(measure="list_length_mean", sign=">=", value=5),
+        Expectation(measure="list_length_mean", sign="<", value=100.0),
     )
     assert feature.long_form()["expect"] == {"null_rate": ["<= 0.05"], "list_length_mean": [">= 5", "< 100.0"]}
     whole = spec({"max": "< 3"}, on_expect="error", on_nonfinite="zero")
@@ -122,7 +123,7 @@ def test_what_is_learnt_from_is_no_finished_value():
 
 @given(st.sampled_from(["<=", "<", ">=", ">"]), st.floats(-9, 9), st.floats(-9, 9))
 def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: float):
-    bound = Bound(measure="max", sign=sign, value=value)
+    bound = Expectation(measure="max", sign=sign, value=value)
     holds = {"<=": measured <= value, "<": measured < value, ">=": measured >= value, ">": measured > value}[sign]
     assert (broken((bound,), {"max": measured}) == []) == holds
     assert broken((bound,), {"max": None}) == []
@@ -134,7 +135,7 @@ def test_what_no_further_row_can_mend():
         (measure, sign)
         for measure in MEASURES
         for sign in ("<=", ">")
-        if Bound(measure=measure, sign=sign, value=0).final
+        if Expectation(measure=measure, sign=sign, value=0).final
     }
     assert final == {("nonfinite", "<="), ("max", "<="), ("list_length_max", "<="), ("min", ">")}
 
@@ -155,37 +156,37 @@ def block(last_step: int) -> Block:
     return Block(lane=0, index=last_step, start=0, rows=1, pieces=(), first_step=0, last_step=last_step)
 
 
-def epoch(on_expect: Any, enough_rows: int = 10**6, **expect: str) -> Observed:
-    observed = Observed(SCHEMA, spec(expect).features, on_expect, enough_rows=enough_rows)
-    observed.begin(4)
-    return observed
+def epoch(on_expect: Any, enough_rows: int = 10**6, **expect: str) -> QualityMonitor:
+    monitor = QualityMonitor(SCHEMA, spec(expect).features, on_expect, enough_rows=enough_rows)
+    monitor.begin(4)
+    return monitor
 
 
 def test_warnings_come_at_the_end_one_per_feature():
-    observed = epoch("warn", max="<= 1", null_rate="< 0.1", min=">= 0")
-    observed.add(0, [(block(0), part(10, nulls=2, highest=3.5))])
-    [text] = observed.end()
+    monitor = epoch("warn", max="<= 1", null_rate="< 0.1", min=">= 0")
+    monitor.add(0, [(block(0), part(10, nulls=2, highest=3.5))])
+    [text] = monitor.end()
     both = "got max 3.5, expected <= 1; got null_rate 0.2, expected < 0.1"
     assert text == f"feature 'x' is not as expected in epoch 4: {both} (10 rows delivered)"
-    observed.begin(5)
-    observed.add(0, [(block(0), part(10))])
-    assert observed.end() == []
+    monitor.begin(5)
+    monitor.add(0, [(block(0), part(10))])
+    assert monitor.end() == []
 
 
 def test_an_error_that_nothing_can_mend_comes_at_once():
-    observed = epoch("error", max="<= 1", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(10, nulls=5))])
+    monitor = epoch("error", max="<= 1", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(10, nulls=5))])
     with pytest.raises(
         DataError, match=r"^feature 'x' is not as expected in epoch 4: got max 2, expected <= 1 \(12 rows"
     ):
-        observed.add(1, [(block(1), part(2, highest=2.0))])
+        monitor.add(1, [(block(1), part(2, highest=2.0))])
 
 
 def test_other_errors_come_when_there_are_enough_rows():
-    observed = epoch("error", enough_rows=100, null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(50, nulls=25))])
+    monitor = epoch("error", enough_rows=100, null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(50, nulls=25))])
     with pytest.raises(DataError, match=r"got null_rate 0\.25, expected <= 0\.1 \(100 rows delivered\)"):
-        observed.add(1, [(block(1), part(50))])
+        monitor.add(1, [(block(1), part(50))])
     mended = epoch("error", enough_rows=100, null_rate="<= 0.1")
     mended.add(0, [(block(0), part(50, nulls=5))])
     mended.add(1, [(block(1), part(60))])
@@ -193,15 +194,15 @@ def test_other_errors_come_when_there_are_enough_rows():
 
 
 def test_an_error_at_the_end():
-    observed = epoch("error", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(50, nulls=25))])
+    monitor = epoch("error", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(50, nulls=25))])
     with pytest.raises(DataError, match=r"got null_rate 0\.5, expected <= 0\.1"):
-        observed.end()
+        monitor.end()
 
 
-def rows_of(observed: Observed) -> int:
-    assert observed.total is not None
-    return observed.total.rows
+def rows_of(monitor: QualityMonitor) -> int:
+    assert monitor.total is not None
+    return monitor.total.rows
 
 
 def test_another_feeder_goes_on_and_counts_nothing_twice():
@@ -228,9 +229,9 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
 
 def test_counts_outlive_successors_that_die_before_they_speak():
     reports = FeederReports()
-    observed = epoch("warn")
-    observed.add(0, [(block(0), part(10))])
-    reports.receive(report_packet(1, {}, observed.seen()))
+    monitor = epoch("warn")
+    monitor.add(0, [(block(0), part(10))])
+    reports.receive(report_packet(1, {}, monitor.seen()))
     handed = reports.hand_over(1, 2)
     assert reports.hand_over(2, 3) == handed
     reports.receive(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
@@ -238,7 +239,7 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     assert reports.quality.rows == 10
     last = epoch("warn")
     last.begin(4, reports.hand_over(3, 4))
-    reports.receive(report_packet(1, {}, observed.seen()))  # late: it is counted in its heir's
+    reports.receive(report_packet(1, {}, monitor.seen()))  # late: it is counted in its heir's
     assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
     reports.receive(report_packet(4, {}, last.seen()))
@@ -246,25 +247,25 @@ def test_counts_outlive_successors_that_die_before_they_speak():
 
 
 def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
-    observed = epoch("warn")
-    observed.add(0, [(block(0), part(10))])
-    seen = observed.seen()
-    observed.add(1, [(block(1), part(5))])
-    observed.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
-    observed.add(1, [(block(1), part(5))])
-    assert rows_of(observed) == 15
-    observed.begin(5)
-    observed.begin(5, {**seen, "through": 0})
-    assert rows_of(observed) == 25
+    monitor = epoch("warn")
+    monitor.add(0, [(block(0), part(10))])
+    seen = monitor.seen()
+    monitor.add(1, [(block(1), part(5))])
+    monitor.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
+    monitor.add(1, [(block(1), part(5))])
+    assert rows_of(monitor) == 15
+    monitor.begin(5)
+    monitor.begin(5, {**seen, "through": 0})
+    assert rows_of(monitor) == 25
 
 
 def test_what_is_kept_of_epochs_does_not_grow_with_them():
     reports = FeederReports()
     for stream in range(1, 50):
-        observed = epoch("warn")
+        monitor = epoch("warn")
         for rows in (3, 7):
-            observed.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, {}, observed.seen()))
+            monitor.add(rows, [(block(rows), part(rows))])
+            reports.receive(report_packet(stream, {}, monitor.seen()))
         assert reports.quality is not None
         assert reports.quality.rows == 10 * stream
         assert len(reports._counted[1]) == 1
@@ -280,10 +281,10 @@ def test_a_report_is_parsed_when_somebody_asks():
 
 
 def test_epochs_are_summed_and_judged_alone():
-    observed = epoch("warn", null_rate="<= 0.1")
-    observed.add(0, [(block(0), part(10, nulls=5))])
-    assert len(observed.end()) == 1
-    observed.begin(5)
-    observed.add(0, [(block(0), part(10))])
-    assert observed.end() == []
-    assert rows_of(observed) == 20
+    monitor = epoch("warn", null_rate="<= 0.1")
+    monitor.add(0, [(block(0), part(10, nulls=5))])
+    assert len(monitor.end()) == 1
+    monitor.begin(5)
+    monitor.add(0, [(block(0), part(10))])
+    assert monitor.end() == []
+    assert rows_of(monitor) == 20

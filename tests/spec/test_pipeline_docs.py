@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from test_json_schema import Validator
-from test_pipeline_spec import MINIMAL
+from json_validator import Validator
+from minimal_pipeline import MINIMAL, completed
 from test_spec_errors import ALTERNATIVES
 
 from feedline import Pipeline
@@ -30,12 +30,6 @@ ROWS = {
     part.splitlines()[0].strip(): dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", part, re.MULTILINE))
     for part in re.split(r"^##+ ", TEXT, flags=re.MULTILINE)
 }
-
-
-def completed(fragment):
-    """The fragment with what a whole pipeline needs besides."""
-    keys = {line.split(":")[0] for line in fragment.splitlines() if line[:1].isalpha()}
-    return fragment + "".join(f"{line}\n" for line in MINIMAL.splitlines() if line.split(":")[0] not in keys)
 
 
 @pytest.mark.parametrize("block", SHOWN)

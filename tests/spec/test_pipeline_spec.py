@@ -10,6 +10,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minimal_pipeline import MINIMAL
 
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec, load_spec, parse_spec
@@ -40,15 +41,6 @@ lanes:   64
 epochs:  1
 cluster: {threads: auto}
 memory:  4GiB
-"""
-
-MINIMAL = """\
-version: 1
-name: small
-work_dir: work
-source: {table: data}
-features: {dense: {price: []}}
-batch: {size: 8}
 """
 
 # every key of the format on a line of its own

@@ -3,7 +3,7 @@
 import pytest
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Place, Problems, met, path_text, unknown
+from feedline.spec.positions import Document, Position, Problems, met, path_text, unknown
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,20 @@ def test_unknown_names_suggest_the_nearest():
 
 
 def test_an_error_falls_back_to_what_stands_around_it():
-    document = Document(file="f", value=None, places={(): Place(line=1, column=1), ("a",): Place(line=3, column=5)})
+    document = Document(
+        file="f", value=None, places={(): Position(line=1, column=1), ("a",): Position(line=3, column=5)}
+    )
     assert str(document.error(("a", 0, "b"), "x")) == "f:3:5: a[0].b: x"
     assert str(document.error(("b",), "x", key=True)) == "f:1:1: b: x"
     assert str(Document(file="f", value=None).error(("a",), "x")) == "f: a: x"
 
 
 def test_problems_are_raised_in_the_order_of_the_text_overrides_last():
-    places = {("o",): Place(override="--set o"), ("b",): Place(line=2, column=9), ("a",): Place(line=10, column=1)}
+    places = {
+        ("o",): Position(override="--set o"),
+        ("b",): Position(line=2, column=9),
+        ("a",): Position(line=10, column=1),
+    }
     problems = Problems(Document(file="f", value=None, places=places))
     problems.raise_found()
     for name in ("o", "a", "b", "b"):

@@ -5,7 +5,8 @@ import string
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_pipeline_spec import COMPLETE, MINIMAL, REFERENCE, parse, refused
+from minimal_pipeline import MINIMAL
+from test_pipeline_spec import COMPLETE, REFERENCE, parse, refused
 
 from feedline.errors import SpecError
 from feedline.spec import PipelineSpec

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Place
+from feedline.spec.positions import Position
 from feedline.spec.yaml_document import MAX_BYTES, MAX_ENTRIES, read_document, resolve_scalar
 
 
@@ -101,29 +101,29 @@ def test_keys_are_text():
 
 def test_places_of_keys_values_and_items():
     document = read("a: 1\nb:\n  - x\n  - {c: 2,  d: [3]}\ne:\nf: |\n  text\n")
-    assert document.place(("a",)) == Place(line=1, column=4)
-    assert document.place(("a",), key=True) == Place(line=1, column=1)
-    assert document.place(("b",)) == Place(line=2, column=1)
-    assert document.place(("b", 0)) == Place(line=3, column=5)
-    assert document.place(("b", 1)) == Place(line=4, column=5)
-    assert document.place(("b", 1, "d")) == Place(line=4, column=13)
-    assert document.place(("b", 1, "d", 0)) == Place(line=4, column=17)
-    assert document.place(("e",)) == Place(line=5, column=1), "an empty value stands at its key"
+    assert document.place(("a",)) == Position(line=1, column=4)
+    assert document.place(("a",), key=True) == Position(line=1, column=1)
+    assert document.place(("b",)) == Position(line=2, column=1)
+    assert document.place(("b", 0)) == Position(line=3, column=5)
+    assert document.place(("b", 1)) == Position(line=4, column=5)
+    assert document.place(("b", 1, "d")) == Position(line=4, column=13)
+    assert document.place(("b", 1, "d", 0)) == Position(line=4, column=17)
+    assert document.place(("e",)) == Position(line=5, column=1), "an empty value stands at its key"
     assert document.place(("b", 1, "nothing", "here")) == document.place(("b", 1))
-    assert document.place(("unknown",)) == Place(line=1, column=1)
+    assert document.place(("unknown",)) == Position(line=1, column=1)
 
 
 def test_windows_lines_and_a_byte_order_mark_do_not_move_places():
     document = read("\ufeffa: 1\r\nb: {c: 2}\r\n")
     assert document.value == {"a": 1, "b": {"c": 2}}
-    assert document.place(("b", "c")) == Place(line=2, column=8)
+    assert document.place(("b", "c")) == Position(line=2, column=8)
 
 
 def test_aliases_are_copies_that_stand_at_their_anchor():
     document = read("a: &ops [log1p]\nb: *ops\n")
     assert document.value == {"a": ["log1p"], "b": ["log1p"]}
     assert document.value["a"] is not document.value["b"]
-    assert document.place(("b", 0)) == Place(line=1, column=10)
+    assert document.place(("b", 0)) == Position(line=1, column=10)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from feedline.commands.check import run_check
 from feedline.errors import FeedlineError
 from feedline.pipeline import Pipeline
 from feedline.spec import load_spec
-from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 MEMORY_BYTES = 1 << 30  # more address space than the child has already
 

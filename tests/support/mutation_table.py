@@ -244,6 +244,13 @@ MUTATIONS = (
         "an op that takes no weights accepts a weighted list and loses them",
     ),
     Mutation(
+        "transforms/registry",
+        "weights-lost-in-a-chain",
+        "if kind.weighted and not (one_by_one or self.op.weighted):",
+        "if kind.weighted and not kind.weighted:",
+        "a chain loses the weights of a list in an op that takes none",
+    ),
+    Mutation(
         "transforms/ops",
         "smoothing",
         "/ (counts + smoothing)",
@@ -296,8 +303,8 @@ MUTATIONS = (
     Mutation(
         "loader/ring",
         "segment-in-use",
-        "len(owner.free) == owner.segment.slots",
-        "owner.free",
+        "len(owner.free) ==",
+        "0 <",
         "a retired segment is closed while the trainer still holds batches in it",
     ),
     # -- artifacts, blocks ----------------------------------------------------------------------------------------
@@ -361,7 +368,7 @@ MUTATIONS = (
     Mutation(
         "planning",
         "restarted-rank",
-        'and rank not in found["ranks"]',
+        'and start.rank not in found["ranks"]',
         "",
         "a rank that starts again joins the snapshot of the start before",
     ),

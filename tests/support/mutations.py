@@ -9,10 +9,10 @@
 
 `--collect` keeps in DIR which test runs which line, in feeders, Dask workers and commands too, and how long each test
 takes. `--run` needs that of the same state of the code: for each fault of `mutation_table.py` it runs the tests that
-reach the changed lines, the cheapest first, until one fails. Tests that take more than `--budget` seconds together are
-left out, which the report says ("capped"). A fault that no test fails for has survived; `--survivors` runs the whole
-suite for each of those. A test that catches a fault has to pass without it, else it does not count. A test run that
-takes longer than `--limit` seconds, or dies, has caught the fault.
+reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
+`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived;
+`--survivors` runs the whole suite for each of those. A test that catches a fault has to pass without it, else it does
+not count. A test run that takes longer than `--limit` seconds, or dies, has caught the fault.
 
 The faults are put into a copy of the checkout, so this one is never broken. A report is written after every fault;
 what it holds is not run again. `--compare` fails where a fault that was caught has not been caught later.
@@ -106,10 +106,11 @@ class Suite:
         return cls(lines, seconds)
 
     def reaching(self, place: Place) -> list[str]:
-        """The tests that run one of these lines, the cheapest first."""
+        """The tests that run one of these lines: those of the module's own file first, the cheapest first."""
         lines = self.lines.get(place.file, {})
+        own = f"test_{Path(place.file).name}"
         tests = {test for line in place.lines for test in lines.get(line, ()) if test}
-        return sorted(tests, key=lambda test: (self.cost(test), test))
+        return sorted(tests, key=lambda test: (Path(test.partition("::")[0]).name != own, self.cost(test), test))
 
     def cost(self, test: str) -> float:
         """Seconds of a test, with all its parameters."""
@@ -117,18 +118,17 @@ class Suite:
         return self.seconds.get(f"{path.removesuffix('.py').replace('/', '.')}.{names.replace('::', '.')}", 1.0)
 
     def chosen(self, tests: Sequence[str], budget_s: float) -> list[str]:
-        """The cheapest tests that fit the budget, one at least, file by file, so that shared fixtures are made once."""
+        """The first tests that fit the budget, one at least; file by file, so that shared fixtures are made once."""
         spent = 0.0
-        chosen: list[str] = []
+        files: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
             spent += self.cost(test)
-            if chosen and spent > budget_s:
+            if files and spent > budget_s:
                 break
-            chosen.append(test)
-        per_file: defaultdict[str, float] = defaultdict(float)
-        for test in chosen:
-            per_file[test.partition("::")[0]] += self.cost(test)
-        return sorted(chosen, key=lambda test: (per_file[test.partition("::")[0]], test.partition("::")[0]))
+            files[test.partition("::")[0]].append(test)
+        first, *others = files.values() or [[]]
+        others.sort(key=lambda tests: sum(map(self.cost, tests)))
+        return [test for tests in (first, *others) for test in tests]
 
 
 @dataclass
@@ -199,7 +199,7 @@ class Trial:
 
 
 def find(root: Path, mutation: Mutation) -> Place:
-    """Where a mutation's text stands below a checkout. Ends the program where that is not one place."""
+    """Where a mutation's text stands below a checkout. Raises LookupError where that is not one place."""
     pattern = re.compile(r"\s+".join(map(re.escape, mutation.text.split())))
     found = [
         (path, match)
@@ -207,12 +207,25 @@ def find(root: Path, mutation: Mutation) -> Place:
         for match in pattern.finditer(path.read_text(encoding="utf-8"))
     ]
     if len(found) != 1:
-        places = ", ".join(str(path.relative_to(root)) for path, _ in found) or "nowhere"
-        raise SystemExit(f"{mutation.name}: its text has to be found once below feedline/, and is found in: {places}")
+        places = ", ".join(str(path.relative_to(root)) for path, _ in found) or "no module"
+        raise LookupError(f"{mutation.name}: got {mutation.text!r} in {places}, expected it once below feedline/")
     [(path, match)] = found
     first = match.string.count("\n", 0, match.start()) + 1
     last = match.string.count("\n", 0, match.end()) + 1
     return Place(str(path.relative_to(root)), match.start(), match.end(), _statement(match.string, first, last))
+
+
+def find_all(root: Path) -> dict[str, Place]:
+    """Where each mutation's text stands, by name. Ends the program where some are not to be found."""
+    places, wrong = {}, []
+    for mutation in MUTATIONS:
+        try:
+            places[mutation.name] = find(root, mutation)
+        except LookupError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise SystemExit("\n".join([*wrong, "Mend these texts in mutation_table.py"]))
+    return places
 
 
 def _statement(source: str, first: int, last: int) -> range:
@@ -232,8 +245,9 @@ def _statement(source: str, first: int, last: int) -> range:
 
 def show(root: Path) -> None:
     """List all faults, with where they are."""
+    places = find_all(root)
     for mutation in MUTATIONS:
-        place = find(root, mutation)
+        place = places[mutation.name]
         print(f"{mutation.area:22} {mutation.name:28} {place.file}:{place.lines.start}\n{'':22} {mutation.breaks}")
     print(f"{len(MUTATIONS)} faults")
 
@@ -243,7 +257,7 @@ def collect(root: Path, data: Path, more: Sequence[str]) -> int:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "coveragerc").write_text(_COVERAGE.format(root=root, data=data / "part", variable=CONTEXT_VARIABLE))
-    environment = _environment(root) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
+    environment = _environment(root, SUPPORT) | {"COVERAGE_PROCESS_START": str(data / "coveragerc")}
     probe = "import coverage; print(coverage.Coverage.current() is not None)"
     if _said([sys.executable, "-c", probe], root, environment) != "True":
         raise SystemExit(
@@ -280,7 +294,7 @@ def report_coverage(root: Path, data: Path) -> None:
 
 def run(root: Path, data: Path, out: Path, names: Sequence[str], *, budget_s: float, limit_s: float) -> None:
     """Plant the faults of these names, or all, that the report has not."""
-    places = {mutation.name: find(root, mutation) for mutation in MUTATIONS}
+    places = find_all(root)
     if unknown := set(names) - places.keys():
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
     suite, report = Suite.load(data), _read(out)
@@ -365,9 +379,9 @@ def _copy(root: Path, limit_s: float) -> Iterator[Trial]:
         yield Trial(copied, limit_s)
 
 
-def _environment(root: Path) -> dict[str, str]:
-    """This process's, with a checkout's package and this folder before all others."""
-    path = [str(root), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def _environment(*first: Path) -> dict[str, str]:
+    """This process's, with a checkout's package, and maybe the plugin's folder, before all others."""
+    path = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 

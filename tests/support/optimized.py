@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import math
+import struct
 from collections import Counter
+from decimal import Decimal
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+from reference_hash import GOLDEN, digest_of, mix
 
 from feedline.warehouse.optimize.optimize import OptimizeReport, optimize
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
+
+EPOCH = datetime.date(1970, 1, 1)
+
+CLUSTERED: dict[str, Any] = {"cluster_by": ("session",), "sort_by": ("ts",), "row_group_rows": 256}
 
 
 def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
@@ -84,3 +94,37 @@ def in_polars(root: Path) -> pa.Table:
 def multiset(table: pa.Table) -> Counter[str]:
     """The rows as texts, with their numbers, whatever the order of rows and columns."""
     return Counter(str(sorted(row.items())) for row in table.to_pylist())
+
+
+def key_hash(values: list[Any]) -> int:
+    """The documented hash of one key, in Python's integers."""
+    found = 0
+    for value in values:
+        if value is None:
+            found = 0
+            continue
+        if isinstance(value, str | bytes):
+            word = digest_of(value.encode() if isinstance(value, str) else value)
+        elif isinstance(value, float):
+            canonical = math.nan if math.isnan(value) else value + 0.0
+            word = struct.unpack("<Q", struct.pack("<d", canonical))[0]
+        elif isinstance(value, datetime.date):
+            word = (value - EPOCH).days
+        elif isinstance(value, Decimal):
+            word = digest_of(str(value).encode())
+        else:
+            word = int(value)
+        found = mix(word + found + GOLDEN)
+    return found
+
+
+def assert_clustered(root: Path) -> None:
+    """Every partition: keys in hashed order over all its files, a key's rows together and in time order."""
+    for folder in sorted({path.parent for path in files_of(root)}):
+        rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files_of(folder)])
+        keys = rows["session"].to_pylist()
+        runs = [key for key, _ in groupby(keys)]
+        assert len(runs) == len(set(runs)), "a key's rows are apart"
+        assert [key_hash([key]) for key in runs] == sorted(key_hash([key]) for key in runs)
+        times = rows["ts"].to_pylist()
+        assert all(a[1] <= b[1] for a, b in pairwise(zip(keys, times, strict=True)) if a[0] == b[0])

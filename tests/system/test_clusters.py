@@ -21,7 +21,7 @@ from processes import DaskCluster, ended, feedline, finished, free_port
 
 from feedline import FeedlineDataset
 from feedline.errors import ClusterError
-from feedline.processor import active, instructions
+from feedline.resources import active_instructions, level_instructions
 
 STEPS = 79
 
@@ -228,7 +228,9 @@ def test_a_worker_of_another_version_is_refused_before_the_first_block(
             assert (done.returncode, text in done.stderr) == (1, True), done.stderr
 
 
-@pytest.mark.skipif(active() == instructions("x86-64-v3"), reason="this processor has nothing beyond x86-64-v3")
+@pytest.mark.skipif(
+    active_instructions() == level_instructions("x86-64-v3"), reason="this processor has nothing beyond x86-64-v3"
+)
 def test_workers_of_a_cluster_compute_at_x86_64_v3(place: Place, tmp_path: Path, expected: list[list[bytes]]):
     """By default; one that goes beyond is refused with the line that helps, and threads of a feeder agree with it."""
     changes = {"source": WHERE, "batch": {"tail": "pad"}, "lanes": 2}
@@ -245,7 +247,7 @@ def test_workers_of_a_cluster_compute_at_x86_64_v3(place: Place, tmp_path: Path,
             state = dataset.state_dict()
     assert len(seen) == len(expected[0])
     assert seen != expected[0], "log1p of another processor"
-    assert state["environment"].endswith(f"cpu {' '.join(instructions('x86-64-v3'))}")
+    assert state["environment"].endswith(f"cpu {' '.join(level_instructions('x86-64-v3'))}")
     with FeedlineDataset(place.write("here.yaml", **changes, cluster={"threads": 1, "cpu": "x86-64-v3"})) as dataset:
         dataset.load_state_dict({**state, "epoch": 0})
         assert [image(batch) for batch in dataset] == seen

@@ -23,9 +23,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from feedline import processor
-from feedline.processor import chosen
-from feedline.resources import ALLOCATOR_ENVIRONMENT
+from feedline import resources
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
@@ -175,7 +174,7 @@ def test_services_work_together(host: Host):
     # Where blocks are computed changes nothing: the same training over threads of the feeder ends with the same bits.
     remote = [word for word in host.services["host"]["command"] if word.startswith("--set=cluster.")]
     local = [word for word in host.services["host"]["command"] if word not in remote]
-    host.services["host"]["command"] = [*local, f"--set=cluster.cpu={chosen(None, shared=True)}"]
+    host.services["host"]["command"] = [*local, f"--set=cluster.cpu={choose_cpu(None, shared=True)}"]
     host.finish("host")
     assert len(remote) == 2
     assert {**host.results(), **SPEED} == {**results, **SPEED}
@@ -193,8 +192,8 @@ def test_pools_of_a_worker_do_not_multiply():
 def test_workers_compute_at_the_level_of_a_cluster():
     """The names are those of the numpy that constraints.txt installs, and all of them."""
     names = compose({})["services"]["worker"]["environment"]["NPY_DISABLE_CPU_FEATURES"]
-    known = processor.__cpu_dispatch__
-    assert names.split() == [name for name in known if name not in processor.instructions("x86-64-v3")]
+    known = resources.__cpu_dispatch__
+    assert names.split() == [name for name in known if name not in resources.level_instructions("x86-64-v3")]
 
 
 def test_services_start_after_what_they_need():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from fences import FENCE
 from pipelines import furnished
 
 from feedline.cli import app
@@ -23,9 +24,16 @@ from feedline.spec import parse_spec
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "flights" / "README.md"]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-WITH_FENCES = ("README.md", "docs/training.md", "docs/warehouse.md", "docs/serving.md")
+WITH_FENCES = (
+    "README.md",
+    "docs/training.md",
+    "docs/tables.md",
+    "docs/snapshots.md",
+    "docs/rebase.md",
+    "docs/optimize.md",
+    "docs/serving.md",
+)
 
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 

@@ -131,7 +131,7 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
 
         def resolve(rank: int) -> None:
             hello = {"rank": rank, "world_size": 2}
-            made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).job.knowledge.manifest)
+            made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).job.artifacts.manifest)
 
         threads = [threading.Thread(target=resolve, args=(rank,)) for rank in range(2)]
         for thread in threads:
@@ -143,7 +143,7 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
         first = pipeline.resolve({"rank": 0, "world_size": 2}, job="1" * 64)
         Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()  # between the starts of two ranks
         second = pipeline.resolve({"rank": 1, "world_size": 2}, job="1" * 64)
-        assert second.job.knowledge.manifest == first.job.knowledge.manifest == made[0]
+        assert second.job.artifacts.manifest == first.job.artifacts.manifest == made[0]
         assert second.features.fingerprint == first.features.fingerprint
 
 
@@ -160,7 +160,7 @@ def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, c
         assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()["features"] != first["features"]
         state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
         assert Pipeline.from_yaml(path).plan_for(state).facts()["features"] == first["features"]
-        manifest = again.job.knowledge.manifest
+        manifest = again.job.artifacts.manifest
         assert manifest is not None
         (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()
         stored_artifacts._load_manifest.cache_clear()

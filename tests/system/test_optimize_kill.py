@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from optimized import files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
-from test_optimize import CLUSTERED, assert_clustered
+from optimized import (
+    CLUSTERED,
+    assert_clustered,
+    files_of,
+    in_arrow,
+    in_duckdb,
+    in_polars,
+    multiset,
+    rewrite,
+    warehouse,
+)
 
 from feedline.warehouse.optimize.landing import HIDDEN, Target, finished
 
@@ -23,7 +32,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from feedline.warehouse.optimize import landing
 from feedline.warehouse.parquet import writer
-from optimized import rewrite
+from optimized import CLUSTERED, assert_clustered, rewrite
 
 def deadly(owner, name, turn):
     calls, method = [], getattr(owner, name)

@@ -17,7 +17,7 @@ from feedline.warehouse.optimize.landing import Target
 from feedline.warehouse.optimize.optimize import optimize
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.optimize.usage import load_uses, record_usage
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 SETTINGS = Settings(cluster_by=("session",), sort_by=("ts",), row_group_rows=256)
 

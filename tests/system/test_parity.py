@@ -20,7 +20,7 @@ import pytest
 import zarr
 from pipelines import Place, furnished, image, oracle
 from processes import DaskCluster
-from test_weights_and_vectors import ROWS, WIDTH, rows_of
+from weighted_rows import ROWS, WIDTH, rows_of
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.loader.batch import Batch

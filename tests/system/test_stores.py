@@ -25,18 +25,19 @@ from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 from feedline import Pipeline, Table
 from feedline.errors import CorruptFileError, StoreError, TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
-from feedline.planning.agreement import agree_on_snapshot
-from feedline.warehouse.dask_frame import plan_fragments
+from feedline.planning.agreement import RunStart, agree
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.optimize.usage import load_uses, record_usage
 from feedline.warehouse.parquet import open_file
 from feedline.warehouse.reading.read import read_arrow, read_fragment
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store, locations, retry
 from feedline.warehouse.storage.locations import locate
 
-QUICK = retry.Patience(first_s=0.01, longest_s=0.05, deadline_s=30)
+QUICK = retry.RetryPolicy(first_s=0.01, longest_s=0.05, deadline_s=30)
 SECRET = KEYS["AWS_SECRET_ACCESS_KEY"]
 BUSY = {"slow_down": 6, "server_error": 3, "reset": 3, "reset_body": 3, "truncated": 3, "short": 3, "hang": 1}
 LIST, OPEN, DATA = {"path": "list-type", "ranged": False}, {"method": "HEAD"}, {"ranged": True}
@@ -56,7 +57,7 @@ def s3(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store behind a proxy of the test's own, with little patience."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retry, "PATIENCE", QUICK)
+    monkeypatch.setattr(retry, "POLICY", QUICK)
     monkeypatch.setattr(retry, "budget", retry.Budget())
     monkeypatch.setattr(locations, "STALL_TIMEOUT_S", 1.0)
     made = Store(server)
@@ -210,9 +211,8 @@ def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> No
     taken = iter(["a", "b", "c"])
 
     def agreed(rank: int) -> str:
-        return agree_on_snapshot(
-            s3.uri("work/ranks"), "f" * 64, rank=rank, world_size=2, take=lambda: next(taken), environment={}
-        )
+        start = RunStart(job="f" * 64, rank=rank, world_size=2)
+        return agree(start, s3.uri("work/ranks"), lambda: next(taken), environment={})
 
     assert [agreed(0), agreed(1), agreed(0), agreed(1)] == ["a", "a", "b", "b"]
     s3.fault("denied", path="/runs/", times=ALWAYS)
@@ -224,7 +224,7 @@ def test_what_ranks_agree_on_lies_in_the_store_too(s3: Store, server: int) -> No
 
 
 def test_a_store_that_stays_down_is_told(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", retry.Patience(first_s=0.01, longest_s=0.1, deadline_s=0.5))
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(first_s=0.01, longest_s=0.1, deadline_s=0.5))
     snapshot = remote(s3).snapshot()
     [fragment, *_] = plan_fragments(snapshot, screen_rows(snapshot, None), 10**6)
     for kind, words in (
@@ -285,13 +285,13 @@ def test_an_address_that_is_wrong(s3: Store, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(TableError, match=r"s3://b/t could not be listed: .*resolve"):
         Table("s3://b/t?endpoint_override=no-such-host.invalid&scheme=http").snapshot()
     assert time.monotonic() - started_s < 10
-    monkeypatch.setattr(retry, "PATIENCE", retry.Patience(first_s=0.01, longest_s=0.1, deadline_s=0.3))
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(first_s=0.01, longest_s=0.1, deadline_s=0.3))
     with pytest.raises(StoreError, match="s3://b/t could not be listed: gave up after"):
         Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http").snapshot()
 
 
 def test_secrets_are_in_no_message(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", retry.Patience(deadline_s=0))
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(deadline_s=0))
     for kind in ("denied", "bad_key", "server_error"):
         s3.forget()
         s3.fault(kind, times=ALWAYS)
@@ -355,7 +355,7 @@ def test_a_file_replaced_by_a_shorter_one_is_never_read_as_rubbish(changing: tup
 
 def test_a_failure_elsewhere_ends_the_waiting(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file is denied, the others are throttled: nobody waits for those."""
-    monkeypatch.setattr(retry, "PATIENCE", retry.Patience(first_s=60, longest_s=60, deadline_s=10**5))
+    monkeypatch.setattr(retry, "POLICY", retry.RetryPolicy(first_s=60, longest_s=60, deadline_s=10**5))
     monkeypatch.setattr(retry.Budget, "CAPACITY", 0.0)  # every pause is a long one
     monkeypatch.setattr(retry, "budget", retry.Budget())
     monkeypatch.setattr(retry.Budget, "PER_SECOND", 0.02)

@@ -20,11 +20,19 @@ from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
-from feedline.warehouse.bad_files import BadFile, known_bad_files, known_within, remember, without_known
+from feedline.warehouse.bad_files import (
+    BadFile,
+    BadFilesMetError,
+    ForgivingMap,
+    findings_in,
+    leave_out,
+    load_findings,
+    remember,
+)
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 FEATURES = {"dense": {"x": []}, "sparse": {"ids": []}, "label": {"y": []}, "extra": ["id"]}
 
@@ -118,7 +126,7 @@ def test_what_was_found_is_remembered_and_not_read_again(place: Place, tmp_path:
     first = Pipeline.from_yaml(path).plan()
     assert len(first.skipped) == 2
     work = str(tmp_path / "work")
-    assert set(known_bad_files(work)) == {str(part(table, 1)), str(part(table, 2))}
+    assert set(load_findings(work)) == {str(part(table, 1)), str(part(table, 2))}
     read: list[str] = []
     original = footer_tasks.file_facts
 
@@ -148,15 +156,15 @@ def test_without_times_the_footer_decides(tmp_path: Path):
     bad = BadFile(file=str(part(table, 1)), bytes=size, mtime_ns=-1, footer_digest=digest, rows=ROWS, reason="rot")
     known = {bad.file: bad}
     listing = Listing(uri=str(table), files=timeless, partition={}, ignored=0)
-    assert without_known(listing, known) == (listing, [])
+    assert leave_out(listing, known) == (listing, [])
 
     class Frozen:
         uri = str(table)
         files = timeless
 
-    assert known_within(Frozen, known) == {"part=1/data.parquet": bad}
+    assert findings_in(Frozen, known) == {"part=1/data.parquet": bad}
     other = {bad.file: BadFile(**{**{n: getattr(bad, n) for n in bad.__slots__}, "footer_digest": b"other"})}
-    assert known_within(Frozen, other) == {}
+    assert findings_in(Frozen, other) == {}
 
 
 def test_a_page_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(place: Place, tmp_path: Path):
@@ -223,7 +231,7 @@ def test_failures_that_are_no_damage_are_errors(place: Place, tmp_path: Path, mo
     with pytest.raises(TableError, match="permission denied") as caught:
         Pipeline.from_yaml(path).plan()
     assert not isinstance(caught.value, CorruptFileError)
-    assert known_bad_files(str(tmp_path / "work")) == {}
+    assert load_findings(str(tmp_path / "work")) == {}
 
 
 def test_ranks_agree_and_a_resume_finds_the_snapshot(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -287,7 +295,7 @@ def test_the_record_forgets_what_turned_out_to_be_sound(tmp_path: Path):
     )
     remember(str(tmp_path), [one, two])
     remember(str(tmp_path), [], sound=["f1", "f3"])
-    assert known_bad_files(str(tmp_path)) == {"f2": two}
+    assert load_findings(str(tmp_path)) == {"f2": two}
 
 
 def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: Path):

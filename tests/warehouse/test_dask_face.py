@@ -9,7 +9,6 @@ from typing import Any
 import dask
 import dask.dataframe as dd
 import duckdb
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,11 +16,7 @@ import pytest
 from warehouse_samples import sample, write
 
 from feedline import Table
-from feedline.warehouse import partition_sizes
 from feedline.warehouse.parquet import open_file
-from feedline.warehouse.partition_sizes import memory_share, partition_bytes
-from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import take_snapshot
 
 COLUMNS = ["word", "i64", "f64", "day", "ids", "user", "ds"]
 
@@ -162,7 +157,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count = Counted()
-    original = open_file.opened
+    original = open_file.open_parquet
 
     class Reader:
         def __init__(self, parquet: pq.ParquetFile) -> None:
@@ -183,7 +178,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._parquet, name)
 
-    monkeypatch.setattr(open_file, "opened", lambda *arguments, **options: File(original(*arguments, **options)))
+    monkeypatch.setattr(open_file, "open_parquet", lambda *arguments, **options: File(original(*arguments, **options)))
     return count
 
 
@@ -228,42 +223,3 @@ def test_where_reads_what_statistics_leave(root: str, counted: Counted):
     assert 0 < sum(map(len, left.values())) < 20
     assert counted.columns == {"ids", "i64"}
     assert counted.bytes == chunk_bytes(root, {"ids", "i64"}, left)
-
-
-# -- partitions that are too large --------------------------------------------------------------------------------
-
-
-def test_a_partition_larger_than_a_share_is_warned_of(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(partition_sizes, "memory_share", lambda: (1_000, "this machine"))
-    with pytest.warns(UserWarning, match=r"the largest partition takes about [\d,]+ bytes: expected at most 1,000"):
-        Table(root).to_dask(split_rows=100)
-    Table(root).to_dask(["i64"], split_rows=20)
-
-
-def test_the_estimate_is_that_of_arrow_for_fixed_widths(tmp_path: Path):
-    rng = np.random.default_rng(0)
-    table = pa.table({"a": rng.random(5_000), "b": rng.random(5_000, np.float32), "c": rng.integers(0, 9, 5_000)})
-    snapshot = take_snapshot(write(tmp_path, {"f.parquet": table}, row_group_size=1_000))
-    sizes = partition_bytes(snapshot, screen_rows(snapshot, None), ["a", "b", "c"], 2_000)
-    assert sizes.tolist() == [2_000 * 20, 2_000 * 20, 1_000 * 20]
-    texts = pa.table({"t": [f"{number:08d}" for number in rng.integers(0, 10**8, 5_000)]})
-    snapshot = take_snapshot(write(tmp_path / "x", {"f.parquet": texts}))
-    [size] = partition_bytes(snapshot, screen_rows(snapshot, None), ["t"], 10_000)
-    assert texts.nbytes / 2 < size < texts.nbytes * 10
-
-
-def test_the_share_is_the_clients(root: str):
-    from distributed import Client, LocalCluster
-
-    assert memory_share()[1] == "this machine"
-    options: dict[str, Any] = {
-        **dict.fromkeys(("dashboard_address", "worker_dashboard_address"), "127.0.0.1:0"),
-        "scheduler_kwargs": {"dashboard": False},
-        "protocol": "inproc://",
-    }
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=4, memory_limit="64MiB", processes=False, **options) as cluster,
-        Client(cluster),
-    ):
-        assert memory_share() == (16 * 2**20, "the Dask cluster's smallest worker")
-    assert memory_share()[1] == "this machine"

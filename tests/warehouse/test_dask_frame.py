@@ -18,9 +18,11 @@ from warehouse_samples import sample, write
 
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import FrameReader, plan_fragments, to_dask
+from feedline.warehouse.dask_frame import FrameReader, to_dask
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.table import Table
 
 pytestmark = pytest.mark.usefixtures("synchronous")

@@ -1,17 +1,19 @@
-"""docs/warehouse.md shows nothing that the reader refuses, and its table of type rules is the one that is tested."""
+"""The examples of docs/tables.md and docs/snapshots.md are valid, and the types that are named there exist."""
 
 import re
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_pipeline_docs import completed
+from minimal_pipeline import completed
 
 from feedline.spec import PipelineSpec, parse_spec
 from feedline.spec.arrow_types import type_named
 
-TEXT = (Path(__file__).parents[2] / "docs" / "warehouse.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+TABLES, SNAPSHOTS = (
+    (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8") for page in ("tables.md", "snapshots.md")
+)
+BLOCKS = re.findall(r"```yaml\n(.*?)```", TABLES + SNAPSHOTS, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -20,7 +22,7 @@ def test_examples_are_accepted(block: str) -> None:
 
 
 def test_the_types_that_are_named_are_types() -> None:
-    [listed] = re.findall(r"Types are written as\nArrow writes them: (.*?)\.\n", TEXT, re.DOTALL)
+    [listed] = re.findall(r"Types are written as\nArrow writes them: (.*?)\.\n", TABLES, re.DOTALL)
     names = re.findall(r"`([^`]+)`", listed)
     assert len(names) > 15
     assert all(isinstance(type_named(name), pa.DataType) for name in names)

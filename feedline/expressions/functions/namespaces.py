@@ -14,10 +14,10 @@ import polars as pl
 
 from feedline.expressions import literals
 from feedline.expressions.functions.signatures import Function, Parameter
-from feedline.expressions.literals import Bound
+from feedline.expressions.literals import LiteralComparison
 from feedline.expressions.nodes import Constant
 from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, compare, result
-from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BOOLEAN,
     DATE,
@@ -321,7 +321,7 @@ def _contains(x: Operand, value: Constant, *, span: Span) -> Operand:
     if kind(inner) not in NUMBERS | {STRING, BOOLEAN, DATE, TIMESTAMP}:
         raise Fault(f"`list.contains` works on lists of scalars: got {describe(x.dtype)}", x.span)
     bound = literals.members([value], inner)
-    if isinstance(bound, Bound):  # no element can be that value: false, and null for a null list
+    if isinstance(bound, LiteralComparison):  # no element can be that value: false, and null for a null list
         length = replace(x, expr=x.expr.list.len().cast(INT64), dtype=INT64, column=None)
         return compare("<", length, Constant(value=0, span=value.span), span)
     return result(x.expr.list.contains(literals.literal(bound[0], inner)), BOOL, span, [x], extra=2)

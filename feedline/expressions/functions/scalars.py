@@ -15,7 +15,7 @@ from feedline.expressions import literals
 from feedline.expressions.functions.signatures import Function, Parameter
 from feedline.expressions.nodes import Constant
 from feedline.expressions.operators import BOOL, FLOAT64, INT64, UINT64, Operand, result, unify
-from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import (
     BOOLEAN,
     DATE,

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from feedline.expressions.nodes import Constant
 from feedline.expressions.operators import Operand
-from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import CAST_TYPES, describe, nearest, quoted
 
 Argument: TypeAlias = Operand | Constant | tuple[Constant, ...]

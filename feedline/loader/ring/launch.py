@@ -24,8 +24,14 @@ from typing import Any
 
 from feedline.errors import FeederError
 from feedline.loader.ring.channel import pair
-from feedline.processor import chosen, variables
-from feedline.resources import ALLOCATOR_ENVIRONMENT, SCRATCH_VARIABLE, available_cores, make_scratch
+from feedline.resources import (
+    ALLOCATOR_ENVIRONMENT,
+    SCRATCH_VARIABLE,
+    available_cores,
+    choose_cpu,
+    cpu_environment,
+    make_scratch,
+)
 from feedline.spec import PipelineSpec
 from feedline.spec.overrides import CommandLineOverrides
 
@@ -210,4 +216,4 @@ def feeder_environment(spec: PipelineSpec, *, local_ranks: int) -> dict[str, str
     """
     wanted = {"POLARS_MAX_THREADS": str(feeder_threads(spec, local_ranks=local_ranks)), **ALLOCATOR_ENVIRONMENT}
     kept = {name: os.environ.get(name, value) for name, value in wanted.items()}
-    return {**kept, **variables(chosen(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}
+    return {**kept, **cpu_environment(choose_cpu(spec.cluster.cpu, shared=spec.cluster.scheduler is not None))}

@@ -1,7 +1,7 @@
-"""Which Dask cluster does the work? Threads in this process, worker processes on this machine, or one by address.
+"""The Dask cluster of a pipeline: threads in this process, worker processes on this machine, or one by address.
 
-Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are handed
-over by reference; what would cost there for nothing is off: the statistical profiler, the GIL monitor, spilling.
+Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are passed by
+reference, and Dask's profiler, GIL monitor and spilling, which cost time there, are off.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import dask
 from distributed import Client, Future, Security, SpecCluster
 from distributed.client import ClosedClientError
 
-from feedline.blocks.compute import Job, check_job
 from feedline.blocks.environment import Environment, check_environment, environment_at
+from feedline.blocks.jobs import check_job
+from feedline.blocks.request import Job
 from feedline.errors import ClusterError
-from feedline.processor import chosen, variables
-from feedline.resources import ALLOCATOR_ENVIRONMENT
-from feedline.service.cluster.connection import Connection, no_worker
+from feedline.resources import ALLOCATOR_ENVIRONMENT, choose_cpu, cpu_environment
 from feedline.service.cluster.local_cluster import start_local
+from feedline.service.cluster.scheduler_connection import SchedulerConnection, no_worker
 from feedline.service.dispatch.blame import EXCLUDED_S, Exclusions
 from feedline.service.dispatch.timing import priority
 from feedline.spec.sections import ClusterSpec
-from feedline.transforms.registry.user_functions import Needed, check_functions
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ _CONFIG = {
     "distributed.comm.timeouts.connect": "10s",
 }
 
-_CHECK_S = 30.0  # for all workers to answer at the start
+_CHECK_S = 30.0  # time for all workers to answer a check
 # Workers that are processes are killed after this time; tasks in threads of this process have to end by themselves.
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
 
 
 class Cluster:
-    """A client of the cluster that a pipeline asks for, and the cluster itself where it is ours."""
+    """A client of the pipeline's cluster, and the cluster itself where this process started it."""
 
     def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
@@ -64,17 +64,18 @@ class Cluster:
             "scheduler" if spec.scheduler is not None else kinds[spec.workers is not None]
         )
         self._exclusions = Exclusions()
-        self._cpu = chosen(spec.cpu, shared=self.kind == "scheduler")
+        self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
         if scratch is not None:  # else where Dask's own configuration says
             config["temporary-directory"] = scratch
-        for name, value in {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **variables(self._cpu)}.items():
+        environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(self._cpu)}
+        for name, value in environment.items():
             config[f"distributed.nanny.pre-spawn-environ.{name}"] = value
         self._config.enter_context(dask.config.set(config))
         logging.getLogger("distributed").setLevel(logging.ERROR)
         try:
-            self.connection = Connection(
+            self.connection = SchedulerConnection(
                 self._connect, address=self._address, wait_s=spec.wait_s, returns=self.kind == "scheduler"
             )
         except BaseException:
@@ -83,12 +84,12 @@ class Cluster:
 
     @property
     def client(self) -> Client:
-        """Of the connection there is now."""
+        """The current client."""
         return self.connection.client
 
     @property
     def environment(self) -> Environment:
-        """What every worker has to be, for blocks to have the same bytes wherever they are computed."""
+        """The environment that every worker must have, so that blocks have the same bytes on each."""
         return environment_at(self._cpu)
 
     @property
@@ -109,7 +110,7 @@ class Cluster:
         return str(link) if link else None
 
     def load_dashboard(self) -> None:
-        """Bring up the dashboard's pages at its address: 0.3 s of imports, which the first batch need not wait for."""
+        """Load the pages of the dashboard: 0.3 s of imports, which the first batch does not wait for."""
         if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
             return
         self._dashboard_loaded = True
@@ -124,21 +125,21 @@ class Cluster:
             self._cluster.sync(connect)
 
     def workers(self) -> int:
-        """As the scheduler said last, at most a few seconds ago."""
+        """The number of workers, a few seconds old at most."""
         return self.connection.workers()
 
     def threads(self) -> int:
-        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        """Threads of all workers, a few seconds old at most; at least one, while workers are still starting."""
         return self.connection.threads()
 
     @property
     def fixed_window(self) -> int | None:
-        """Of `cluster.window`."""
+        """`cluster.window`."""
         return self._spec.window
 
     @property
     def local_results(self) -> Mapping[str, Any]:
-        """What the worker in this process has, by key; nothing where workers are processes."""
+        """Results of the worker in this process, by key; empty where workers are processes."""
         workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
         return next((worker.data for worker in workers), {})
 
@@ -147,7 +148,7 @@ class Cluster:
         return self.connection.members()
 
     def places(self, keys: Collection[str]) -> dict[str, str]:
-        """Which worker works on a task, or has its result."""
+        """The worker that runs each task, or has its result."""
         return self.connection.places(keys)
 
     def allowed(self) -> frozenset[str] | None:
@@ -156,20 +157,20 @@ class Cluster:
         return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
-        """Options of tasks that are not blocks: they keep away from workers that are left out while there are others,
-        and come after what trainers need by now."""
+        """Dask options of tasks that are not blocks: not on excluded workers while there are others, and after what
+        trainers need by now."""
         allowed = self.allowed()
         where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
         return {"priority": priority(time.time()), **where}
 
     def exclude(self, worker: str, why: str) -> None:
-        """Give a worker's host no blocks for a while, and say so once."""
+        """Give a worker's host no blocks for a while; logs the first time."""
         members = self.members() if worker and self.kind != "threads" else ()
         if len(members) > 1 and self._exclusions.exclude(worker, members, time.monotonic()):
             logger.warning("worker %s gets no blocks for %.0f s: %s", worker, EXCLUDED_S, why)
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing; `Connection.look`."""
+        """Check scheduler and workers; see `SchedulerConnection.look`."""
         self.connection.look(waiting=waiting)
 
     def alive(self) -> bool:
@@ -180,7 +181,7 @@ class Cluster:
         """`Client.submit`; None where the scheduler is away."""
         return self.connection.submit(function, *arguments, **options)
 
-    def check_workers(self, code: Sequence[Needed] = ()) -> None:
+    def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
         """Wait for a worker, and see which of them have our versions, and the user's functions.
 
         Raises ClusterError where there is none, or none that has.
@@ -203,7 +204,7 @@ class Cluster:
             self._examine(check_job, job)
 
     def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
-        """Run a check on all workers: those that fail it get no blocks. Raises what the last of them raised."""
+        """Run a check on all workers; those that fail it get no blocks. Raises where all fail."""
         try:
             answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
         except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
@@ -217,7 +218,7 @@ class Cluster:
             self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        """function(argument) for each, computed on the cluster, in order; begun again where the scheduler is lost."""
+        """function(argument) for each, computed on the cluster, in order; restarted where the scheduler is lost."""
         while True:
             self.connection.await_scheduler()
             try:
@@ -232,7 +233,7 @@ class Cluster:
                     raise
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Call it when the cluster is closed, and its workers, where they are ours, have ended."""
+        """Call it after the cluster was closed and its own workers have ended."""
         self._config.callback(call)
 
     def close(self) -> None:

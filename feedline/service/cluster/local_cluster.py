@@ -1,9 +1,9 @@
 """Start the Dask cluster of a pipeline that names none: threads of this process, or processes of this machine.
 
-Runs in: the feeder. Threads are reached within the process and listen nowhere. Worker processes listen on loopback,
-where every user of the machine may connect, and run code as ours with Dask's pickled messages: `cluster.tls: temporary`
-makes a key that exists in the memory of these processes only. Each node of Dask has an HTTP server for metrics and
-pages; with `cluster.dashboard: false` none is opened.
+Runs in: the feeder. Threads are reached within the process and listen on no port. Worker processes listen on loopback,
+where every user of the machine can connect and, with Dask's pickled messages, run code as this user: `cluster.tls:
+temporary` makes a key that exists in the memory of these processes only. Each node of Dask has an HTTP server for
+metrics and pages; with `cluster.dashboard: false` none is opened.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Blocks computed ahead of the trainer on a Dask cluster, whatever happens to its workers."""
+"""Blocks computed ahead of the trainer on a Dask cluster, through failures of its workers."""

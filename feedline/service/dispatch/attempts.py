@@ -1,7 +1,7 @@
-"""Run a block's task on a Dask worker, and return what went wrong as a value.
+"""Run a block's task on a Dask worker, and return a failure as a value.
 
-Runs in: Dask workers. A failure that is a result says where it happened, which an exception's way through the scheduler
-does not, and it needs no pickle of an exception that some library made.
+Runs in: Dask workers. Unlike an exception that goes through the scheduler, the value says where the failure happened,
+and does not pickle the exception of some library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import platform
 
 from distributed import get_worker
 
-from feedline.blocks.compute import BlockRequest, BlockResult, Job, UnknownJobError, run_block
+from feedline.blocks.compute import run_block
+from feedline.blocks.jobs import UnknownJobError
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError, CorruptFileError, DataError, FeedlineError, TableChangedError
 from feedline.service.dispatch.blame import BlockFailure, Kind
 
@@ -24,7 +26,7 @@ def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool)
 
 
 def failure_of(error: BaseException, worker: str, host: str | None = None) -> BlockFailure:
-    """An error as a value, of this host's worker where `host` is not given."""
+    """An error as a value. `host`: of the worker (default: this host)."""
     ours = isinstance(error, FeedlineError)
     return BlockFailure(
         kind=_kind(error),

@@ -1,11 +1,11 @@
-"""Decide what to do about a block that failed: is it the block, or the worker?
+"""Decide whether a failed block is retried, and whether the block or its worker is to blame.
 
-Runs in: the feeder. Pure: the clock's reading and the cluster's members are arguments.
+Runs in: the feeder. Pure: time and the cluster's members are arguments.
 
-A block that failed on one worker is tried on another, of another host where there is one. It is the worker's fault
-where another can do it: no blocks go to its host for a while then. It is the block's where two agree on the error.
-Errors of the data are the same everywhere, so that one confirmation is all they get; a worker that is not fit at all
-(other versions, artifacts that it cannot read) is left out at once, and the job fails when there is no other.
+A block that failed on one worker is retried on another, of another host where there is one. If that succeeds, the first
+worker is to blame, and its host gets no blocks for a while; if two workers agree on the error, the block is. Errors of
+the data are the same everywhere, so one confirmation is enough; a worker that is unfit (other versions, artifacts that
+it cannot read) is excluded at once, and the job fails when there is no other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Kind = Literal["unknown", "data", "unfit", "transient", "killed", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFailure:
-    """What a task raised, in words, and where. `worker`: its address, "" where nobody knows; `host`: for messages.
+    """What a task raised, and where. `worker`: its address ("": unknown); `host`: for messages.
 
-    kind: "data" for what is the same everywhere; "unfit" for a worker that can do nothing; "killed" for one that died;
-    "unknown" for one that was not told of the job, which is nobody's fault.
+    kind: "data" for errors that are the same everywhere; "unfit" for a worker that can run no task; "killed" for one
+    that died; "unknown" for one that does not know the job, which is no fault.
     ours: whether `name` is the class of a FeedlineError.
     """
 
@@ -45,18 +45,18 @@ class BlockFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Try once more, on one of these workers; None for any."""
+    """Compute the block again, on one of these workers (None: any)."""
 
     workers: frozenset[str] | None
 
 
 def host_of(worker: str) -> str:
-    """Of an address."""
+    """The host of a worker's address."""
     return worker.partition("://")[2].rpartition(":")[0] or worker
 
 
 def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str]) -> Retry | FeedlineError:
-    """After a failure, the last of `failures`. members: the addresses of all workers."""
+    """What to do after the last of `failures`: retry, or raise. members: the addresses of all workers."""
     last = failures[-1]
     if len(failures) >= ATTEMPTS or (last.kind not in ("unfit", "killed") and _agreed(failures, members) >= _AGREE):
         return _error(block, failures)
@@ -70,21 +70,21 @@ def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str
 
 
 def elsewhere(tried: Collection[str], members: Collection[str]) -> frozenset[str]:
-    """The workers on other hosts; where there are none, the other workers."""
+    """The workers on other hosts, or the other workers where there is one host."""
     hosts = {host_of(worker) for worker in tried}
     others = frozenset(worker for worker in members if host_of(worker) not in hosts)
     return others or frozenset(members) - frozenset(tried)
 
 
 def among(workers: frozenset[str] | None, allowed: frozenset[str] | None) -> frozenset[str] | None:
-    """Those of some workers that are allowed, or all of them where none is. None stands for any worker."""
+    """The allowed ones of some workers, or all of them where none is allowed. None stands for any worker."""
     if workers is None or allowed is None:
         return allowed if workers is None else workers
     return workers & allowed or workers
 
 
 def _agreed(failures: Sequence[BlockFailure], members: Collection[str]) -> int:
-    """How many places have met the last error: hosts, or workers where all are on one host."""
+    """How many hosts (workers, where there is one host) have met the last error."""
     workers = {failure.worker for failure in failures if failure.name == failures[-1].name}
     several = len({host_of(worker) for worker in members} | {host_of(failure.worker) for failure in failures}) > 1
     return len({host_of(worker) for worker in workers} if several else workers)
@@ -102,12 +102,12 @@ def _error(block: str, failures: Sequence[BlockFailure]) -> FeedlineError:
 
 @dataclass(slots=True)
 class Exclusions:
-    """Hosts and workers that get no blocks for a while."""
+    """Hosts and workers that get no blocks for `EXCLUDED_S`."""
 
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def exclude(self, worker: str, members: Iterable[str], now_s: float) -> bool:
-        """Leave out the worker's host, or the worker alone where all are on one host. Whether that is news."""
+        """Exclude the worker's host, or the worker alone where there is one host. Returns whether that is new."""
         hosts = {host_of(member) for member in members}
         place = host_of(worker) if hosts - {host_of(worker)} else worker
         known = self._until_s.get(place, now_s) > now_s
@@ -115,12 +115,12 @@ class Exclusions:
         return not known
 
     def any(self, now_s: float) -> bool:
-        """Whether somebody is left out."""
+        """Whether a host or worker is excluded."""
         self._until_s = {place: until_s for place, until_s in self._until_s.items() if until_s > now_s}
         return bool(self._until_s)
 
     def allowed(self, members: Collection[str], now_s: float) -> frozenset[str] | None:
-        """Who may have blocks; None for all: where nobody is left out, or everybody would be."""
+        """The workers that may have blocks; None for all: where none is excluded, or all would be."""
         if not self.any(now_s):
             return None
         allowed = frozenset(

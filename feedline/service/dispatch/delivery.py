@@ -1,8 +1,8 @@
-"""How do blocks get computed ahead of the trainer, and no further? A bounded window of Dask tasks in plan order.
+"""Compute blocks ahead of the trainer, in a bounded window of Dask tasks in plan order.
 
-Runs in: the feeder. `pump` submits, `get` hands a block's rows over, `drop` forgets it, `look` sees after what is late
-or lost. Results arrive on Dask's event loop, which files them and wakes the feeder. Each attempt at a block has a key
-of its own (an error sticks to its key); the first result of a block wins, and the other attempts are forgotten.
+Runs in: the feeder. `pump` submits blocks, `get` returns a block's rows, `drop` forgets it, `look` resubmits what is
+late or lost. Results arrive on Dask's event loop, which queues them and wakes the feeder. Each attempt at a block has a
+key of its own (Dask keeps an error with its key); the first result of a block wins, and other attempts are forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 
 from distributed import Future
 
-from feedline.blocks.compute import BlockRequest, BlockResult, Job, hold_job, unpack
+from feedline.blocks.compute import unpack
+from feedline.blocks.jobs import keep_job
+from feedline.blocks.request import BlockRequest, BlockResult, Job
 from feedline.errors import ClusterError
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.encoding.layout import SlotLayout
@@ -27,7 +29,7 @@ from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster
 from feedline.service.dispatch.attempts import attempt_block
 from feedline.service.dispatch.blame import BlockFailure, Retry, among, decide, elsewhere
-from feedline.service.dispatch.gathering import Gathering, Outcome
+from feedline.service.dispatch.result_fetcher import Outcome, ResultFetcher
 from feedline.service.dispatch.timing import Priorities, Recent, overdue_after_s
 from feedline.service.dispatch.window import Window
 
@@ -36,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """One task. `workers`: the only ones that may run it; `slow`: the one that an earlier attempt is late on."""
+    """One task. `workers`: those that may run it (None: all); `slow`: the one on which an earlier attempt is late."""
 
     key: str
     future: Future[Any]
@@ -56,10 +58,10 @@ class _Work:
     hedged: bool = False
     rows: tuple[EncodedRows, ...] | None = None
     quality: Quality | None = None
-    error: Exception | None = None  # what all attempts failed of; for the step that needs the block
+    error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
 
     def late_s(self, now_s: float) -> float:
-        """How long its only attempt has taken so far; 0 where it has had its second."""
+        """Seconds that its only attempt has taken so far; 0 once there was a second."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
 
 
@@ -96,7 +98,7 @@ class Delivery:
     ) -> None:
         self._cluster = cluster
         self._job = job
-        hold_job(job)  # for threads of this process
+        keep_job(job)  # for threads of this process
         self._layout = layout
         self._name = name
         self._blocks = blocks
@@ -110,7 +112,7 @@ class Delivery:
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
         self._lost: list[_Work] = []  # with the scheduler, while it did not answer
         self._connection = cluster.connection.number
-        self._gathering = Gathering(self._file)
+        self._fetcher = ResultFetcher(self._file)
         self._finished: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
         self._lock = threading.Lock()
         self._largest = 0
@@ -123,9 +125,9 @@ class Delivery:
         return len(self._work)
 
     def pump(self, step: int, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
-        """Submit blocks while the window has room, and whatever `step` needs in any case.
+        """Submit blocks while the window has room, and always those that `step` needs.
 
-        step_s: the trainer's pace. delay_s: how long until it will ask for `step`.
+        step_s: the trainer's seconds per step. delay_s: seconds until it will ask for `step`.
         """
         self._priorities.begin(step, step_s, delay_s)
         self._resubmit()
@@ -140,7 +142,7 @@ class Delivery:
             self._submit(work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.allowed())
 
     def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
-        """The block's rows, or None while it is being computed. Raises what all attempts at a block failed of."""
+        """The block's rows, or None while it is computed. Raises the error of a block that failed."""
         self._collect()
         work = self._work[lane, index]
         if work.error is not None:
@@ -148,13 +150,13 @@ class Delivery:
         return work.rows
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
-        """Forget the blocks that no step after `step` needs; returns what was counted of them."""
+        """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
         done = [place for place, work in self._work.items() if work.block.last_step <= step]
         dropped = [self._work.pop(place) for place in done]
         return [(work.block, work.quality) for work in dropped if work.quality is not None]
 
     def look(self, *, starved: bool = False) -> None:
-        """Take what has finished, and see after what is lost or late. Called every second or so.
+        """Take finished results, and resubmit what is lost or late. Called about every second.
 
         starved: whether the trainer waits for a block.
         """
@@ -167,7 +169,7 @@ class Delivery:
             self._hedge()
 
     def close(self) -> None:
-        self._gathering.close()
+        self._fetcher.close()
         for work in self._work.values():
             self._forget(work)
         self._work.clear()
@@ -190,15 +192,15 @@ class Delivery:
             self._lost.append(work)
             return
         self._running[key] = work
-        handle = self._gathering.watch(future.client, future, self._cluster.local_results)
+        handle = self._fetcher.watch(future.client, future, self._cluster.local_results)
         work.attempts.append(_Attempt(key, future, handle, self._clock(), workers, slow))
 
-    def _again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
+    def _submit_again(self, work: _Work, workers: frozenset[str] | None, slow: str = "") -> None:
         self.stats.resubmitted += 1
         self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
 
     def _resubmit(self) -> None:
-        """Submit again what was lost with the scheduler, once that is back."""
+        """Resubmit what was lost with the scheduler, once it is back."""
         if not self._cluster.alive():
             return
         lost, self._lost = self._lost, []
@@ -209,10 +211,10 @@ class Delivery:
                 self._forget(work)
         for work in lost:
             if work.rows is None and work.error is None and not work.attempts:
-                self._again(work, self._cluster.allowed())
+                self._submit_again(work, self._cluster.allowed())
 
     def _unstrand(self) -> None:
-        """Submit again what may only run on workers that have left."""
+        """Resubmit blocks that may only run on workers that have left."""
         bound = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
         if not bound:
             return
@@ -222,10 +224,10 @@ class Delivery:
                 if members and attempt.workers is not None and attempt.workers.isdisjoint(members):
                     self._give_up(work, attempt)
             if not work.attempts:
-                self._again(work, self._cluster.allowed())
+                self._submit_again(work, self._cluster.allowed())
 
     def _hedge(self) -> None:
-        """Compute what the trainer waits for, and is overdue, once more; and what else is as late on that worker."""
+        """Compute overdue blocks that the trainer waits for again, and others that are as late on the same worker."""
         limit_s = overdue_after_s(self._taken.median)
         late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
         needed = [work for work in late if work.block.first_step <= self._priorities.step]
@@ -238,10 +240,10 @@ class Delivery:
             place = places.get(work.attempts[0].key)
             if place in slow and others:
                 logger.warning(
-                    "a block has taken more than %.0f s on %s: it is computed elsewhere, too", limit_s, place
+                    "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, place
                 )
                 work.hedged = True
-                self._again(work, others, slow=place)
+                self._submit_again(work, others, slow=place)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -270,21 +272,23 @@ class Delivery:
                 self._retry(work, failure)
 
     def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
-        if failure is None:  # nobody's fault
-            self._again(work, self._cluster.allowed())
+        if failure is None:  # neither the block's nor a worker's fault
+            self._submit_again(work, self._cluster.allowed())
             return
         members = self._cluster.members() if self._cluster.packed else ()
-        if self._cluster.packed and not members:  # nobody can say whether it is the block or the worker
+        if (
+            self._cluster.packed and not members
+        ):  # without a scheduler, nothing says whether it is the block or the worker
             self._lost.append(work)
             return
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
             work.error = decision
             return
-        logger.warning("a block failed on %s (%s): it is computed once more", failure.host or "a worker", failure)
+        logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
             self._cluster.exclude(failure.worker, str(failure))
-        self._again(work, among(decision.workers, self._cluster.allowed()))
+        self._submit_again(work, among(decision.workers, self._cluster.allowed()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
         if result.key != attempt.key or result.rows != work.request.rows:
@@ -295,9 +299,9 @@ class Delivery:
         self._taken.add(now_s - attempt.submitted_s)
         for failure in work.failures:
             if failure.worker:
-                self._cluster.exclude(failure.worker, f"another worker could do what failed there: {failure}")
+                self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
         if attempt.slow:
-            self._cluster.exclude(attempt.slow, "another worker was faster by far")
+            self._cluster.exclude(attempt.slow, "another worker was much faster")
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality

@@ -16,13 +16,13 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expressions.column_parts import has_column, part_field, part_of
 from feedline.expressions.types import column_type, nearest
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
-from feedline.transforms.compile.fit_requests import Key, Origin, Place, Wants, fit_key
+from feedline.transforms.compile.fit_requests import FitRequests, Key, OpPosition, Provenance, fit_key
 from feedline.transforms.compile.group_types import finish
 from feedline.transforms.compile.shared import Stages, source_key
-from feedline.transforms.learning.learner import SEEN, Knowledge, Learning
+from feedline.transforms.learning.learner import SEEN, ArtifactSet, Learning
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.generated import row_expression
-from feedline.transforms.registry.op import UNTOLD, BoundOp, OpError, Told
+from feedline.transforms.registry.op import NO_CONTEXT, BoundOp, OpContext, OpError
 from feedline.transforms.registry.user_code import word
 from feedline.transforms.values.kinds import Lookup, Value
 
@@ -35,8 +35,8 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     calls = [(-1, feature.op)] if feature.op is not None else []
     shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
     words = [
-        f"[{word(call)}]{shown.get(place, '')}" if place == marked else f"{word(call)}{shown.get(place, '')}"
-        for place, call in [*calls, *enumerate(feature.ops)]
+        f"[{word(call)}]{shown.get(position, '')}" if position == marked else f"{word(call)}{shown.get(position, '')}"
+        for position, call in [*calls, *enumerate(feature.ops)]
     ]
     return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
 
@@ -44,24 +44,24 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
 class Compiler:
     """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
 
-    def __init__(self, schema: pa.Schema, knowledge: Knowledge, shared: frozenset[Key] = frozenset()) -> None:
+    def __init__(self, schema: pa.Schema, artifacts: ArtifactSet, shared: frozenset[Key] = frozenset()) -> None:
         self.schema = schema
         self.stages = Stages(schema.names)
         self._shared = shared
-        self.wants = Wants(knowledge)
+        self.requests = FitRequests(artifacts)
         self.seen: dict[str, bool | str] = {}  # by fit: which rows an op leaves out of what they are told
-        self._knowledge = knowledge
+        self._artifacts = artifacts
         self.columns: set[str] = set()
         self.fields: dict[str, pa.Field] = {}
         self.types: dict[str, pl.DataType] = {}
         self._built: dict[Key, Value] = {}
-        self._origins: dict[Key, Origin] = {}
+        self._provenance: dict[Key, Provenance] = {}
         self.lookups: dict[Key, tuple[Lookup, ...]] = {}
         self.ids: dict[Key, int | None] = {}
 
     def reads(self, key: Key) -> tuple[str, ...]:
         """The columns, or parts of columns, that the value of that key is made of."""
-        return tuple(self._origins[key].types)
+        return tuple(self._provenance[key].types)
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
         """The finished value, the kind it had before it was finished, and the key of that."""
@@ -89,17 +89,17 @@ class Compiler:
                 bound = bind(call)
                 before, key = key, (*key, bound.identity)
                 if key not in self._built:
-                    place = Place(
+                    position = OpPosition(
                         feature=feature,
                         chain=chain_text(feature),
                         key=before,
-                        origin=self._origins[before],
+                        provenance=self._provenance[before],
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
-                    told, self._origins[key] = self._told(bound, [value], place)
-                    made = bound.apply(value, told)
+                    context, self._provenance[key] = self._context(bound, [value], position)
+                    made = bound.apply(value, context)
                     self.lookups[key] = (*self.lookups[before], *_own(made))
-                    self.ids[key] = self._ids(bound, told, key, [before])
+                    self.ids[key] = self._ids(bound, context, key, [before])
                     self._built[key] = self._made(made, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
@@ -117,34 +117,35 @@ class Compiler:
         """The value, held where several are made of it; and one with weights, whose ids and weights both are."""
         return self.stages.hold(value) if key in self._shared or value.weights is not None else value
 
-    def _told(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Told, Origin]:
+    def _context(self, bound: BoundOp, values: Sequence[Value], position: OpPosition) -> tuple[OpContext, Provenance]:
         """What an op is told besides its values, and what its result is made of."""
         if not bound.op.informed:
-            return UNTOLD, place.origin
-        artifact, origin = self.wants.artifact(bound, values, place)
+            return NO_CONTEXT, position.provenance
+        artifact, provenance = self.requests.artifact(bound, values, position)
         learns = bound.op.learns
         if artifact is None or learns is None:
-            return Told(artifact=artifact), origin
+            return OpContext(artifact=artifact), provenance
         columns = learns.beside(bound.parameters)
-        if origin.depends != place.origin.depends:  # it is still to be learnt
+        if provenance.depends != position.provenance.depends:  # it is still to be learnt
             self._beside(bound, learns, columns)
-        roles, key = learns.rows(bound.parameters), fit_key(bound, place)
-        seen = self._knowledge.seen(key) if roles else False
+        roles, key = learns.rows(bound.parameters), fit_key(bound, position)
+        seen = self._artifacts.seen(key) if roles else False
         if roles:
             self.seen[key] = seen
         if not seen:
-            return Told(artifact=artifact), origin
+            return OpContext(artifact=artifact), provenance
         beside = self._beside(bound, learns, {role: columns[role] for role in roles})
         for role in beside:
             self._read(columns[role], self._type(columns[role]))
         if isinstance(seen, str):
             beside[SEEN] = Value(expr=pl.col(seen), dtype=pl.Boolean())
-        return Told(artifact=artifact, beside=beside), origin
+        return OpContext(artifact=artifact, beside=beside), provenance
 
-    def _ids(self, bound: BoundOp, told: Told, key: Key, inputs: Sequence[Key]) -> int | None:
+    def _ids(self, bound: BoundOp, context: OpContext, key: Key, inputs: Sequence[Key]) -> int | None:
         """How many ids an op's result may hold; not known while what it says is still to be learnt."""
-        missing = self._origins[key].depends
-        return None if missing else bound.op.ids(bound.parameters, told.artifact, [self.ids[name] for name in inputs])
+        if self._provenance[key].depends:
+            return None
+        return bound.op.ids(bound.parameters, context.artifact, [self.ids[name] for name in inputs])
 
     def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
         """Columns of the table that an op learns from, or is told of rows, by role. Raises OpError for a wrong one."""
@@ -166,7 +167,7 @@ class Compiler:
                 name = str(key[1])
                 value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
             self._built[key] = self._made(value, key)
-            self._origins[key] = Origin(types={name: str(self.fields[name].type) for name in read})
+            self._provenance[key] = Provenance(types={name: str(self.fields[name].type) for name in read})
             self.lookups[key], self.ids[key] = (), None
         return self._built[key], key
 
@@ -179,19 +180,19 @@ class Compiler:
             key = (bound.identity, *(key for _, key in made))
             if key not in self._built:
                 values = [self.stages.hold(self._weighted(value, key)) for value, key in made]
-                first, *others = (self._origins[key] for _, key in made)
-                place = Place(
+                first, *others = (self._provenance[key] for _, key in made)
+                position = OpPosition(
                     feature=feature,
                     chain=chain_text(feature),
                     key=tuple(key for _, key in made),
-                    origin=first.joined(others),
+                    provenance=first.joined(others),
                     before=tuple(inputs),
                 )
-                told, self._origins[key] = self._told(bound, values, place)
-                result = bound.combine(values, told)
+                context, self._provenance[key] = self._context(bound, values, position)
+                result = bound.combine(values, context)
                 before = [lookup for _, given in made for lookup in self.lookups[given]]
                 self.lookups[key] = (*before, *_own(result))
-                self.ids[key] = self._ids(bound, told, key, [given for _, given in made])
+                self.ids[key] = self._ids(bound, context, key, [given for _, given in made])
                 self._built[key] = self._made(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
@@ -232,11 +233,11 @@ class Compiler:
 
     def _expression(self, feature: FeatureSpec, text: str) -> tuple[Value, tuple[str, ...]]:
         """The value, and the parts of columns that it reads."""
-        place = (*feature.path, "expr")
+        path = (*feature.path, "expr")
         try:
             bound = row_expression(text, self.schema)
         except ExpressionError as error:
-            raise OpError(place, f"{feature.name}: {error}") from None
+            raise OpError(path, f"{feature.name}: {error}") from None
         for name in bound.parts:
             if has_column(self.schema, name):
                 self._column_type(feature, name)

@@ -25,7 +25,7 @@ from feedline.spec.features import AnyGroup, FeatureSpec
 from feedline.transforms.compile.chains import Compiler, chain_text
 from feedline.transforms.compile.fused_pass import FusedPass
 from feedline.transforms.compile.shared import Levels, shared_keys
-from feedline.transforms.learning.learner import NOTHING, Knowledge, Wanted
+from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.kinds import Lookup
 from feedline.transforms.values.lookup_counts import counting
@@ -56,11 +56,11 @@ class Output:
 class CompiledFeatures:
     """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
 
-    columns: the source columns needed, in the schema's order. parts: the same by their parts (see `projection`), where
-    only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that it has to hold besides, which
-    say of each row whether a fit has seen it. outputs: one per feature, in the features' order. fingerprint: what a row
-    becomes (features, op versions, artifacts and the rows that they have seen, input types), as hex. wanted: what has
-    still to be learnt from data, before which `apply` computes nothing true.
+    columns: the source columns needed, in the schema's order. parts: the same by their parts (see `column_parts`),
+    where only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that a frame has to hold
+    besides: whether a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex, of
+    what a row becomes (features, op versions, artifacts and the rows that they have seen, input types). missing_fits:
+    fits to run before `apply` gives meaningful values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -71,8 +71,8 @@ class CompiledFeatures:
     marks: tuple[str, ...]
     outputs: tuple[Output, ...]
     fingerprint: str
-    wanted: tuple[Wanted, ...]
-    knowledge: Knowledge
+    missing_fits: tuple[FitRequest, ...]
+    artifacts: ArtifactSet
     _stages: Levels
     _expressions: tuple[pl.Expr, ...]
     _pass: FusedPass
@@ -132,7 +132,7 @@ class CompiledFeatures:
         return f"CompiledFeatures({len(self.outputs)} features of {len(self.columns)} columns, {self.fingerprint[:12]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compile_features, (self.features, self.schema, self.knowledge)
+        return compile_features, (self.features, self.schema, self.artifacts)
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
         """Which feature it was, each alone, and in which row first."""
@@ -170,15 +170,15 @@ class CompiledFeatures:
 
 
 def compile_features(
-    features: Sequence[FeatureSpec], schema: pa.Schema, knowledge: Knowledge = NOTHING
+    features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS
 ) -> CompiledFeatures:
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
 
     Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
     wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
-    What was not learnt yet, or otherwise than it is asked for, is no error: see `wanted`.
+    What was not learnt yet, or otherwise than it is asked for, is no error: see `missing_fits`.
     """
-    compiler = Compiler(schema, knowledge, shared_keys(features))
+    compiler = Compiler(schema, artifacts, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
@@ -204,10 +204,10 @@ def compile_features(
         marks=marks,
         outputs=outputs,
         fingerprint=_fingerprint(
-            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.wants.known, compiler.seen
+            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.requests.known, compiler.seen
         ),
-        wanted=compiler.wants.wanted,
-        knowledge=knowledge,
+        missing_fits=compiler.requests.missing,
+        artifacts=artifacts,
         _stages=compiler.stages.levels,
         _expressions=tuple(
             finished.expr.alias(feature.name) for feature, (finished, *_) in zip(features, values, strict=True)

@@ -14,13 +14,13 @@ from feedline.expressions.types import describe
 from feedline.spec.features import AnyGroup, FeatureSpec, OpCall
 from feedline.transforms.compile.chains import Compiler, input_feature
 from feedline.transforms.compile.fit_requests import Key
-from feedline.transforms.learning.learner import NOTHING, Knowledge
+from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet
 from feedline.transforms.registry.user_code import code_of
 from feedline.transforms.values.kinds import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ChainStep:
     """A value on its way: the op that made it (None: the source), its kind and its type.
 
     code: the user's function behind the op, as `module:function`, None for ops of ours.
@@ -45,7 +45,7 @@ class Chain:
     group: AnyGroup | None
     source: str | None
     inputs: tuple[Chain, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     dtype: str
     shared: int
     sharers: tuple[str, ...]
@@ -58,9 +58,11 @@ class Chain:
         return first + " → ".join([*words, *end])
 
 
-def chains(features: Sequence[FeatureSpec], schema: pa.Schema, knowledge: Knowledge = NOTHING) -> tuple[Chain, ...]:
+def chains(
+    features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS
+) -> tuple[Chain, ...]:
     """The chains of features that fit the schema. Raises OpError as compiling them does."""
-    compiler = Compiler(schema, knowledge)
+    compiler = Compiler(schema, artifacts)
     holders: dict[Key, dict[str, None]] = {}
     keys: list[list[Key]] = []
     found = []
@@ -98,9 +100,9 @@ def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> t
     return chain, keys
 
 
-def _step(call: OpCall | None, value: Value) -> Step:
+def _step(call: OpCall | None, value: Value) -> ChainStep:
     dtype = describe(value.dtype)
-    return Step(
+    return ChainStep(
         op=None if call is None else call.op,
         kind=str(value.kind),
         dtype=f"weighted {dtype}" if value.weights is not None else dtype,
@@ -118,7 +120,7 @@ def _with_sharers(chain: Chain, keys: Sequence[Key], holders: dict[Key, dict[str
     return chain
 
 
-def _shown(step: Step, inputs: tuple[Chain, ...]) -> str:
+def _shown(step: ChainStep, inputs: tuple[Chain, ...]) -> str:
     if step.op is None:
         return step.dtype
     code = "" if step.code is None else f" {step.code}" if step.op == "python" else f" ({step.code})"

@@ -14,7 +14,7 @@ from typing import Any
 
 from feedline.errors import SpecError
 from feedline.spec.features import FeatureSpec
-from feedline.transforms.learning.learner import Artifact, Knowledge, Learner, Wanted
+from feedline.transforms.learning.learner import Artifact, ArtifactSet, FitRequest, Learner
 from feedline.transforms.registry.op import BoundOp, OpError
 from feedline.transforms.values.kinds import Value
 
@@ -22,22 +22,22 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Provenance:
     """What a value is made of: the table's columns with their types, and the fits that are missing for it."""
 
     types: Mapping[str, str]
     depends: frozenset[str] = frozenset()
 
-    def joined(self, others: Sequence[Origin]) -> Origin:
+    def joined(self, others: Sequence[Provenance]) -> Provenance:
         """Of several values together."""
         types = dict(self.types)
         for other in others:
             types |= other.types
-        return Origin(types=types, depends=self.depends.union(*(other.depends for other in others)))
+        return Provenance(types=types, depends=self.depends.union(*(other.depends for other in others)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OpPosition:
     """An op on its place: its feature, the chain for people, what names the chain, and what its values are made of.
 
     before: its values as features of their own, without a group.
@@ -46,30 +46,30 @@ class Place:
     feature: FeatureSpec
     chain: str
     key: Key
-    origin: Origin
+    provenance: Provenance
     before: tuple[FeatureSpec, ...]
 
 
-class Wants:
-    """Collects what is known and what is wanted while features are compiled."""
+class FitRequests:
+    """Collects the artifacts in use and the fits that are missing while features are compiled."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
-        self._knowledge = knowledge
-        self._wanted: dict[str, Wanted] = {}
+    def __init__(self, artifacts: ArtifactSet) -> None:
+        self._artifacts = artifacts
+        self._requests: dict[str, FitRequest] = {}
         self._streams: dict[str, dict[Key, tuple[FeatureSpec, ...]]] = {}
         self.known: dict[str, str] = {}  # digests of the artifacts in use, for the fingerprint
 
     @property
-    def wanted(self) -> tuple[Wanted, ...]:
+    def missing(self) -> tuple[FitRequest, ...]:
         """What is missing, in the order of features."""
         return tuple(
             replace(
-                want,
+                request,
                 streams=tuple(self._streams[key].values()),
-                depends=self._behind(want.depends),
+                depends=self._behind(request.depends),
                 behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
             )
-            for key, want in self._wanted.items()
+            for key, request in self._requests.items()
         )
 
     def _behind(self, keys: frozenset[str]) -> frozenset[str]:
@@ -79,10 +79,12 @@ class Wants:
         while left:
             if (key := left.pop()) not in found:
                 found.add(key)
-                left.extend(self._wanted[key].depends)
+                left.extend(self._requests[key].depends)
         return frozenset(found)
 
-    def artifact(self, bound: BoundOp, values: Sequence[Value], place: Place) -> tuple[Artifact | None, Origin]:
+    def artifact(
+        self, bound: BoundOp, values: Sequence[Value], position: OpPosition
+    ) -> tuple[Artifact | None, Provenance]:
         """The op's artifact, a blank one where it is still to be learnt; and what the op's result is made of.
 
         Raises OpError.
@@ -90,83 +92,83 @@ class Wants:
         try:
             if bound.op.reads is not None:
                 reading = bound.op.reads(bound.parameters)
-                read = self._knowledge.read(reading)
+                read = self._artifacts.read(reading)
                 self.known[reading.name] = read.digest
-                return read, place.origin
+                return read, position.provenance
             learner = bound.learner(values)
-            return (None, place.origin) if learner is None else self._fitted(bound, learner, place)
+            return (None, position.provenance) if learner is None else self._fitted(bound, learner, position)
         except OpError:
             raise
         except SpecError as error:
             raise OpError(bound.path, f"{bound.op.name}: {error}") from None
 
-    def _fitted(self, bound: BoundOp, learner: Learner, place: Place) -> tuple[Artifact, Origin]:
+    def _fitted(self, bound: BoundOp, learner: Learner, position: OpPosition) -> tuple[Artifact, Provenance]:
         assert bound.op.learns is not None
-        shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, place)
+        shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, position)
         beside = bound.op.learns.beside(bound.parameters)
-        stream = [*place.before, *(_column(column, place.feature) for column in beside.values())]
+        stream = [*position.before, *(_column(column, position.feature) for column in beside.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
         named = tuple(
             replace(feature, name=f"{prefix}:{index}", group="observed", expect=())  # which is of finished values
             for index, feature in enumerate(stream)
         )
-        want = Wanted(
+        request = FitRequest(
             key=key,
-            feature=place.feature.name,
+            feature=position.feature.name,
             op=bound.identity,
-            chain=place.chain,
+            chain=position.chain,
             learner=learner,
-            types=dict(sorted(place.origin.types.items())),
+            types=dict(sorted(position.provenance.types.items())),
             streams=(named,),
-            depends=place.origin.depends,
-            behind=(_text(place.key),),
+            depends=position.provenance.depends,
+            behind=(_text(position.key),),
             shared=shared is not None,
         )
-        if key in self._behind(want.depends):
+        if key in self._behind(request.depends):
             raise OpError(
                 bound.path,
                 f"{bound.op.name} cannot learn from what it makes itself: got the name {shared!r} again behind it in a "
                 f"chain, expected another one. Give one of them another name",
             )
-        found = None if place.origin.depends else self._knowledge.fitted(want)
+        found = None if position.provenance.depends else self._artifacts.fitted(request)
         if found is not None:
             self.known[key] = found.digest
-            return found, place.origin
-        self._add(bound, want, place.key)
-        return learner.blank(), Origin(types=place.origin.types, depends=place.origin.depends | {key})
+            return found, position.provenance
+        self._add(bound, request, position.key)
+        return learner.blank(), Provenance(types=position.provenance.types, depends=position.provenance.depends | {key})
 
-    def _add(self, bound: BoundOp, want: Wanted, chain: Key) -> None:
-        earlier = self._wanted.setdefault(want.key, want)
-        if earlier.learner != want.learner:
+    def _add(self, bound: BoundOp, request: FitRequest, chain: Key) -> None:
+        earlier = self._requests.setdefault(request.key, request)
+        if earlier.learner != request.learner:
             raise OpError(
                 bound.path,
-                f"{bound.op.name} cannot be shared by columns of different types: got {_types(want)} here and "
+                f"{bound.op.name} cannot be shared by columns of different types: got {_types(request)} here and "
                 f"{_types(earlier)} in {earlier.feature}. Give them another name, or put a cast before it",
             )
-        if earlier is not want:
-            depends = earlier.depends | want.depends
-            types = dict(sorted({**earlier.types, **want.types}.items()))
-            self._wanted[want.key] = replace(earlier, depends=depends, types=types)
-        self._streams.setdefault(want.key, {}).setdefault(chain, want.streams[0])
+        if earlier is not request:
+            depends = earlier.depends | request.depends
+            types = dict(sorted({**earlier.types, **request.types}.items()))
+            self._requests[request.key] = replace(earlier, depends=depends, types=types)
+        self._streams.setdefault(request.key, {}).setdefault(chain, request.streams[0])
 
 
-def fit_key(bound: BoundOp, place: Place) -> str:
+def fit_key(bound: BoundOp, position: OpPosition) -> str:
     """What names the fit of an op that learns, in its place."""
     assert bound.op.learns is not None
     shared = bound.op.learns.name(bound.parameters)
-    return _digest([*place.key, bound.identity] if shared is None else ["shared", bound.identity])
+    return _digest([*position.key, bound.identity] if shared is None else ["shared", bound.identity])
 
 
 def _column(name: str, feature: FeatureSpec) -> FeatureSpec:
     return FeatureSpec(name=name, group="observed", column=name, path=feature.path)
 
 
-def _types(want: Wanted) -> str:
-    return ", ".join(f"{name} {dtype}" for name, dtype in want.types.items())
+def _types(request: FitRequest) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in request.types.items())
 
 
 def shown_chain(name: str) -> str:
-    """What `Wanted.behind` names, for people: `item_id → modulo {"divisor":100}`."""
+    """What `FitRequest.behind` names, for people: `item_id → modulo {"divisor":100}`."""
     chain = json.loads(name)
     if not chain or chain[0] not in ("column", "expr"):
         return name

@@ -17,7 +17,7 @@ from feedline.transforms.values.kinds import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Column:
+class _OutputColumn:
     """A feature: its kernels if it ends with any, and the column they begin with, which is in the frame or made."""
 
     name: str
@@ -30,7 +30,7 @@ class FusedPass:
     """Features as columns of a frame, in order; `columns` are what every frame holds."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Value], columns: Collection[str]) -> None:
-        self._columns: list[_Column] = []
+        self._columns: list[_OutputColumn] = []
         self._native: list[pl.Expr] = []
         sources: dict[int, tuple[str, bool]] = {}  # of kernels that several features end with
         for name, value in zip(names, values, strict=True):
@@ -47,7 +47,7 @@ class FusedPass:
                 sources[id(fused)] = source, made
                 if made:
                     self._native.append(fused.values.alias(name))
-            self._columns.append(_Column(name=name, fused=fused, source=source, made=made))
+            self._columns.append(_OutputColumn(name=name, fused=fused, source=source, made=made))
 
     def run(self, frame: pl.DataFrame, select: Callable[[Sequence[pl.Expr]], pl.DataFrame]) -> pl.DataFrame:
         """The features of a frame in one chunk; `select` computes expressions over it."""

@@ -69,7 +69,7 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     ]
     if not chosen:
         return []
-    compiled = compile_features(chosen, features.schema, features.knowledge)
+    compiled = compile_features(chosen, features.schema, features.artifacts)
     asked = [name for name in compiled.parts if name in columns]
     frame = pl.DataFrame(
         [

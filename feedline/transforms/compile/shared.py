@@ -61,7 +61,7 @@ def _extended(key: Key, steps: Iterable[object], after: dict[Key, set[Key]]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SharedColumn:
     expr: pl.Expr
     level: int
 
@@ -71,7 +71,7 @@ class Stages:
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = frozenset(taken)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _SharedColumn] = {}
 
     def hold(self, value: Value) -> Value:
         """The value as one of columns that are computed once. What is a column already stays as it is."""
@@ -85,7 +85,7 @@ class Stages:
         while name in self._taken:
             name = f"_{name}"
         level = max((self._held[root].level + 1 for root in expr.meta.root_names() if root in self._held), default=0)
-        self._held[name] = _Held(expr.alias(name), level)
+        self._held[name] = _SharedColumn(expr.alias(name), level)
         return pl.col(name)
 
     @property

@@ -29,7 +29,7 @@ _MOST_NUMBERS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _KeyColumn:
     """One column's values, numbered from 1; 0 stands for what is none of them.
 
     dtype: in which values are looked up. null: the number of null, 0 where it is no value.
@@ -54,7 +54,7 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _KeySpan:
     """One column's integers, numbered from 1 by their distance from the `smallest`; `span`: the largest's number.
 
     dtype: in which values are looked up. null: the number of null, 0 where it is no value.
@@ -66,7 +66,7 @@ class _Span:
     null: int
 
     @classmethod
-    def of(cls, values: pl.Series) -> _Span:
+    def of(cls, values: pl.Series) -> _KeySpan:
         """Of a column with at least one integer."""
         least, most = values.min(), values.max()
         assert isinstance(least, int)
@@ -97,7 +97,7 @@ class KeyIndex:
     sizes: the largest number of each column; `whole`: of keys of several columns, their numbers.
     """
 
-    columns: tuple[_Column | _Span, ...]
+    columns: tuple[_KeyColumn | _KeySpan, ...]
     rows: Places
     sizes: tuple[int, ...]
     whole: DirectTable | CuckooTable | None
@@ -162,15 +162,15 @@ def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     return column.cast(wide, strict=False)
 
 
-def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_Column | _Span], tuple[int, ...]]:
+def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySpan], tuple[int, ...]]:
     """How the values of each column are numbered, and the largest number of each."""
     if distinct.width == 1:
         return [_column(distinct.to_series())], (distinct.height,)
     sizes = [series.n_unique() for series in distinct]
-    columns: list[_Column | _Span | None] = [None] * len(sizes)
+    columns: list[_KeyColumn | _KeySpan | None] = [None] * len(sizes)
     for index, series in enumerate(distinct):
         if series.dtype.is_integer() and series.count():
-            span = _Span.of(series)
+            span = _KeySpan.of(series)
             others = [size + 1 for place, size in enumerate(sizes) if place != index]
             if math.prod(others, start=span.size + 1) < _MOST_NUMBERS:
                 columns[index], sizes[index] = span, span.size
@@ -183,13 +183,13 @@ def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_Column | _Span],
     return looked_up, tuple(sizes)
 
 
-def _column(values: pl.Series) -> _Column:
+def _column(values: pl.Series) -> _KeyColumn:
     null = len(values) if values.null_count() else 0
     values = values.drop_nulls().rechunk()
     if not values.dtype.is_integer():
-        return _Column(values.dtype, StringTable.of(values, 1), null)
+        return _KeyColumn(values.dtype, StringTable.of(values, 1), null)
     numbers = np.arange(1, len(values) + 1, dtype=np.int64)
-    return _Column(values.dtype, integer_table(values.to_numpy(), numbers), null)
+    return _KeyColumn(values.dtype, integer_table(values.to_numpy(), numbers), null)
 
 
 def _words(numbers: Sequence[Places], sizes: Sequence[int]) -> Places:

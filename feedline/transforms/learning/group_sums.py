@@ -112,7 +112,7 @@ class GroupSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbered:
+class GroupedState:
     """A merged state, its groups numbered by some of the columns that name them, in their order.
 
     groups: those columns, a row for each. of_row: the group of each row of `state`.
@@ -123,7 +123,7 @@ class Numbered:
     of_row: Integers
 
     @classmethod
-    def by(cls, state: pl.DataFrame, names: Sequence[str]) -> Numbered:
+    def by(cls, state: pl.DataFrame, names: Sequence[str]) -> GroupedState:
         """The groups of a state, by the columns `names`."""
         state = state.sort(*names)
         keys = state.select(names)

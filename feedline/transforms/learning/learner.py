@@ -146,7 +146,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wanted:
+class FitRequest:
     """A fit: what is to be learnt, from which columns.
 
     key: hex, of everything but types that says what is learnt. op: name, version, parameters as JSON. chain: for
@@ -168,14 +168,14 @@ class Wanted:
     shared: bool = False
 
 
-class Knowledge(Protocol):
+class ArtifactSet(Protocol):
     """Where artifacts come from."""
 
     def seen(self, key: str) -> bool | str:
         """Which of the rows that are transformed a fit has seen: all, none, or where a column of that name is true."""
         ...
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, request: FitRequest) -> Artifact | None:
         """What was learnt; None where nothing was, or otherwise than it is asked for."""
         ...
 
@@ -185,8 +185,8 @@ class Knowledge(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
-    """Knowledge of what is in memory: artifacts by key. out_of_fold: which rows all fits have seen, see `seen`."""
+class InMemoryArtifacts:
+    """Artifacts in memory, by key. out_of_fold: which rows all fits have seen, see `seen`."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     out_of_fold: bool | str = False
@@ -195,13 +195,13 @@ class Fits:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, wanted: Wanted) -> Artifact | None:
+    def fitted(self, request: FitRequest) -> Artifact | None:
         """What was learnt under the key."""
-        return self.artifacts.get(wanted.key)
+        return self.artifacts.get(request.key)
 
     def read(self, reading: Reading) -> Artifact:
         """Nothing is read. Raises SpecError."""
         raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
 
 
-NOTHING = Fits()
+NO_ARTIFACTS = InMemoryArtifacts()

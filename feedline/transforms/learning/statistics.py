@@ -35,7 +35,7 @@ _SUM, _SQUARES = "sum", "squares"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class FiniteNumbers:
     """The finite numbers of a column, one by one, and how many others there were."""
 
     values: Values
@@ -43,7 +43,7 @@ class Observed:
     nonfinite: int
 
 
-def observed(series: pl.Series) -> Observed:
+def finite_numbers(series: pl.Series) -> FiniteNumbers:
     """The numbers of a column, of its lists' elements. Null lists hold none and are not counted."""
     if isinstance(series.dtype, pl.List | pl.Array):
         more = {"empty_as_null": False} if isinstance(series.dtype, pl.List) else {}
@@ -53,10 +53,10 @@ def observed(series: pl.Series) -> Observed:
     nulls = series.null_count()
     values = (series.drop_nulls() if nulls else series).to_numpy()
     if values.dtype.kind in "iu":
-        return Observed(values=values, nulls=nulls, nonfinite=0)
+        return FiniteNumbers(values=values, nulls=nulls, nonfinite=0)
     finite = np.isfinite(values)
     nonfinite = len(values) - int(np.count_nonzero(finite))
-    return Observed(values=values[finite] if nonfinite else values, nulls=nulls, nonfinite=nonfinite)
+    return FiniteNumbers(values=values[finite] if nonfinite else values, nulls=nulls, nonfinite=nonfinite)
 
 
 def _require_values(facts: dict[str, Any], op: str) -> None:
@@ -81,7 +81,7 @@ class Moments:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """Rows of what is counted or summed, bin and units."""
         [column] = columns
-        seen = observed(column)
+        seen = finite_numbers(column)
         return _sums_state(
             {
                 _VALUES: {0: len(seen.values)},
@@ -148,7 +148,7 @@ class Extremes:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """One row."""
         [column] = columns
-        seen = observed(column)
+        seen = finite_numbers(column)
         some = len(seen.values) > 0
         smallest, largest = (seen.values.min(), seen.values.max()) if some else (None, None)
         dtype = pl.Series(seen.values[:0]).dtype
@@ -207,7 +207,7 @@ class Quantiles:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """A row per bucket: how many numbers it holds, and which, where all are the same; null where they are not."""
         [column] = columns
-        seen = observed(column)
+        seen = finite_numbers(column)
         values = seen.values + seen.values.dtype.type(0)  # no negative zeros
         buckets, places = self._buckets(values)
         counts = np.bincount(places, minlength=len(buckets))

@@ -113,7 +113,7 @@ class ValueCounts:
         }
         return Artifact(facts=facts, table=table.to_arrow())
 
-    def _check_memory(self, tally: _Tally, kept: _Kept) -> None:
+    def _check_memory(self, tally: _Tally, kept: _KeptValues) -> None:
         count = int(kept.sizes.sum())
         texts = tally.text_bytes(kept)
         table = bytes_of_integers(count, tally.span) if self.element == INTEGER else bytes_of_strings(count, texts)
@@ -150,7 +150,7 @@ class _Tally:
     def rows(self) -> int:
         return int((self.by_count["count"] * self.by_count["values"]).sum())
 
-    def text_bytes(self, kept: _Kept) -> int:
+    def text_bytes(self, kept: _KeptValues) -> int:
         """The bytes of what is kept; of those that occur as often as the rarest, the mean."""
         groups = self.by_count.head(len(kept.sizes))
         whole = int(groups["bytes"].sum())
@@ -161,7 +161,7 @@ class _Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
+class _KeptValues:
     """How many values (`sizes`) of each frequency (`counts`, descending) are kept; cut: not all of the rarest."""
 
     counts: Integers
@@ -195,19 +195,19 @@ def _tally(parts: Parts, element: str) -> _Tally:
     return _Tally(by_count=total, nulls=nulls, smallest=smallest, largest=largest, dtype=dtype)
 
 
-def _kept(tally: _Tally, min_count: int, max_size: int | None) -> _Kept:
+def _kept(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
     often = tally.by_count.filter(pl.col("count") >= min_count)
     counts, sizes = often["count"].to_numpy(), often["values"].to_numpy().copy()
     ends = np.cumsum(sizes)
     if max_size is None or not len(ends) or ends[-1] <= max_size:
-        return _Kept(counts=counts, sizes=sizes, cut=False)
+        return _KeptValues(counts=counts, sizes=sizes, cut=False)
     last = int(np.searchsorted(ends, max_size))
     left_out = int(ends[last]) - max_size
     sizes[last] -= left_out
-    return _Kept(counts=counts[: last + 1], sizes=sizes[: last + 1], cut=left_out > 0)
+    return _KeptValues(counts=counts[: last + 1], sizes=sizes[: last + 1], cut=left_out > 0)
 
 
-def _integers(parts: Parts, kept: _Kept, dtype: pl.DataType) -> pl.Series:
+def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
     """The kept ids in order, without more memory than they take: each goes to its frequency's place at once."""
     wide = np.dtype(np.uint64 if dtype == pl.UInt64() else np.int64)
     values = np.empty(int(kept.sizes.sum()), dtype=wide)
@@ -252,7 +252,7 @@ class _Smallest:
         return np.partition(self._held, self.count - 1)[: self.count].copy()
 
 
-def _strings(parts: Parts, kept: _Kept, dtype: pl.DataType) -> pl.Series:
+def _strings(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
     """The kept strings in order; Polars compares them by their bytes."""
     if not len(kept.sizes):
         return pl.Series("value", [], dtype=dtype)

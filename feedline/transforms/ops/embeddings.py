@@ -52,7 +52,7 @@ class Embedding(Parameters):
     ] = 2**30  # it changes no value, so it is left out of fingerprints
 
 
-class Rows(Protocol):
+class EmbeddingRows(Protocol):
     """The array's rows, by their numbers."""
 
     rows: int
@@ -68,7 +68,7 @@ def _reading(parameters: Embedding) -> Reading:
     return Reading(kind="zarr", uri=parameters.array, options=options, max_memory=parameters.max_memory)
 
 
-def _unread() -> Rows:
+def _unread() -> EmbeddingRows:
     raise AssertionError("an embedding's array was not opened")
 
 
@@ -109,7 +109,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
         raise SpecError(f"a list of ids needs pooling: got {x.kind}. Write `pooling: mean` or `pooling: sum`")
     if not x.kind.listed and parameters.pooling is not None:
         raise SpecError(f"pooling is of lists: got {x.kind}. Leave pooling out")
-    rows: Rows = artifact.made("rows", _unread)
+    rows: EmbeddingRows = artifact.made("rows", _unread)
     numbers = _numbering(element_type(x.dtype), parameters, artifact, rows)
     dtype = pl.Array(pl.Float32(), rows.width)
     mean = parameters.pooling == "mean"
@@ -123,7 +123,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
 
 
 def _numbering(
-    dtype: pl.DataType, parameters: Embedding, artifact: Artifact, rows: Rows
+    dtype: pl.DataType, parameters: Embedding, artifact: Artifact, rows: EmbeddingRows
 ) -> Callable[[pl.Series], pl.Series]:
     """From ids to numbers of rows, int64 without nulls; -1 stands for a row that is not there."""
     if artifact.table is None:
@@ -154,7 +154,7 @@ def _numbering(
     return numbers
 
 
-def _vectors(rows: Rows, numbers: npt.NDArray[np.int64]) -> Floats:
+def _vectors(rows: EmbeddingRows, numbers: npt.NDArray[np.int64]) -> Floats:
     known = numbers >= 0
     if known.all():
         return rows.take(numbers)
@@ -163,7 +163,7 @@ def _vectors(rows: Rows, numbers: npt.NDArray[np.int64]) -> Floats:
     return matrix
 
 
-def _pooled(rows: Rows, lists: Ragged, mean: bool) -> Floats:
+def _pooled(rows: EmbeddingRows, lists: Ragged, mean: bool) -> Floats:
     """Sums or means of each list's rows, added in the list's order."""
     held = lists.where(lists.values >= 0)
     matrix = np.zeros((len(lists.lengths), rows.width), dtype=np.float32)

@@ -26,7 +26,6 @@ from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Value
 
-Told = Mapping[str, Value]
 _ERROR = Field(ge=1e-4, le=0.1, description="By how much of itself what is learnt may be off, where it is not exact.")
 
 
@@ -64,7 +63,7 @@ def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None
     ),
     learns=Learning(learner=_moments),
 )
-def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _: Told) -> Value:
+def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
     """Shifts by the mean and scales by the standard deviation: (x - mean) / std, computed in float64.
 
     As a bare word both are learnt from the finite numbers of the column, exactly, however large their mean is beside
@@ -128,7 +127,7 @@ def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
     ),
     learns=Learning(learner=_extremes),
 )
-def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Told) -> Value:
+def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
     """Moves a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
 
     As a bare word (or with `to` alone) min and max are the smallest and largest finite number that were learnt from.
@@ -180,7 +179,7 @@ def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
     ),
     learns=Learning(learner=_median),
 )
-def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Told) -> Value:
+def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Value]) -> Value:
     """Replaces nulls by the median of the column's finite numbers.
 
     The median is exact where it is one of few distinct numbers (any integer up to 1 / (2 error) is), and else off by
@@ -200,7 +199,7 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Told) -> Value:
     ),
     learns=Learning(learner=lambda _, __: Moments(op="fill_mean")),
 )
-def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Told) -> Value:
+def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Mapping[str, Value]) -> Value:
     """Replaces nulls by the mean of the column's finite numbers, which is computed exactly.
 
     In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Without any
@@ -237,7 +236,7 @@ def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quanti
     ),
     learns=Learning(learner=_quantiles),
 )
-def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifact, _: Told) -> Value:
+def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifact, _: Mapping[str, Value]) -> Value:
     """The number of the bucket that a number falls into, of buckets that hold about equally many of the learnt values.
 
     The borders are quantiles of the column's finite numbers, then it is bucketize: a value equal to a border belongs to

@@ -36,7 +36,7 @@ _FILLS = {pl.Int64(): 0, pl.UInt64(): 0, pl.String(): "", pl.Binary(): b""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class KeyedRows:
     """The keys of N rows, or of their lists' elements: columns [V] of `GroupKeys.types`. offsets, absent: of lists."""
 
     keys: tuple[pl.Series, ...]
@@ -44,7 +44,7 @@ class Rows:
     absent: Mask | None = None
 
     @classmethod
-    def of(cls, columns: Sequence[pl.Series]) -> Rows:
+    def of(cls, columns: Sequence[pl.Series]) -> KeyedRows:
         """The rows of some columns, or of one of lists."""
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
@@ -105,9 +105,9 @@ class GroupKeys:
         """The columns that name a group in states and artifacts."""
         return (MISSING, *(f"key {index}" for index in range(len(self.types))))
 
-    def rows(self, columns: Sequence[pl.Series]) -> Rows:
+    def rows(self, columns: Sequence[pl.Series]) -> KeyedRows:
         """The keys of some rows, whose columns may still be of narrower types."""
-        rows = Rows.of(columns)
+        rows = KeyedRows.of(columns)
         return replace(rows, keys=self._typed(rows.keys))
 
     def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:

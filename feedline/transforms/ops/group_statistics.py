@@ -16,9 +16,9 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from feedline.errors import SpecError
-from feedline.transforms.learning.group_sums import GroupSums, Numbered, check_numbers, finite
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite
 from feedline.transforms.learning.learner import Artifact, Learning, Parts
-from feedline.transforms.ops.group_keys import KEY, GroupKeys, Rows
+from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
     MAX_MEMORY,
     GroupColumns,
@@ -132,7 +132,7 @@ class StatisticsByKey:
         return shown
 
     def _statistics(self, state: pl.DataFrame) -> pl.DataFrame:
-        held = Numbered.by(state, self.groups.names)
+        held = GroupedState.by(state, self.groups.names)
         counts = held.counts()
         sums = held.sums()
         found: dict[str, Any] = {"count": counts, "sum": sums[0], "mean": sums[0] / counts}
@@ -147,7 +147,7 @@ class StatisticsByKey:
         return pl.DataFrame(schema=self.groups.schema() | numbers)
 
 
-def _variances(held: Numbered, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
+def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
     """The unbiased variance of each group's values; 0 of a single one.
 
     (n Q - S S) / n (n - 1), of the sums S and Q of the values and their squares, in twice the precision of float64; in
@@ -244,7 +244,7 @@ def group_statistics(
     places, lookup = keys.places(values, artifact)
 
     def run(found_at: pl.Series) -> pl.Series:
-        rows, learnt = Rows.of([found_at]), GroupColumns(keys, artifact)
+        rows, learnt = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
         numbers = _statistics(learnt, rows.keys[0].to_numpy(), parameters.names)
         holes = np.isnan(numbers)
         if vectors:

@@ -38,7 +38,7 @@ _ANY_SPAN = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class GroupTableSize:
     """The memory of a table of groups, and of what finds a group in it.
 
     groups: how many. keys: of each key column its values, at most, and the bytes of their text (None for integers).
@@ -51,7 +51,7 @@ class Footprint:
     numbers: int
 
     @classmethod
-    def of(cls, groups: GroupKeys, frames: Parts, numbers: int) -> Footprint:
+    def of(cls, groups: GroupKeys, frames: Parts, numbers: int) -> GroupTableSize:
         """Of the groups in some merged states, which hold each group in one of them."""
         count = text_bytes = 0
         keys: list[tuple[int, int | None]] = [(0, 0 if _is_text(dtype) else None) for dtype in groups.types]
@@ -70,7 +70,7 @@ class Footprint:
         return cls(groups=count, keys=tuple(keys), text_bytes=text_bytes, numbers=numbers)
 
     @classmethod
-    def at_least(cls, groups: GroupKeys, table: pa.Table) -> Footprint:
+    def at_least(cls, groups: GroupKeys, table: pa.Table) -> GroupTableSize:
         """Of an artifact's table; of several key columns, what finds the values of each is left out."""
         count = table.num_rows
         texts = [table[name] for name, dtype in zip(groups.names[1:], groups.types, strict=True) if _is_text(dtype)]
@@ -109,14 +109,14 @@ class Footprint:
 
 def check_parts(groups: GroupKeys, parts: Parts, numbers: int, max_memory: int, remedy: str) -> None:
     """Raises DataError where the table of merged states would take more than `max_memory`, before it is made."""
-    if (message := Footprint.of(groups, parts, numbers).message(max_memory, remedy)) is not None:
+    if (message := GroupTableSize.of(groups, parts, numbers).message(max_memory, remedy)) is not None:
         raise DataError(message)
 
 
 def check_artifact(artifact: Artifact, groups: GroupKeys, max_memory: int, remedy: str) -> None:
     """Raises SpecError for an artifact that takes more than `max_memory` in the process that is to use it."""
     assert artifact.table is not None
-    if (message := Footprint.at_least(groups, artifact.table).message(max_memory, remedy)) is not None:
+    if (message := GroupTableSize.at_least(groups, artifact.table).message(max_memory, remedy)) is not None:
         raise SpecError(message)
 
 

@@ -17,12 +17,12 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from feedline.errors import DataError, SpecError
-from feedline.key_hashing import hashable, key_hash
+from feedline.hashing import hashable, key_hash
 from feedline.transforms.learning.exact_sums import Bins, normal
 from feedline.transforms.learning.exact_sums import total as exact
-from feedline.transforms.learning.group_sums import GroupSums, Numbered, check_numbers, finite, total
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, total
 from feedline.transforms.learning.learner import SEEN, Artifact, Learning, Parts
-from feedline.transforms.ops.group_keys import KEY, GroupKeys, Rows
+from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
     MAX_MEMORY,
     GroupColumns,
@@ -156,7 +156,7 @@ class TargetMeans:
 
     def _encoded(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
         """The artifact's rows of some groups."""
-        held = Numbered.by(state, self.groups.names)
+        held = GroupedState.by(state, self.groups.names)
         smoothing, counts = self.parameters.smoothing, held.counts()
         columns = {"encoded": _smoothed(held.sums()[0], counts, means[0], smoothing)}
         folds = by_choice(held.state[_FOLD].to_numpy(), self.parameters.folds)
@@ -249,7 +249,7 @@ def target_encoding(
 
     **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) is told nothing of its own
     fold: count, sum and mean are those of the other folds, so that its own target is in none of them. The fold is the
-    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](warehouse.md#sampling), with the
+    hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](snapshots.md#sampling), with the
     seed, so that a row has the same fold on every machine, however the table is cut. Rows of equal values go together:
     by a request's id each row is by itself, by a user's id no row is told what its user did elsewhere. Any other row,
     such as one of a day that is held out, has the value over all rows. So has every row in serving (`transform`), where
@@ -273,7 +273,7 @@ def target_encoding(
     names = _encoded_names(len(artifact.facts["means"]))
 
     def run(found_at: pl.Series, *told: pl.Series) -> pl.Series:
-        rows, learnt = Rows.of([found_at]), GroupColumns(keys, artifact)
+        rows, learnt = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
         found, means = rows.keys[0].to_numpy(), np.array(artifact.facts["means"])
         if not told:
             return rows.series(np.where(found, learnt.take("encoded", found), means[0]))

@@ -118,7 +118,7 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
 
     As `Categorify` in NVTabular, where the order of equally frequent values is not defined.
     """
-    known = _Known(artifact, parameters.oov_buckets)
+    known = _IdLookup(artifact, parameters.oov_buckets)
     if x.kind.element == INTEGER:
         x = widened(x)
         expr = x.through(known.integers, pl.Int64()).expr
@@ -139,7 +139,7 @@ def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | b
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _IdLookup:
     """An artifact in use; its tables are made where the first values are looked up."""
 
     artifact: Artifact

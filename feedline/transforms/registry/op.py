@@ -1,22 +1,19 @@
-"""Which ops are there, which parameters and columns do they take, and how is a call in pipeline.yaml bound to one?
+"""Declare ops, and apply them to values.
 
 Runs in: every process. Pure.
 
-An op is declared once, with the decorator `op` over the function that builds its expression. YAML validation, error
-texts, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all come from that declaration. An op's
-function takes a `Value` (an expression and its type) and its parameters and returns the next `Value`; an op over
-elements never sees lists: here its expression is put inside `list.eval`, weights stay beside it, and a vector stays
-one. An op over several columns declares its `inputs`, and its function takes a sequence of values.
+An op is declared once, with the decorator `op` on the function that builds its expression. YAML validation, error
+messages, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all derive from that declaration. The
+function takes a `Value` (an expression and its type) and the parameters, and returns the next `Value`. A function over
+elements never sees lists: `BoundOp.apply` evaluates its expression inside the list, keeps the weights beside it, and
+keeps a vector a vector. An op over several columns declares its `inputs`, and its function takes a sequence of values.
 """
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -27,9 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from feedline.errors import SpecError
 from feedline.expressions.types import BOOLEAN, DECIMAL, FLOAT, NUMBERS, STRING, STRUCT
 from feedline.spec.features import OpCall
-from feedline.spec.positions import Path, met, path_text, unknown
+from feedline.spec.positions import Path
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
-from feedline.transforms.registry.elsewhere import ELSEWHERE
 from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
 from feedline.transforms.values.lookup_counts import watched
 
@@ -38,7 +34,6 @@ Lists = Literal["elements", "whole", "only", "never"]
 Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
 
 MAX_INT = 2**63 - 1
-_QUOTED = re.compile(r"'([^']*)'")
 
 
 class OpError(SpecError):
@@ -185,14 +180,14 @@ def _taken(takes: frozenset[str], lists: Lists) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class OpContext:
     """What an op that learns or reads is told: its artifact (None: it needs none), and values of a row, by role."""
 
     artifact: Artifact | None = None
     beside: Mapping[str, Value] = field(default_factory=dict)
 
 
-UNTOLD = Told()
+NO_CONTEXT = OpContext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +198,17 @@ class BoundOp:
     parameters: Parameters
     path: Path
 
-    def apply(self, value: Value, told: Told = UNTOLD) -> Value:
+    def apply(self, value: Value, context: OpContext = NO_CONTEXT) -> Value:
         """The next value of the chain. Raises OpError where the op does not take the value's kind."""
         if self.op.inputs:
-            return self.combine([value], told)
+            return self.combine([value], context)
         kind, value = value.kind, value.plain()
         self._require(kind)
         one_by_one = kind.listed and self.op.lists == "elements"
         try:
             if not one_by_one:
-                return _counted(self._call(value, told))
-            result = _counted(value.one_by_one(lambda element: self._call(element, told)))
+                return _counted(self._call(value, context))
+            result = _counted(value.one_by_one(lambda element: self._call(element, context)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
@@ -228,9 +223,9 @@ class BoundOp:
             remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
-    def _call(self, given: Value | Sequence[Value | None], told: Told) -> Value:
+    def _call(self, given: Value | Sequence[Value | None], context: OpContext) -> Value:
         if self.op.informed:
-            return self.op.function(given, self.parameters, told.artifact, told.beside)
+            return self.op.function(given, self.parameters, context.artifact, context.beside)
         return self.op.function(given, self.parameters)
 
     def learner(self, values: Sequence[Value]) -> Learner | None:
@@ -244,7 +239,7 @@ class BoundOp:
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
 
-    def combine(self, values: Sequence[Value], told: Told = UNTOLD) -> Value:
+    def combine(self, values: Sequence[Value], context: OpContext = NO_CONTEXT) -> Value:
         """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
         op = self.op
         if not op.inputs:
@@ -271,7 +266,7 @@ class BoundOp:
             took = len(values) - len(waiting)
             raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
         try:
-            return self._call(found, told)
+            return self._call(found, context)
         except SpecError as error:
             raise OpError(self.path, f"{op.name}: {error}") from None
 
@@ -380,78 +375,6 @@ def example_of_several(
     call = OpCall(op=name, arguments=json.dumps(value))
     given = tuple((dtype, tuple(held)) for dtype, held in columns)
     return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
-
-
-def resolve(call: OpCall) -> BoundOp:
-    """The op that a call names, with its parameters checked. Raises OpError."""
-    found = OPS.get(call.op)
-    if found is None:
-        plain = call.op.lower().replace("_", "")
-        spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
-        remedy = ELSEWHERE.get(plain, spelled)
-        raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
-    return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
-
-
-def checked_parameters(found: Op, call: OpCall) -> Parameters:
-    """The call's parameters as the op declares them. Raises OpError."""
-    with contextlib.suppress(ValidationError):  # what is wrong is told below, with its place
-        return _parameters(found.parameters, call.arguments)
-    arguments = call.value
-    place: Path = (*call.path, found.name)
-    if arguments and not found.fields:
-        raise OpError(place, f"{found.name} takes no parameters: got {met(arguments.get('', arguments))}")
-    if "" in arguments:
-        arguments = {found.fields[0]: arguments[""]}
-    else:
-        for key in arguments:
-            if key not in found.fields:
-                raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
-    try:
-        return found.parameters.model_validate_json(json.dumps(arguments))
-    except ValidationError as error:
-        raise _complaint(found, place, error, bare="" in call.value) from None
-
-
-@functools.lru_cache(maxsize=4096)
-def _parameters(model: type[Parameters], arguments: str) -> Parameters:
-    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
-    value = json.loads(arguments)
-    if "" in value:
-        value = {next(iter(model.model_fields), ""): value[""]}
-    return model.model_validate_json(json.dumps(value))
-
-
-def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
-    """The first wrong parameter as a sentence; a union's members complain one by one about the same value."""
-    details = error.errors(include_url=False)
-    first = details[0]
-    if first["type"] == "missing":
-        missing = first["loc"][0]
-        return OpError(place[:-1], f"{op.name} needs {missing}: write {{{op.name}: {{{missing}: …}}}}")
-    where = _steps(first["loc"])
-    if first["type"] == "value_error":  # a rule that no type says, in the model's own words
-        return OpError(place if bare else (*place, *where), f"{op.name}: {first['ctx']['error']}")
-    same = [detail for detail in details if _steps(detail["loc"]) == where]
-    choices = dict.fromkeys(_expectation(detail["msg"]) for detail in same)
-    numbers = any(choice.endswith("number") for choice in choices)
-    expected = " or ".join(choice for choice in choices if not (choice == "an integer" and numbers))
-    name = path_text((op.name, *where))
-    near = difflib.get_close_matches(str(first["input"]), _QUOTED.findall(expected), n=1)
-    remedy = f". Did you mean {near[0]!r}?" if near else ""
-    return OpError(place if bare else (*place, *where), f"{name} must be {expected}: got {met(first['input'])}{remedy}")
-
-
-def _expectation(message: str) -> str:
-    words = message.removeprefix("Input should be ")
-    for pydantics, ours in (("a valid integer", "an integer"), ("a valid array", "a list"), ("a valid ", "a ")):
-        words = words.replace(pydantics, ours)
-    return words
-
-
-def _steps(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The parameter and the positions inside it, without the names of a union's members."""
-    return (*location[:1], *(step for step in location[1:] if isinstance(step, int)))
 
 
 def _remedy(op: Op, kind: Kind) -> str:

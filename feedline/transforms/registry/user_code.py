@@ -30,11 +30,10 @@ from feedline.transforms.registry.op import (
     OpError,
     Parameters,
     any_ids,
-    checked_parameters,
-    resolve,
 )
-from feedline.transforms.registry.user_functions import PYTHON, Needed, calls_of, entry_point, load
-from feedline.transforms.registry.user_op import Declared, Form, declared
+from feedline.transforms.registry.resolve import checked_parameters, resolve
+from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load
+from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import mapped
 from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
 from feedline.transforms.values.ragged import over_columns
@@ -58,7 +57,7 @@ class PythonCall(Parameters):
     parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="Handed to the function by name.")]
 
 
-class Bound(PythonCall):
+class BoundPythonCall(PythonCall):
     """The same with everything that decides what the function computes, for fingerprints."""
 
     source: str
@@ -203,7 +202,7 @@ def bind(call: OpCall) -> BoundOp:
 
 
 def _user_op(call: OpCall, folder: str) -> BoundOp:
-    given = checked_parameters(_op(PYTHON, Declared(gives=""), PythonCall, function=_unbound), call)
+    given = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_unbound), call)
     assert isinstance(given, PythonCall)
     return _bound(call, given, folder)
 
@@ -218,7 +217,7 @@ def _offered(call: OpCall, function: str, folder: str) -> BoundOp:
 def _bound(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
     try:
         loaded = load(given.function, folder)
-        says = _declaration(given, declared(loaded.function))
+        says = _declaration(given, declaration_of(loaded.function))
         field = pa.field("made", type_named(says.gives))
     except ValueError as error:  # SpecError, and what type_named raises
         raise OpError(call.path, f"{call.op}: {error}") from error
@@ -231,9 +230,9 @@ def _bound(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
         name=given.function, function=loaded.function, parameters=given.parameters, form=says.form, dtype=dtype
     )
     text = inspect.getdoc(loaded.function) or ""
-    op = _op(call.op, says, Bound, text=text, function=lambda values, _: function.on(values))
+    op = _op(call.op, says, BoundPythonCall, text=text, function=lambda values, _: function.on(values))
     content = given.model_dump() | {"form": says.form, "gives": says.gives, "version": says.version}
-    return BoundOp(op=op, parameters=Bound(**content, source=loaded.source), path=call.path)
+    return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
 
 
 def _unbound(values: Sequence[Value], parameters: Parameters) -> Value:
@@ -241,7 +240,7 @@ def _unbound(values: Sequence[Value], parameters: Parameters) -> Value:
 
 
 def _op(
-    name: str, says: Declared, parameters: type[Parameters], *, function: Callable[..., Value], text: str = ""
+    name: str, says: OpDeclaration, parameters: type[Parameters], *, function: Callable[..., Value], text: str = ""
 ) -> Op:
     return Op(
         name=name,
@@ -263,7 +262,7 @@ def _op(
     )
 
 
-def _declaration(given: PythonCall, said: Declared | None) -> Declared:
+def _declaration(given: PythonCall, said: OpDeclaration | None) -> OpDeclaration:
     """What pipeline.yaml says of the function, or the function of itself. Raises SpecError where both or none do."""
     here = [key for key in ("form", "gives", "version") if getattr(given, key) is not None]
     if said is not None:
@@ -277,18 +276,18 @@ def _declaration(given: PythonCall, said: Declared | None) -> Declared:
             f"{given.function} does not say what it gives: write gives, such as {{{PYTHON}: {{function: "
             f'"{given.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
         )
-    return Declared(gives=given.gives, form=given.form or "expression", version=given.version or 1)
+    return OpDeclaration(gives=given.gives, form=given.form or "expression", version=given.version or 1)
 
 
-def functions_of(features: Iterable[FeatureSpec]) -> tuple[Needed, ...]:
+def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...]:
     """The user's functions that the features call, each once. Raises OpError where one cannot be had here."""
-    found: dict[Needed, None] = {}
+    found: dict[RequiredFunction, None] = {}
     for call in calls_of(features):
         if call.op in OPS or (call.op != PYTHON and entry_point(call.op) is None):
             continue
         bound = bind(call)
-        assert isinstance(bound.parameters, Bound)
-        need = Needed(
+        assert isinstance(bound.parameters, BoundPythonCall)
+        need = RequiredFunction(
             op=call.op, function=bound.parameters.function, folder=call.code or "", source=bound.parameters.source
         )
         found[need] = None

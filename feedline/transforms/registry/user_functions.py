@@ -33,7 +33,7 @@ _importing = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
+class RequiredFunction:
     """A function that a job calls: the op that named it, `module:function`, where its module may lie, its source."""
 
     op: str
@@ -43,7 +43,7 @@ class Needed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedFunction:
     """A function, and the SHA-256 of the file that defines it, as hex; empty where there is no such file."""
 
     function: Callable[..., Any]
@@ -65,7 +65,7 @@ def _entry_points() -> dict[str, str]:
     return {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def load(name: str, folder: str) -> Loaded:
+def load(name: str, folder: str) -> LoadedFunction:
     """The function of that name. Raises SpecError where it, or its module, cannot be had."""
     module_name, colon, function_name = name.partition(":")
     names = [*module_name.split("."), *function_name.split(".")]
@@ -79,7 +79,7 @@ def load(name: str, folder: str) -> Loaded:
         place = getattr(module, "__file__", None) or "that module"
         got = "nothing of that name" if found is None else f"a {type(found).__name__}"
         raise SpecError(f"{name} is no function: got {got} in {place}. Define it there, or correct the name")
-    return Loaded(function=found, source=_source(found, module))
+    return LoadedFunction(function=found, source=_source(found, module))
 
 
 _homes: dict[str, str] = {}  # of what was imported from a pipeline's folder
@@ -145,7 +145,7 @@ def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
             yield from given.ops
 
 
-def check_functions(needed: Sequence[Needed]) -> None:
+def check_functions(needed: Sequence[RequiredFunction]) -> None:
     """Raise ClusterError where this worker lacks a function, or has it from another source."""
     for need in needed:
         worker = f"a worker on {platform.node()}"

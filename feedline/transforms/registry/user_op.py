@@ -17,7 +17,7 @@ _DECLARED = "__feedline_op__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class OpDeclaration:
     """What a function is: how columns come to it, the type that it gives, and the version of what it computes."""
 
     gives: str
@@ -35,13 +35,13 @@ def user_op(*, gives: str, form: Form = "expression", version: int = 1) -> Calla
     """
 
     def declare(function: F) -> F:
-        setattr(function, _DECLARED, Declared(gives=gives, form=form, version=version))
+        setattr(function, _DECLARED, OpDeclaration(gives=gives, form=form, version=version))
         return function
 
     return declare
 
 
-def declared(function: Callable[..., Any]) -> Declared | None:
+def declaration_of(function: Callable[..., Any]) -> OpDeclaration | None:
     """What the function was declared as."""
     found = getattr(function, _DECLARED, None)
-    return found if isinstance(found, Declared) else None
+    return found if isinstance(found, OpDeclaration) else None

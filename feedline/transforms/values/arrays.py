@@ -47,7 +47,7 @@ _ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class KernelStep:
     """A kernel and the type it makes, one of `NUMPY_TYPES`; or, without a kernel, the number that replaces nulls."""
 
     dtype: pl.DataType
@@ -65,7 +65,7 @@ class Fused:
 
     values: pl.Expr
     dtype: pl.DataType
-    steps: tuple[Step, ...]
+    steps: tuple[KernelStep, ...]
     expr: pl.Expr
     run: Callable[[pl.Series], pl.Series]
 
@@ -74,7 +74,7 @@ class Fused:
         """No step yet."""
         return cls(values, dtype, (), values, lambda series: series)
 
-    def then(self, step: Step) -> Fused:
+    def then(self, step: KernelStep) -> Fused:
         """One step more. Where nulls are replaced and that is all, it is left to Polars."""
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
@@ -89,10 +89,10 @@ class Fused:
         return any(step.kernel is not None for step in self.steps)
 
 
-_Plan = Sequence[tuple[Step, np.dtype[Any]]]
+_Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 
-def _runner(steps: Sequence[Step], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
+def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
     """A function of a series of one chunk. Types are looked up here: that costs as much as a cheap kernel."""
     fills = [place for place, step in enumerate(steps) if step.kernel is None]
     both = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
@@ -130,12 +130,12 @@ def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) ->
             part = target
 
 
-def converting(given: pl.DataType, made: pl.DataType) -> Step | None:
+def converting(given: pl.DataType, made: pl.DataType) -> KernelStep | None:
     """The step that makes numbers of another type: floats, rounded, or larger integers; None where there is none."""
     read, wrote = _READ_TYPES.get(given), NUMPY_TYPES.get(made)
     if read is None or wrote is None or not (wrote.kind == "f" or np.can_cast(read, wrote, "safe")):
         return None
-    return Step(made, _convert)
+    return KernelStep(made, _convert)
 
 
 def _convert(values: Values, out: Values) -> None:

@@ -32,7 +32,7 @@ from feedline.expressions.types import (
     kind,
     spoken,
 )
-from feedline.transforms.values.arrays import NUMPY_TYPES, Fused, Kernel, Step, converting
+from feedline.transforms.values.arrays import NUMPY_TYPES, Fused, Kernel, KernelStep, converting
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -112,15 +112,15 @@ class Value:
 
         Both types are among `NUMPY_TYPES`.
         """
-        return self._then(Step(dtype, kernel))
+        return self._then(KernelStep(dtype, kernel))
 
     def filled(self, number: float) -> Value:
         """The same with a number of its type in the place of nulls."""
         if self.dtype in NUMPY_TYPES:
-            return self._then(Step(self.dtype, fill=number))
+            return self._then(KernelStep(self.dtype, fill=number))
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
-    def _then(self, step: Step) -> Value:
+    def _then(self, step: KernelStep) -> Value:
         fused = (self.made or Fused.of(self.expr, self.dtype)).then(step)
         return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
 

@@ -34,10 +34,18 @@ from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_files, walk
 from feedline.warehouse.discovery.logs import logs_above, logs_below, refuse_logged
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
-from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.locations import (
+    Location,
+    absolute,
+    ancestor,
+    is_uri,
+    join,
+    list_tree,
+    locate,
+    shown,
+)
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # as s3fs, adlfs and gcsfs name it
@@ -79,7 +87,7 @@ class Listing:
     schema: pa.Schema | None = None
     pasts: Mapping[int, ColumnPast] = field(default_factory=dict)
 
-    def picked(self, places: npt.NDArray[np.int64]) -> Listing:
+    def take(self, places: npt.NDArray[np.int64]) -> Listing:
         """Some of the files."""
         kept = pa.array(places)
         partition = {name: column.take(kept) for name, column in self.partition.items()}
@@ -189,14 +197,14 @@ def _existing(uri: str) -> Location | None:
 
 def _info(location: Location) -> pafs.FileInfo:
     files, name = location.filesystem, shown(location.uri)
-    with explained(name):
-        return retried(lambda: files.get_file_info(location.path), files, name, doing="listed")
+    with explain_errors(name):
+        return with_retries(lambda: files.get_file_info(location.path), files, name, doing="listed")
 
 
 def _folder(location: Location) -> _Found:
     root, local = location.path, is_local(location.filesystem)
-    with explained(shown(location.uri)):
-        found = walk(root) if local else Walk(listed(location))
+    with explain_errors(shown(location.uri)):
+        found = walk(root) if local else Walk(list_tree(location))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}
@@ -342,7 +350,7 @@ def _tagged(listing: Listing, folder: Location) -> Listing:
     find = getattr(getattr(handler, "fs", None), "find", None)
     if find is None:
         return listing
-    with explained(shown(folder.uri)):
+    with explain_errors(shown(folder.uri)):
         details = find(folder.path, detail=True)  # mostly out of fsspec's own cache
     paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
     tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]

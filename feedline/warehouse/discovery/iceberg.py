@@ -28,9 +28,9 @@ import pyarrow.types as pat
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnPast, Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing, plain
-from feedline.warehouse.storage.faults import explained, last_words
+from feedline.warehouse.storage.faults import explain_errors, last_words
 from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
 _HINT = "version-hint.text"
@@ -79,13 +79,13 @@ def _metadata_of(uri: str) -> tuple[str, str]:
     location = locate(uri)
     folder = join(location.path, "metadata")
     store, selector = location.filesystem, pafs.FileSelector(folder, allow_not_found=True)
-    with explained(shown(uri)):
-        infos = retried(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
+    with explain_errors(shown(uri)):
+        infos = with_retries(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
     hint = None
     if _HINT in names:
-        with explained(shown(uri)):
-            hint = retried(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
+        with explain_errors(shown(uri)):
+            hint = with_retries(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
     return uri, f"{address}/metadata/{newest_metadata(names, hint, shown(uri))}"
 
 

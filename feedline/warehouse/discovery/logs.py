@@ -17,9 +17,9 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
-from feedline.warehouse.storage.faults import explained, is_denied
+from feedline.warehouse.storage.faults import explain_errors, is_denied
 from feedline.warehouse.storage.locations import Location, join, shown, uri_on
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
 _HIDDEN = (DELTA, HUDI, SPARK_SINK)
@@ -116,5 +116,5 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
                 return None
             raise
 
-    with explained(name):
-        return retried(looked, filesystem, name, doing="listed")
+    with explain_errors(name):
+        return with_retries(looked, filesystem, name, doing="listed")

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, common_root, depth, listing_of, parent
 from feedline.warehouse.discovery.links import links_among, refuse_same_files
-from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _MAGIC = b"PAR1"
 
@@ -41,9 +41,9 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     uris = list(dict.fromkeys(_resolved(name, folder, shown(place.uri)) for name in names))
     first = locate(uris[0])
     paths = _paths(uris, first, shown(place.uri))
-    with explained(shown(first.uri)):
+    with explain_errors(shown(first.uri)):
         files = first.filesystem
-        infos = retried(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
+        infos = with_retries(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(
@@ -61,8 +61,8 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
 
 def _names(place: Location) -> list[str]:
     where = shown(place.uri)
-    with explained(where):
-        content = retried(lambda: _content(place, where), place.filesystem, where)
+    with explain_errors(where):
+        content = with_retries(lambda: _content(place, where), place.filesystem, where)
     text = content.to_pybytes()
     names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
@@ -83,7 +83,7 @@ def _content(place: Location, where: str) -> pa.Buffer:
 
 
 def _parquet_names(content: pa.Buffer, where: str) -> list[Any]:
-    with explained(where):
+    with explain_errors(where):
         schema = pq.read_schema(pa.BufferReader(content))
         if "path" not in schema.names:
             raise TableError(f"manifest {where} has no column 'path': got {', '.join(schema.names[:20])}")

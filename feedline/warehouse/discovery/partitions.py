@@ -3,7 +3,7 @@
 Pure. A folder `key=value` below the table's root gives its files the column `key`. Keys and values are
 percent-decoded; `__HIVE_DEFAULT_PARTITION__` is null, and so is a key that some other file's path has and this one's
 has not. The type of a key is the one that the pipeline names (`declared`); else, where the files hold the key as a
-column too, that column's (`refined`: the snapshot knows it), if all values fit and mean the same there: a whole number
+column too, that column's (`refine`: the snapshot knows it), if all values fit and mean the same there: a whole number
 never becomes a time, nor a date a number; else it is inferred from every value the table has:
 
 - int64 if each is a whole number that fits, zero-padded ones (`month=01`) included, as Spark and pyarrow have it;
@@ -84,7 +84,7 @@ def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = Non
     }
 
 
-def refined(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]) -> pa.Array:
+def refine(column: pa.Array, name: str, kind: pa.DataType, paths: Sequence[str]) -> pa.Array:
     """An inferred key in the type that a column of its name has in the files; unchanged where a value does not fit."""
     if pat.is_string(kind) or pat.is_large_string(kind):
         return typed_columns(paths, {name: "string"})[name].cast(kind)  # as the path spells it, leading zeros included

@@ -28,16 +28,15 @@ from feedline.warehouse.parquet.schemas import (
     KindChangedError,
     SchemaRules,
     children,
-    decoded,
     refuse_twice,
     unexpected,
-    unified,
+    unify,
     union,
     widens,
+    without_dictionaries,
 )
-from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import Location, is_uri, locate, shown, uri_on
+from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, shown, uri_on
 
 FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
@@ -87,10 +86,10 @@ def declared_listing(
     keys = {name: column.take(order) for name, column in partition.items()}
     listing = replace(listing, partition=keys, inferred=frozenset(), asked=f"{format} {table}", schema=schema)
     listing = replace(listing, pasts=pasts or {})
-    return listing.picked(_table_order(listing.files["path"], keys))
+    return listing.take(_table_order(listing.files["path"], keys))
 
 
-def united(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
+def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
     """A table's columns, from (file, schema) pairs: those of its log where it has one, else the union of the files'."""
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
@@ -126,7 +125,7 @@ def declared_schema(
         for file, schema in files:
             _refuse_other_columns(field, schema, file, pasts or {})
             if field.name in schema.names:
-                held.append((file, decoded(schema.field(field.name).type)))
+                held.append((file, without_dictionaries(schema.field(field.name).type)))
         kind = rules.columns.get(field.name)
         fitting = _kind(field if kind is None else field.with_type(kind), held)
         fields.append(pa.field(field.name, fitting if kind is None else kind))
@@ -171,7 +170,7 @@ def _fits(kind: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_timestamp(kind) and pat.is_timestamp(declared):
         return kind.tz is None and widens(pa.timestamp(kind.unit, declared.tz), declared)  # Spark's INT96 is UTC
     try:
-        return bool(unified(declared, kind) == declared)
+        return bool(unify(declared, kind) == declared)
     except KindChangedError:
         return False
 
@@ -303,8 +302,8 @@ def _common_folder(paths: Sequence[str], table: str) -> str:
 def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:
     """Those of the files that are there."""
     try:
-        with explained(shown(location.uri)):
-            infos = listed(replace(location, path=root))
+        with explain_errors(shown(location.uri)):
+            infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}
     return {info.path: info for info in infos if info.path in wanted and info.type == pafs.FileType.File}

@@ -8,17 +8,16 @@ request over the hole between them. The bytes fetched are those of the requests,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from feedline.warehouse.optimize.survey import footer_of, whole_file
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.reading.read import Fragment
+from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.ranges import chunk_ranges, coalesced
+from feedline.warehouse.storage.parallel import Map
+from feedline.warehouse.storage.ranges import chunk_ranges, coalesce
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Notes = Mapping[bytes, bytes]
 
 _TASK_FILES = 64
@@ -136,7 +135,7 @@ def measure_files(task: FootprintTask) -> FootprintSums:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
-            found = coalesced(chunk_ranges(metadata, index, leaves, fragment.bytes))
+            found = coalesce(chunk_ranges(metadata, index, leaves, fragment.bytes))
             total.uncompressed += sum(chunk.total_uncompressed_size for chunk in chunks)
             total.projected += sum(chunks[leaf].total_compressed_size for leaf in leaves)
             total.requests += len(found)

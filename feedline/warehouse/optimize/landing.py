@@ -31,10 +31,9 @@ from feedline.warehouse.discovery.partitions import is_partition
 from feedline.warehouse.parquet.footer import file_notes
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX, UNFINISHED
 from feedline.warehouse.storage.exchange import exchange
-from feedline.warehouse.storage.faults import explained
-from feedline.warehouse.storage.listing import listed
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, shown
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.faults import explain_errors
+from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, shown
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 HIDDEN = "_feedline"
 _THREADS = 16
@@ -142,11 +141,11 @@ class Target:
 
     def landed(self) -> dict[str, list[Landed]]:
         """Our files by partition folder. Raises TableError where the target holds anything that is not ours."""
-        with explained(shown(self.uri)):
-            kind = retried(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
+        with explain_errors(shown(self.uri)):
+            kind = with_retries(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
             if kind == pafs.FileType.File:
                 raise self._foreign("a file")
-            infos = [] if kind == pafs.FileType.NotFound else listed(locate(self.uri))
+            infos = [] if kind == pafs.FileType.NotFound else list_tree(locate(self.uri))
         sizes: dict[str, int] = {}
         for info in infos:
             path = info.path[len(self.root) :].lstrip("/")

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
@@ -32,12 +31,13 @@ from feedline.warehouse.optimize.recipe import Settings, check, recipe_for
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # a partition is not cut into smaller units to keep more cores busy
 _WAVES, _WAVE_TASKS = 20, 8  # so many times progress is told, unless that means fewer tasks per thread
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 Say = Callable[[str], None]
 
 
@@ -88,7 +88,7 @@ def optimize(
     that is not ours, no space left), DataError, and what reading raises; whatever was finished by then stays.
     """
     threads = threads or available_cores()
-    run = map or _in_threads(threads)
+    run = map or partial(in_threads, threads=threads)
     tell = say or (lambda _: None)
     check(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
@@ -196,19 +196,3 @@ def _write(
     for number, partition in enumerate(large):
         tell(f"partition {partition.folder or 'without keys'} ({number + 1} of {len(large)} larger than a task)")
         write_large(snapshot, place, partition, recipe, sizes, run)
-
-
-def _in_threads(threads: int) -> Map:
-    def run(function: Callable[[Any], Any], tasks: list[Any]) -> Iterator[Any]:
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="feedline-optimize")
-        try:
-            yield from pool.map(function, tasks)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)  # the hidden folder is removed next
-            raise
-        pool.shutdown()
-
-    return run

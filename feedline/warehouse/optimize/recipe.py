@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ from feedline.warehouse.optimize.target_schema import field_ids, key_columns, wi
 from feedline.warehouse.parquet.encodings import GOALS, Goal
 from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.storage.parallel import Map
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _VERSION = 1
 # What files note beside their columns and says how they are read: it would be wrong of columns that moved or are new.
 _ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}

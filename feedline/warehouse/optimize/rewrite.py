@@ -25,9 +25,10 @@ from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_has
 from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
 from feedline.warehouse.optimize.survey import fragment_of_group, places_with_nulls, places_without_nulls
-from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, Written, upload
-from feedline.warehouse.reading.read import Fragment, read_arrow
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.storage.retry import with_retries
 
 _READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole
 
@@ -96,7 +97,7 @@ class ScatterTask:
     path: str
 
 
-def rewrite_partition(task: PartitionTask) -> list[Written]:
+def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     """Write a whole partition and make it visible."""
     target = Target(task.recipe.uri)
     with room_for(target.uri):
@@ -111,7 +112,7 @@ def rewrite_partition(task: PartitionTask) -> list[Written]:
     return written
 
 
-def rewrite_unit(task: UnitTask) -> list[Written]:
+def rewrite_unit(task: UnitTask) -> list[WrittenFile]:
     """Write one unit into its partition's staging folder."""
     target = Target(task.recipe.uri)
     with room_for(target.uri):
@@ -182,7 +183,7 @@ def fitted(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _written(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[Written]:
+def _written(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
     writer = TableWriter(
         target.filesystem,
         target.stage(place.folder, place.slug),
@@ -217,7 +218,7 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
 
 def _spilled(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
     for path in unit.spills:
-        yield retried(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
+        yield with_retries(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
 
 
 def _buckets(target: Target, path: str, unit: Unit, schema: pa.Schema) -> pa.Table:

@@ -13,9 +13,8 @@ makes the elements count as nullable.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +24,13 @@ import pyarrow.types as pat
 from feedline.warehouse.optimize.clustering import whole
 from feedline.warehouse.optimize.flattening import Key, count_keys
 from feedline.warehouse.parquet.footer import column_leaves
-from feedline.warehouse.parquet.open_file import unchanged
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at, read_arrow
+from feedline.warehouse.parquet.open_file import open_unchanged
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import join, locate
+from feedline.warehouse.storage.parallel import Map
 
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 _TASK_FILES, _TASK_BYTES = 32, 256 << 20
 
 
@@ -118,7 +118,7 @@ def places_without_nulls(field: pa.Field) -> Iterator[str]:
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
     """A file's footer and Arrow schema."""
     location = locate(fragment.table)
-    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         return file.metadata, file.schema
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.partitions import keys_of, refined, typed_columns
+from feedline.warehouse.discovery.partitions import keys_of, refine, typed_columns
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -44,7 +44,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
         values = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
         if _same(spelled, values):
             continue
-        if not _same(refined(spelled, name, values.type, paths), values):
+        if not _same(refine(spelled, name, values.type, paths), values):
             raise TableError(
                 f"partition key {name!r} of {snapshot.uri} cannot be read back from folders: got {values.type} in its "
                 f"log, spelled as in {paths[0]!r}. {_REMEDY}"

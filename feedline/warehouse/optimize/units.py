@@ -10,9 +10,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +20,9 @@ from feedline.warehouse.discovery.partitions import keys_of
 from feedline.warehouse.optimize.clustering import Gatherer, key_hashes, row_order
 from feedline.warehouse.optimize.landing import Target, partition_folder
 from feedline.warehouse.optimize.rewrite import Recipe, ScatterTask, Unit, UnitTask, rewrite_unit, scatter, target_rows
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
-
-Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+from feedline.warehouse.storage.parallel import Map
 
 _SAMPLE_ROWS = 65_536  # rows that encodings are measured on, or a row group's if that is less
 _SAMPLE_READ_ROWS = 262_144  # rows read for them: only whole keys are kept, and keys may be spread over a file

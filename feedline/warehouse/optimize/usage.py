@@ -34,9 +34,9 @@ from feedline.warehouse.optimize.landing import partition_folder
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.content_store import get, put
-from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
 
@@ -214,8 +214,8 @@ def _names(location: Location, folder: str) -> list[str]:
     files, place = location.filesystem, join(location.path, folder)
     name = join(shown(location.uri), folder)
     selector = pafs.FileSelector(place, allow_not_found=True)
-    with explained(name, doing="listed"):
-        infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+    with explain_errors(name, doing="listed"):
+        infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 

@@ -44,14 +44,14 @@ Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class BloomHeader:
     """Where the bitset begins, counted from the header's first byte, and its bytes."""
 
     start: int
     bitset_bytes: int
 
 
-def header_of(data: bytes) -> Header | None:
+def header_of(data: bytes) -> BloomHeader | None:
     """Read a filter's header; None for anything but uncompressed split blocks of xxHash."""
     try:
         place, field = 0, 0
@@ -72,7 +72,7 @@ def header_of(data: bytes) -> Header | None:
     size = found.get(1, 0)
     if len(found) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
         return None
-    return Header(place + 1, size)
+    return BloomHeader(place + 1, size)
 
 
 def _integer(data: bytes, place: int) -> tuple[int, int]:
@@ -108,7 +108,7 @@ def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logica
     return np.array([xxhash.xxh64_intdigest(form, seed=0) for form in stored], np.uint64)
 
 
-def refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
+def is_refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
     """Whether no row can make the predicate true; `absent` knows of `==` and `in` whether no row has the value."""
     return not _possible(predicate, True, absent)
 
@@ -176,7 +176,7 @@ class RowGroupFilters:
             bitset = read[place.start]
             return bitset is not None and not holds_one(bitset, hashes)
 
-        return refuted(predicate, absent), nbytes
+        return is_refuted(predicate, absent), nbytes
 
     def _hashes_for(self, leaf: Comparison | Membership, column: int) -> Hashes | None:
         if leaf not in self._hashes:

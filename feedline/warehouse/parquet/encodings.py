@@ -27,7 +27,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.warehouse.parquet.footer import opened
+from feedline.warehouse.parquet.footer import open_parquet
 from feedline.warehouse.parquet.writer import DICTIONARY, PLAIN, Encoding, leaf_paths, writer_options
 
 Goal = Literal["decode", "balanced", "size"]
@@ -50,7 +50,7 @@ _COLUMN_BYTES = 8 << 20  # decoded: enough for a steady ratio, and 40 candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class EncodingCost:
     """One leaf under one encoding and codec: its values in the sample, their bytes, and the time to decode one."""
 
     column: str
@@ -66,8 +66,8 @@ class Measured:
 class Choice:
     """What was chosen for a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
 
-    chosen: Measured
-    default: Measured
+    chosen: EncodingCost
+    default: EncodingCost
 
     @property
     def encoding(self) -> Encoding:
@@ -102,10 +102,10 @@ def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
     return choices
 
 
-def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: Measured, goal: Goal) -> Measured:
+def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: EncodingCost, goal: Goal) -> EncodingCost:
     """The best candidate of one leaf, the other leaves as they are."""
 
-    def trial(encoding: str, codec: str, repeats: int) -> Measured:
+    def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
         tried = {**chosen, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
         return _measured(column, list(tried.values()), repeats)[path]
 
@@ -129,18 +129,18 @@ def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: Meas
     return best
 
 
-def cost(one: Measured, goal: Goal) -> float:
+def cost(one: EncodingCost, goal: Goal) -> float:
     """ns per value: decoding, and fetching at the goal's bandwidth."""
     return one.ns_per_value + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
 
 
-def _simplicity(one: Measured) -> tuple[int, int]:
+def _simplicity(one: EncodingCost) -> tuple[int, int]:
     """What is preferred among equals: plain, then a dictionary, then the rest; fewer bytes."""
     known = (PLAIN, DICTIONARY)
     return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
 
 
-def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, Measured]:
+def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, EncodingCost]:
     """Write the column and read it back: per leaf its bytes, and the whole column's time per value of that leaf."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, column.schema, **writer_options(encodings)) as writer:
@@ -149,7 +149,7 @@ def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> 
     metadata = pq.read_metadata(pa.BufferReader(buffer))
     if not metadata.num_row_groups:
         return {
-            one.leaf: Measured(
+            one.leaf: EncodingCost(
                 column=column.schema.names[0], leaf=one.leaf, encoding=one.encoding, codec=one.codec, values=0, bytes=0,
                 ns_per_value=0.0,
             )
@@ -159,7 +159,7 @@ def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> 
     group = metadata.row_group(0)
     chunks = [group.column(index) for index in range(group.num_columns)]
     return {
-        one.leaf: Measured(
+        one.leaf: EncodingCost(
             column=column.schema.names[0],
             leaf=one.leaf,
             encoding=one.encoding,
@@ -176,7 +176,7 @@ def _decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> flo
     """The median time to read the row group, of this thread's CPU: others share it; fewer repeats where one is long."""
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
-        parquet = opened(pa.BufferReader(buffer), metadata)
+        parquet = open_parquet(pa.BufferReader(buffer), metadata)
         began = time.thread_time()
         parquet.read_row_group(0, use_threads=False)
         times.append(time.thread_time() - began)

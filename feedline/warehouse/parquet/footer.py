@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
-from feedline.warehouse.parquet.schemas import decoded, leaves
+from feedline.warehouse.parquet.schemas import leaves, without_dictionaries
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
-from feedline.warehouse.storage.faults import encrypted, explained
+from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
 _GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
@@ -76,16 +76,16 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
 
     Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both with `name` in them.
     """
-    with explained(name):
-        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
-        with opened(pa.BufferReader(tail)) as parquet:
+    with explain_errors(name):
+        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
+        with open_parquet(pa.BufferReader(tail)) as parquet:
             return _facts(parquet, tail, name)
 
 
 def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
     """What a file's writer noted in its footer. Raises as `file_facts`."""
-    with explained(name):
-        tail = retried(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
+    with explain_errors(name):
+        tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
@@ -101,7 +101,7 @@ def footer_digest(tail: bytes) -> bytes:
     return hashlib.sha256(tail).digest()
 
 
-def opened(
+def open_parquet(
     source: Any,
     metadata: pq.FileMetaData | None = None,
     *,
@@ -185,7 +185,7 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
     tail = read(guess, size - guess)
     magic = tail[-4:]
     if magic == b"PARE":
-        raise encrypted(name)
+        raise encrypted_error(name)
     if len(tail) != guess or magic != b"PAR1":
         raise CorruptFileError(
             f"{name} is not Parquet: got {magic!r} as its last bytes, expected b'PAR1'. Restore or delete it"
@@ -205,7 +205,7 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
     places = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)
     if structure.encrypted:
-        raise encrypted(name)
+        raise encrypted_error(name)
     types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
     # the file's own total of rows is not looked at: some writers leave it at zero, and reading checks each row group
     if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
@@ -213,7 +213,7 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
             f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
     columns = [
-        _column(structure, place, decoded(field.type), stored[place.start])
+        _column(structure, place, without_dictionaries(field.type), stored[place.start])
         for place, field in zip(places, schema, strict=True)
     ]
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)

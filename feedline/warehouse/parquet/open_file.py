@@ -26,17 +26,17 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from feedline.errors import TableChangedError
-from feedline.warehouse.parquet.footer import column_leaves, footer_digest, opened, parsed_footers
-from feedline.warehouse.storage.faults import Outlook, explained, outlook
-from feedline.warehouse.storage.ranges import Fetched, chunk_ranges, coalesced, read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.parquet.footer import column_leaves, footer_digest, open_parquet, parsed_footers
+from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
+from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _KEPT_LAYOUTS = 32  # as many as parsed footers are kept
 _KEPT_TAGS = 4096  # files whose footer a process remembers to have checked: some 100 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FileVersion:
     """A file as the snapshot saw it; `uri` as messages name it."""
 
     uri: str
@@ -58,7 +58,7 @@ class Stamp:
 class OpenFile:
     """A Parquet file that is known to be the snapshot's."""
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: Seen) -> None:
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
         self.schema, self.stored = _layouts.of(seen, parquet)
@@ -73,11 +73,11 @@ class OpenFile:
     def read_dictionaries(self, paths: Sequence[str]) -> None:
         """Decode these Parquet columns of strings as dictionaries from now on."""
         if paths:
-            self.parquet = opened(self._source, self.metadata, pre_buffer=False, dictionaries=paths)
+            self.parquet = open_parquet(self._source, self.metadata, pre_buffer=False, dictionaries=paths)
 
     def read_at(self, size: int, start: int) -> bytes:
         """Some bytes of the file."""
-        with explained(self._uri, listed=True):
+        with explain_errors(self._uri, listed=True):
             content: bytes = self._source.read_at(size, start)
         return content
 
@@ -92,14 +92,14 @@ class _LocalFile(OpenFile):
     Measured with 40 of 400 columns, 65,536 rows: 29.1 ms to decode instead of 31.4.
     """
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: Seen, path: str) -> None:
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: FileVersion, path: str) -> None:
         super().__init__(parquet, source, seen)
         self._path = path
         self._size_bytes = seen.size_bytes
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`."""
-        ranges = coalesced(chunk_ranges(self.metadata, row_group, leaves, self._size_bytes))
+        ranges = coalesce(chunk_ranges(self.metadata, row_group, leaves, self._size_bytes))
         with suppress(OSError, AttributeError):  # an advice: where it cannot be given, reading is only later
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
@@ -113,11 +113,11 @@ class _LocalFile(OpenFile):
 class _RemoteFile(OpenFile):
     """One whose row groups are fetched before they are decoded."""
 
-    def __init__(self, filesystem: pafs.FileSystem, path: str, seen: Seen) -> None:
+    def __init__(self, filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> None:
         self._filesystem, self._path, self._seen = filesystem, path, seen
-        self._source, self._stamp, metadata = retried(self._open, filesystem, seen.uri, listed=True)
+        self._source, self._stamp, metadata = with_retries(self._open, filesystem, seen.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
-        super().__init__(opened(pa.BufferReader(b""), metadata), self._source, seen)
+        super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, seen)
 
     def read_dictionaries(self, paths: Sequence[str]) -> None:
         """As `OpenFile.read_dictionaries`."""
@@ -129,7 +129,7 @@ class _RemoteFile(OpenFile):
         def read() -> bytes:
             return read_range(self._source, start, size)
 
-        return retried(read, self._filesystem, self._seen.uri, listed=True)
+        return with_retries(read, self._filesystem, self._seen.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`, after all bytes of the columns have come and are known to be of this file."""
@@ -137,8 +137,8 @@ class _RemoteFile(OpenFile):
             yield from super().batches(row_group, leaves, chunk_rows)
             return
         size = self._seen.size_bytes
-        fetched = Fetched(size)
-        fetched.want(coalesced(chunk_ranges(self.metadata, row_group, leaves, size)))
+        fetched = SparseFile(size)
+        fetched.want(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
 
         def fetch() -> None:
             try:
@@ -149,8 +149,10 @@ class _RemoteFile(OpenFile):
                 raise
             self._compare_again()
 
-        retried(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
-        with opened(fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
+        with_retries(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
+        with open_parquet(
+            fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries
+        ) as parquet:
             yield from _decoded(parquet, row_group, leaves, chunk_rows)
 
     def close(self) -> None:
@@ -192,7 +194,7 @@ class _RemoteFile(OpenFile):
 
 
 @contextmanager
-def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenFile]:
+def open_unchanged(filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> Iterator[OpenFile]:
     """The file, open, after a check that it is the one of the snapshot.
 
     Raises TableChangedError where it is not, StoreError where the store kept failing.
@@ -209,16 +211,16 @@ def unchanged(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[Op
 
 
 @contextmanager
-def _local(filesystem: pafs.FileSystem, path: str, seen: Seen) -> Iterator[OpenFile]:
-    with explained(seen.uri, listed=True):
+def _local(filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> Iterator[OpenFile]:
+    with explain_errors(seen.uri, listed=True):
         info = filesystem.get_file_info(path)
         if info.type != pafs.FileType.NotFound:
             _compare(seen, stamp_in(info))
         source = filesystem.open_input_file(path)
     with source:
-        with explained(seen.uri, listed=True):
+        with explain_errors(seen.uri, listed=True):
             tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
-            file = _LocalFile(opened(source, _metadata(seen, tail), pre_buffer=False), source, seen, path)
+            file = _LocalFile(open_parquet(source, _metadata(seen, tail), pre_buffer=False), source, seen, path)
         try:
             yield file
         finally:
@@ -232,7 +234,7 @@ class _Layouts:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, tuple[pa.Schema, dict[str, range]]] = OrderedDict()
 
-    def of(self, seen: Seen, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
+    def of(self, seen: FileVersion, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
         with self._lock:
             known = self._kept.get(seen.footer_digest)
             if known is not None:
@@ -258,7 +260,7 @@ class _CheckedFooters:
         self._lock = threading.Lock()
         self._digests: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
-    def add(self, seen: Seen, stamp: Stamp) -> None:
+    def add(self, seen: FileVersion, stamp: Stamp) -> None:
         if not stamp.tag:
             return
         with self._lock:
@@ -266,7 +268,7 @@ class _CheckedFooters:
             while len(self._digests) > _KEPT_TAGS:
                 self._digests.popitem(last=False)
 
-    def metadata(self, seen: Seen, stamp: Stamp) -> pq.FileMetaData | None:
+    def metadata(self, seen: FileVersion, stamp: Stamp) -> pq.FileMetaData | None:
         """The footer, parsed, if this very entity was found to have the snapshot's."""
         with self._lock:
             known = self._digests.get((seen.uri, stamp.tag)) == seen.footer_digest
@@ -285,7 +287,7 @@ def _decoded(
     return batches
 
 
-def _metadata(seen: Seen, tail: bytes) -> pq.FileMetaData:
+def _metadata(seen: FileVersion, tail: bytes) -> pq.FileMetaData:
     if footer_digest(tail) != seen.footer_digest:
         raise TableChangedError(
             f"{seen.uri} was replaced after the snapshot was taken: got another footer in a file of the "
@@ -313,7 +315,7 @@ def stamp_in(info: pafs.FileInfo) -> Stamp:
     return Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
 
 
-def _compare(seen: Seen, stamp: Stamp) -> None:
+def _compare(seen: FileVersion, stamp: Stamp) -> None:
     refuse_other(
         seen.uri,
         Stamp(seen.size_bytes, seen.mtime_ns),

@@ -79,7 +79,7 @@ def union(
             elif rules.extra_error and field.name not in keys:
                 raise TableError(unexpected(field.name, file, declared))
             elif known is None:
-                fields[field.name] = field.with_type(decoded(field.type)).remove_metadata()
+                fields[field.name] = field.with_type(without_dictionaries(field.type)).remove_metadata()
                 origin[field.name] = file
             elif known.type != field.type or known.nullable != field.nullable:
                 fields[field.name] = _merged(known, field, origin[field.name], file)
@@ -116,7 +116,7 @@ def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_timestamp(stored) and pat.is_timestamp(declared):
         return (stored.tz is None) == (declared.tz is None) and _UNITS.index(stored.unit) <= _UNITS.index(declared.unit)
     try:
-        both = unified(stored, declared)
+        both = unify(stored, declared)
     except KindChangedError:
         return False
     return both in (declared, _large(declared))
@@ -138,7 +138,7 @@ def _large(kind: pa.DataType) -> pa.DataType:
 
 
 def _declared(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
-    if not widens(decoded(field.type), kind):
+    if not widens(without_dictionaries(field.type), kind):
         raise TableError(
             f"column {field.name!r} of {file} does not widen into its declared type: got {field.type}, expected what "
             f"{kind} holds without loss. Declare a wider type, or rewrite the file"
@@ -146,13 +146,13 @@ def _declared(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
     return pa.field(field.name, kind)
 
 
-def decoded(kind: pa.DataType) -> pa.DataType:
+def without_dictionaries(kind: pa.DataType) -> pa.DataType:
     """The type without dictionaries, at any depth; maps with Arrow's names inside, as a saved schema has no others."""
     if pat.is_dictionary(kind):
-        return decoded(kind.value_type)
+        return without_dictionaries(kind.value_type)
     if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
-    return _rebuilt(kind, [decoded(child.type) for child in children(kind)])
+    return _rebuilt(kind, [without_dictionaries(child.type) for child in children(kind)])
 
 
 def children(kind: pa.DataType) -> list[pa.Field]:
@@ -182,7 +182,7 @@ def is_unchecked(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests) or any(is_unchecked(child.type) for child in children(kind))
 
 
-def unified(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     """The narrowest type that holds the values of both.
 
     Raises KindChangedError where there is none.
@@ -202,18 +202,18 @@ def unified(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     raise KindChangedError
 
 
-def conformed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The array in the table's type; the array itself where it has that type already."""
     if array.type == kind:
         return array
     if pat.is_dictionary(array.type):
-        return conformed(array.dictionary_decode(), kind)
+        return conform(array.dictionary_decode(), kind)
     return array.cast(kind)
 
 
 def _merged(known: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
     try:
-        kind = unified(known.type, decoded(field.type))
+        kind = unify(known.type, without_dictionaries(field.type))
     except KindChangedError:
         raise TableError(
             f"column {field.name!r} changed its kind between files: got {known.type} in {first} and {field.type} in "
@@ -267,7 +267,7 @@ def _nested(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_struct(a) and pat.is_struct(b):
         return _struct(a, b)
     if pat.is_map(a) and pat.is_map(b):
-        return _rebuilt(a, [unified(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
+        return _rebuilt(a, [unify(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
     if not (_is_list(a) and _is_list(b)):
         raise KindChangedError
     item = _item(a, b)
@@ -282,7 +282,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _item(a: pa.DataType, b: pa.DataType) -> pa.Field:
     x, y = a.value_field, b.value_field
-    return pa.field(x.name, unified(x.type, y.type), nullable=x.nullable or y.nullable)
+    return pa.field(x.name, unify(x.type, y.type), nullable=x.nullable or y.nullable)
 
 
 def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -296,7 +296,7 @@ def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
             fields[name] = field.with_nullable(True)
         else:
             nullable = known.nullable or field.nullable
-            fields[name] = pa.field(name, unified(known.type, field.type), nullable=nullable)
+            fields[name] = pa.field(name, unify(known.type, field.type), nullable=nullable)
     return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
 
 

@@ -25,14 +25,14 @@ _TRUE, _BINARY, _LIST, _SET, _STRUCT = 1, 8, 9, 10, 12  # types of the compact p
 _DEEPEST = 16  # nested structures and lists; parquet.thrift needs half of it
 _WIDEST_BITS = 70  # of a varint: ten bytes
 
-_Bytes: TypeAlias = bytes  # `Chunk.bytes` hides the type of that name
+_Bytes: TypeAlias = bytes  # `ColumnChunk.bytes` hides the type of that name
 
 
 class MalformedError(ValueError):
     """The bytes do not spell a footer; internal: `footers` adds the file's name."""
 
 
-class Chunk(NamedTuple):
+class ColumnChunk(NamedTuple):
     """One column chunk: physical type, compressed bytes, and statistics as they are stored.
 
     `low`, `high`: bounds (None: not given). `old_low`, `old_high`: the deprecated pair, taken by signed order whatever
@@ -57,7 +57,7 @@ class Structure:
     """
 
     rows: list[int]
-    chunks: list[list[Chunk]]
+    chunks: list[list[ColumnChunk]]
     ordered: bool
     encrypted: bool
 
@@ -72,7 +72,7 @@ def structure_of(footer: bytes) -> Structure:
 
 def _file(data: bytes) -> Structure:
     rows: list[int] = []
-    chunks: list[list[Chunk]] = []
+    chunks: list[list[ColumnChunk]] = []
     ordered = encrypted = False
     place, field = 0, 0
     while data[place]:
@@ -91,7 +91,7 @@ def _file(data: bytes) -> Structure:
     return Structure(rows, chunks, ordered, encrypted)
 
 
-def _row_group(data: bytes, place: int) -> tuple[int, list[Chunk], int]:
+def _row_group(data: bytes, place: int) -> tuple[int, list[ColumnChunk], int]:
     rows, chunks, field = -1, [], 0
     while data[place]:
         place, field, kind = _field(data, place, field)
@@ -107,8 +107,8 @@ def _row_group(data: bytes, place: int) -> tuple[int, list[Chunk], int]:
     return rows, chunks, place + 1
 
 
-def _chunk(data: bytes, place: int) -> tuple[Chunk, int]:
-    chunk = Chunk(-1, 0)
+def _chunk(data: bytes, place: int) -> tuple[ColumnChunk, int]:
+    chunk = ColumnChunk(-1, 0)
     field = 0
     while True:
         head = data[place]
@@ -124,10 +124,10 @@ def _chunk(data: bytes, place: int) -> tuple[Chunk, int]:
         else:
             place = _skip(data, place, head & 15)
         if field in (8, 9):  # crypto_metadata, encrypted_column_metadata
-            return Chunk(-1, 0), _end(data, place, field)
+            return ColumnChunk(-1, 0), _end(data, place, field)
 
 
-def _column(data: bytes, place: int) -> tuple[Chunk, int]:
+def _column(data: bytes, place: int) -> tuple[ColumnChunk, int]:
     kind, size, statistics = -1, 0, None
     field = 0
     while True:
@@ -154,7 +154,7 @@ def _column(data: bytes, place: int) -> tuple[Chunk, int]:
             place = _skip(data, place, head)
     if size < 0 or not 0 <= kind <= FIXED:
         raise MalformedError(f"a column chunk has type {kind} and {size} bytes")
-    return Chunk(kind, size) if statistics is None else Chunk(kind, size, *statistics), place
+    return ColumnChunk(kind, size) if statistics is None else ColumnChunk(kind, size, *statistics), place
 
 
 def _statistics(

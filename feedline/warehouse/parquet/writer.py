@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
 NOTE_KEY = b"feedline.optimize"
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenFile:
     """One file: its name, rows, row groups and bytes."""
 
     name: str
@@ -107,7 +107,7 @@ class TableWriter:
         self._sink: Any = None  # a file, or a buffer on its way to an object store
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._groups = self._last_bytes = 0
-        self.written: list[Written] = []
+        self.written: list[WrittenFile] = []
 
     def write(self, table: pa.Table) -> None:
         """Add rows, any number; whole row groups are written as soon as they are there."""
@@ -119,7 +119,7 @@ class TableWriter:
         while self._pending_rows >= self._group_rows:
             self._write_group(self._group_rows)
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenFile]:
         """Write what is left and end the last file; a unit without rows is one file without row groups."""
         if self._pending_rows:
             self._write_group(self._pending_rows)
@@ -196,7 +196,7 @@ class TableWriter:
             sink.close()
         else:
             upload(self._filesystem, f"{self._folder}/{self._name}", sink.getvalue())
-        self.written.append(Written(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
+        self.written.append(WrittenFile(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
         self._writer = self._sink = None
 
 
@@ -207,7 +207,7 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
         with filesystem.open_output_stream(path) as sink:
             sink.write(content)
 
-    retried(write, filesystem, path, doing="written")
+    with_retries(write, filesystem, path, doing="written")
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:

@@ -21,11 +21,18 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, DataError
-from feedline.expressions.column_parts import Part, Wanted, flattened_column, flattened_name, has_column, part_of
+from feedline.expressions.column_parts import (
+    ColumnPart,
+    PartTree,
+    flattened_column,
+    flattened_name,
+    has_column,
+    part_of,
+)
 from feedline.expressions.extraction import Keys, extracted
-from feedline.warehouse.parquet.schemas import children, conformed, is_unchecked, leaves
+from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.faults import place
+from feedline.warehouse.storage.faults import label
 
 _ENTRIES = 4_000_000  # of a map, decoded at once: keys, values and what finds them take about 100 MB
 _LEAST_ROWS = 1024
@@ -63,11 +70,11 @@ class FileColumns:
     ) -> None:
         self._schema = pa.schema(fields)
         self._partition = partition
-        self._wanted: dict[str, Wanted] = {}
+        self._wanted: dict[str, PartTree] = {}
         found = [_source(field, schema, stored, partition) for field in fields]
         for source in found:
             if source.column is not None:
-                self._wanted.setdefault(source.column, Wanted()).add(source.keys)
+                self._wanted.setdefault(source.column, PartTree()).add(source.keys)
         self._sources = [self._doubled(source) for source in found]
         self.leaves: list[int] = []
         self._map_keys: list[tuple[int, bool]] = []
@@ -141,13 +148,13 @@ class FileColumns:
     def _reads_keys(self, column: str) -> bool:
         return column in self._wanted and bool(self._wanted[column].parts)
 
-    def _pick(self, kind: pa.DataType, start: int, wanted: Wanted) -> None:
+    def _pick(self, kind: pa.DataType, start: int, wanted: PartTree) -> None:
         """Add the leaves that hold what is wanted of a type whose first leaf is `start`."""
         if pat.is_map(kind):
             self.leaves.append(start)
             if wanted.parts:
                 self._map_keys.append((start, not wanted.whole and _is_text(kind.key_type)))
-            below = Wanted(whole=wanted.whole)
+            below = PartTree(whole=wanted.whole)
             for each in wanted.parts.values():
                 _join(below, each)
             self._pick(kind.item_type, start + leaves(kind.key_type), below)
@@ -225,10 +232,10 @@ def _source(
     return _Source(field, column=part.column if part.column in stored else None, keys=part.keys)
 
 
-def _join(into: Wanted, other: Wanted) -> None:
+def _join(into: PartTree, other: PartTree) -> None:
     into.whole |= other.whole
     for key, below in other.parts.items():
-        _join(into.parts.setdefault(key, Wanted()), below)
+        _join(into.parts.setdefault(key, PartTree()), below)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -242,7 +249,7 @@ def _checked(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
             array.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
             raise CorruptFileError(
-                f"column {name!r} of {place(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
+                f"column {name!r} of {label(uri, row_group)} is not valid Parquet: {error}. Restore or rewrite the file"
             ) from error
     return array
 
@@ -252,10 +259,10 @@ def _fitted(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Ar
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:
-        return conformed(array, field.type)
+        return conform(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"column {field.name!r} of {place(uri, row_group)} does not fit the table's type: "
+            f"column {field.name!r} of {label(uri, row_group)} does not fit the table's type: "
             f"got {array.type}, expected {field.type} ({error}). Rewrite the file"
         ) from error
 
@@ -266,6 +273,6 @@ def _refuse_doubled(source: _Source, array: pa.Array, doubled: pa.Array, uri: st
     column, keys = source.doubled
     if pc.any(pc.and_(array.is_null(), doubled.is_valid())).as_py():
         raise DataError(
-            f"{Part(column, keys)} of {place(uri, row_group)} is stored twice: the map holds values where column "
+            f"{ColumnPart(column, keys)} of {label(uri, row_group)} is stored twice: the map holds values where column "
             f"{flattened_name(column, keys[0])!r} is null. Keep each value in one of them, as feedline optimize does"
         )

@@ -1,21 +1,18 @@
-"""How the rows of one split become frames: the hot path.
+"""Read the rows of one fragment as frames, or as Arrow tables: the hot path.
 
-Runs in every process that works on blocks, one call per split, on the calling thread alone. A `Fragment` is the order
-for a split: a file, which row groups, and how many rows of each the filter must keep. The file is opened once, after a
-check that it is the snapshot's (`opening`), and each row group is read by pyarrow in chunks of about `chunk_rows`: only
-the columns and parts of columns asked for (and the filter's, where the row group is not taken whole; see `parts`), in
-few requests, without Arrow's own threads. Polars filters, and never reads.
+Runs in every process that works on blocks, one call per split, on the calling thread alone. The file of a `Fragment` is
+opened once, after a check that it is the snapshot's (`parquet/open_file`), and pyarrow reads each row group in chunks
+of about `chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not
+taken whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, and never reads.
 
 Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
-its checksum, a text that is not UTF-8, and a filter that keeps another number of rows than the plan counted are errors
-that name file and row group.
+its checksum, a string that is not UTF-8, and a filter that keeps another number of rows than the plan counted are
+errors that name file and row group.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,151 +20,21 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.errors import CorruptFileError, DataError, TableArgumentError, TableError
+from feedline.errors import CorruptFileError, DataError, TableError
 from feedline.expressions import BoundExpression
-from feedline.expressions.column_parts import PartError, has_column, part_field, part_of
-from feedline.warehouse.parquet.open_file import OpenFile, Seen, unchanged
+from feedline.expressions.column_parts import has_column
+from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import FileColumns, part_bytes
-from feedline.warehouse.reading.masks import unpacked
+from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpacked
 from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.snapshot.splits import Splits
-from feedline.warehouse.storage.faults import explained, place
-from feedline.warehouse.storage.locations import join, locate, shown
+from feedline.warehouse.storage.faults import explain_errors, label
+from feedline.warehouse.storage.locations import join, locate
 
-CHUNK_ROWS = 32_768  # kinder to caches and to the allocator than whole row groups
-UNCOUNTED = -1  # in `expected`: the rows a filter keeps are not known beforehand, and not checked
-
-_Digest = bytes  # `Fragment.bytes` hides the type of that name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragment:
-    """The row groups of one file that one task reads.
-
-    `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
-    `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
-    and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (`masks`), or None
-    for none of them; empty where none of any.
-    """
-
-    table: str
-    path: str
-    bytes: int
-    mtime_ns: int
-    footer_digest: _Digest
-    footer_bytes: int
-    row_groups: tuple[int, ...]
-    expected: tuple[int, ...]
-    partition: tuple[tuple[str, object], ...] = ()
-    proven: tuple[int, ...] = ()
-    excluded: tuple[_Digest | None, ...] = ()
-
-    @property
-    def uri(self) -> str:
-        """The file, as messages name it."""
-        return join(shown(self.table), self.path)
-
-    def proven_of(self, position: int) -> int:
-        """What statistics say of one of its row groups."""
-        return self.proven[position] if self.proven else 0
-
-    @property
-    def seen(self) -> Seen:
-        """The file as the snapshot saw it."""
-        return Seen(
-            uri=self.uri,
-            size_bytes=self.bytes,
-            mtime_ns=self.mtime_ns,
-            footer_digest=self.footer_digest,
-            footer_bytes=self.footer_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Some kept rows of one row group, in file order.
-
-    `position`: of the row group in the fragment. `start`: rows that the row group delivered before these.
-    """
-
-    frame: pl.DataFrame
-    fragment: Fragment
-    position: int
-    start: int
-
-    @property
-    def row_group(self) -> int:
-        """Its index in the file."""
-        return self.fragment.row_groups[self.position]
-
-    @property
-    def uri(self) -> str:
-        """The file, as messages name it."""
-        return self.fragment.uri
-
-    def part(self, start: int, stop: int) -> Chunk:
-        """Its rows [start, stop)."""
-        return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameBatch:
-    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
-
-    `first_row`: index of the first of them in the file, where that was asked for (else 0); `sieve`: what decides which
-    of them stay.
-    """
-
-    position: int
-    data: pa.RecordBatch
-    first_row: int
-    sieve: Sieve
-
-
-def fragment_of(
-    snapshot: Snapshot,
-    splits: Splits,
-    selection_rows: npt.NDArray[np.int64],
-    split_index: int,
-    proven: npt.NDArray[np.uint8] | None = None,
-) -> Fragment:
-    """The order to read one split: its row groups that keep rows (`selection_rows`: rows kept per row group)."""
-    first, stop = int(splits.first_row_group[split_index]), int(splits.stop_row_group[split_index])
-    file, row_groups = int(splits.file[split_index]), np.arange(first, stop)
-    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proven)
-
-
-def fragment_at(
-    snapshot: Snapshot,
-    file: int,
-    row_groups: npt.NDArray[np.int64],
-    expected: npt.NDArray[np.int64],
-    proven: npt.NDArray[np.uint8] | None = None,
-) -> Fragment:
-    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out.
-
-    `proven`: what statistics say of every row group of the table, see `Fragment`.
-    """
-    kept = np.flatnonzero(expected)
-    facts = snapshot.files
-    places = snapshot.row_group_in_file[row_groups[kept]]
-    return Fragment(
-        table=snapshot.uri,
-        path=facts["path"][file].as_py(),
-        bytes=facts["bytes"][file].as_py(),
-        mtime_ns=facts["mtime_ns"][file].as_py(),
-        footer_digest=facts["footer_digest"][file].as_py(),
-        footer_bytes=facts["footer_bytes"][file].as_py(),
-        row_groups=tuple(places.tolist()),
-        expected=tuple(expected[kept].tolist()),
-        partition=snapshot.partition_of(file),
-        proven=() if proven is None else tuple(proven[row_groups[kept]].tolist()),
-    )
+CHUNK_ROWS = 32_768  # rows of reading and transforming whose columns stay in the caches, unlike a whole row group's
 
 
 def read_fragment(
@@ -260,7 +127,7 @@ def batches(
     """
     refuse_foreign(schema, sieve.parts)
     location = locate(fragment.table)
-    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         names = (*columns, *sieve.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
@@ -285,7 +152,7 @@ def batches(
                 yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
-                    f"filter keeps another number of rows of {place(fragment.uri, row_group)} than was counted: "
+                    f"filter keeps another number of rows of {label(fragment.uri, row_group)} than was counted: "
                     f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
                 )
 
@@ -299,22 +166,6 @@ def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, colum
         field_of(snapshot.schema, name)
     sizes = part_bytes(snapshot, columns)
     return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
-
-
-def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
-    index = schema.get_field_index(name)
-    if index >= 0:
-        return schema.field(index)
-    part = part_of(name)
-    if part is not None:
-        try:
-            return part_field(schema, part).with_name(name)
-        except PartError as error:
-            raise TableArgumentError(f"{error}. Name a column, or one with a key that it has") from None
-    near = difflib.get_close_matches(name, schema.names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
-    raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
 
 
 def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:
@@ -338,7 +189,7 @@ def _decoded(
     rows = group.num_rows
     left = rows
     while True:
-        with explained(fragment.uri, row_group=row_group, listed=True):
+        with explain_errors(fragment.uri, row_group=row_group, listed=True):
             batch = next(batches, None)
         if batch is None:
             break
@@ -348,7 +199,7 @@ def _decoded(
         yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
     if left:
         raise CorruptFileError(
-            f"{place(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
+            f"{label(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
             f"expected {rows}. Restore or rewrite the file"
         )
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from feedline.errors import DataError, FeedlineError
 from feedline.expressions import BoundExpression
-from feedline.warehouse.parquet.open_file import unchanged
-from feedline.warehouse.reading.masks import unpacked
-from feedline.warehouse.reading.read import Chunk, batches
+from feedline.warehouse.parquet.open_file import open_unchanged
+from feedline.warehouse.reading.fragment import Chunk, unpacked
+from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.storage.locations import join, locate
@@ -73,6 +73,6 @@ def row_in_file(
         read += batch.data.num_rows
     delivered = np.concatenate(places)[~unpacked(bits, counts[0])]
     location = locate(fragment.table)
-    with unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         first = file.row_starts()[chunk.row_group]
     return first + int(delivered[chunk.start + row])

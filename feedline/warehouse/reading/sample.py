@@ -9,7 +9,7 @@ modulo 2**64:
 - **by place** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below the
   table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
-- **by key**: the hash of the key's columns as `feedline.key_hashing` defines it, with the sample's seed.
+- **by key**: the hash of the key's columns as `feedline.hashing` defines it, with the sample's seed.
 
 Files and row groups make no difference to a key.
 """
@@ -31,8 +31,7 @@ from pydantic import ValidationError
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.expressions.types import nearest
-from feedline.hashing import Words, digest, hash_words, outputs
-from feedline.key_hashing import hashable, key_hash
+from feedline.hashing import Words, digest, hash_words, hashable, key_hash, outputs
 from feedline.spec.source_section import SampleSpec
 
 SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled rows, 1 for all others

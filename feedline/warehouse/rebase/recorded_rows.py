@@ -25,15 +25,15 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.hashing import Words
 from feedline.spec import PipelineSpec
-from feedline.warehouse.reading.masks import ones, unpacked
-from feedline.warehouse.reading.read import Fragment, field_of, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, field_of, ones, unpacked
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample
 from feedline.warehouse.rebase.row_identity import Identity, identity_of, kind_of
 from feedline.warehouse.selection.select import bound_again, sampled_again
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
-from feedline.warehouse.storage.retry import retried
+from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Records:
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:
-            infos = retried(lambda: files.get_file_info(selector), files, name, doing="listed")
+            infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
         except (OSError, TableError, pa.ArrowException) as error:
             logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
             return found

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import StateError
-from feedline.warehouse.reading.masks import Bools, ones, packed, unpacked
+from feedline.warehouse.reading.fragment import ones, packed, unpacked
+from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import shown
 

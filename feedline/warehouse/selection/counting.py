@@ -16,7 +16,8 @@ import pyarrow as pa
 from feedline.expressions import BoundExpression
 from feedline.warehouse.parquet.bloom import RowGroupFilters
 from feedline.warehouse.parquet.open_file import OpenFile
-from feedline.warehouse.reading.read import Fragment, batches
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.read import batches
 from feedline.warehouse.reading.row_filter import Sieve
 from feedline.warehouse.reading.sample import BoundSample, sampled_rows
 

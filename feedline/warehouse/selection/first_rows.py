@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.expressions import BoundExpression
-from feedline.warehouse.reading.read import UNCOUNTED, Chunk, Fragment, fragment_of, read_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, fragment_of
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.selection.select import screen_rows

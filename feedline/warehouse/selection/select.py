@@ -16,11 +16,10 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,8 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.forgiving import BadFilesMetError
-from feedline.warehouse.reading.read import UNCOUNTED, Fragment, fragment_at
+from feedline.warehouse.bad_files import BadFilesMetError
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
 from feedline.warehouse.selection.column_bounds import statistics_of
@@ -59,7 +58,7 @@ from feedline.warehouse.selection.waves import (
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
-from feedline.warehouse.storage.retry import interruptible
+from feedline.warehouse.storage.parallel import Map, in_threads
 
 _COUNTS_VERSION = 2
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
@@ -99,14 +98,6 @@ class CountTask:
     schema: pa.Schema
 
 
-class Map(Protocol):
-    """`map(function, tasks)`: the results in the order of the tasks, wherever they ran."""
-
-    def __call__(
-        self, function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask], /
-    ) -> Iterable[tuple[Count, ...]]: ...
-
-
 def select_rows(
     snapshot: Snapshot,
     where: BoundExpression | None,
@@ -137,7 +128,7 @@ def select_rows(
                 if table is None:
                     begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
                     asked = _Asked(
-                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or _in_threads
+                        snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or in_threads
                     )
                     table = _counted(asked, open_groups, begun)
                     content_store.create(work_dir, name, [table])
@@ -321,13 +312,6 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
     part = total // _TASK_ROWS
     borders = np.flatnonzero((file[1:] != file[:-1]) | (part[1:] != part[:-1])) + 1
     yield from np.split(row_groups, borders)
-
-
-def _in_threads(
-    function: Callable[[CountTask], tuple[Count, ...]], tasks: list[CountTask]
-) -> Iterator[tuple[Count, ...]]:
-    with interruptible(os.cpu_count() or 1, "feedline-count") as pool:
-        yield from pool.map(function, tasks)
 
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:

@@ -51,13 +51,13 @@ class Facts:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return found
 
-    def picked(self, row_groups: npt.NDArray[np.int64]) -> Facts:
+    def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
         """The facts of some row groups."""
         places = pa.array(row_groups)
         return Facts(lambda field: self.fetch(field).take(places))
 
 
-def joined(parts: Sequence[Facts], order: npt.NDArray[np.int64]) -> Facts:
+def join_facts(parts: Sequence[Facts], order: npt.NDArray[np.int64]) -> Facts:
     """The facts of several parts one after the other, then put in order."""
     in_order = bool((order == np.arange(len(order))).all())
     places = pa.array(order)
@@ -69,7 +69,7 @@ def joined(parts: Sequence[Facts], order: npt.NDArray[np.int64]) -> Facts:
     return Facts(fetch)
 
 
-def arranged(found: Mapping[str, pa.Array] | None, rows: pa.Array, field: pa.Field) -> pa.StructArray:
+def arrange_facts(found: Mapping[str, pa.Array] | None, rows: pa.Array, field: pa.Field) -> pa.StructArray:
     """A column's facts from arrays in whatever type its files have; None: the files have no such column."""
     size = len(rows)
     if found is None:
@@ -103,3 +103,8 @@ def _cast_one(bound: pa.Array, kind: pa.DataType) -> pa.Array:
         return bound.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return pa.nulls(1, kind)
+
+
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; without a copy where it is one chunk, as in every snapshot."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,23 +1,20 @@
 """How are the footers of many files read at once, in threads here or on a Dask cluster, within a bounded memory?
 
-Files are gathered into tasks: small values that any `map` may run, whose results are compact (`tallies.Block`). In a
+Files are gathered into tasks: small values that any `map` may run, whose results are compact (`FactBlock`). In a
 task threads hide the store's latency; parsing holds the GIL, so that only more processes make it faster. Tasks are
 handed to `map` in waves, as it may hold all its results before it returns the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-from feedline.errors import CorruptFileError
+from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
-from feedline.warehouse.snapshot.packed_facts import Block, blocks_of, joined
+from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, join_blocks
 from feedline.warehouse.storage.locations import join, locate, shown
-from feedline.warehouse.storage.retry import interruptible
-
-Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
+from feedline.warehouse.storage.parallel import Map, interruptible
 
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results
@@ -27,27 +24,36 @@ _PARSED_CHUNKS = 131_072  # column chunks whose facts are Python objects, about 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterTask:
-    """Files of one table: the root's URI, and of each its place in the listing, path below the root and bytes."""
+    """Files of one table: the root's URI, and of each its place in the listing, path below the root and bytes.
+
+    `collect`: a file that cannot be read for another reason than damage is part of the result, too.
+    """
 
     uri: str
     files: tuple[tuple[int, str, int], ...]
+    collect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FooterResult:
-    """The blocks of a task's files, and the files whose footers are corrupt: place in the listing and message."""
+    """The blocks of a task's files; the files whose footers are corrupt, and those with other problems: place in the
+    listing and message."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[FactBlock, ...]
     corrupt: tuple[tuple[int, str], ...]
+    problems: tuple[tuple[int, str], ...] = ()
 
 
-def read_footers(uri: str, files: Sequence[tuple[int, str, int]], map: Map | None) -> Iterator[FooterResult]:
-    """Read the footers of files (place, path, bytes); `map` runs the tasks (None: threads of this process).
+def read_footers(
+    uri: str, files: Sequence[tuple[int, str, int]], map: Map | None, *, collect: bool = False
+) -> Iterator[FooterResult]:
+    """Read the footers of files (place, path, bytes); `map` runs the tasks (default: threads of this process).
 
-    Raises what opening and reading raises; damage is part of the result.
+    Raises what opening and reading raises, with `collect` only where a store keeps failing; damage is part of the
+    result.
     """
     tasks = [
-        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]))
+        FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]), collect=collect)
         for start in range(0, len(files), _TASK_FILES)
     ]
     if map is None:
@@ -62,16 +68,21 @@ def footer_task(task: FooterTask) -> FooterResult:
     """Run one task."""
     location = locate(task.uri)
 
-    def facts(file: tuple[int, str, int]) -> FileFacts | CorruptFileError:
+    def facts(file: tuple[int, str, int]) -> FileFacts | TableError:
         _, path, size = file
         try:
             return file_facts(location.filesystem, join(location.path, path), size, join(shown(task.uri), path))
-        except CorruptFileError as error:
-            return error
+        except StoreError:
+            raise
+        except TableError as error:
+            if task.collect or isinstance(error, CorruptFileError):
+                return error
+            raise
 
     good: list[tuple[int, FileFacts]] = []
-    blocks: list[Block] = []
+    blocks: list[FactBlock] = []
     corrupt: list[tuple[int, str]] = []
+    problems: list[tuple[int, str]] = []
     first, count, chunks, most = 0, _THREADS, 0, 1
     with interruptible(min(_THREADS, len(task.files)), "feedline-footers") as pool:
         while first < len(task.files):
@@ -80,6 +91,8 @@ def footer_task(task: FooterTask) -> FooterResult:
             for (place, _, _), found in zip(part, pool.map(facts, part), strict=True):
                 if isinstance(found, CorruptFileError):
                     corrupt.append((place, str(found)))
+                elif isinstance(found, TableError):
+                    problems.append((place, str(found)))
                 else:
                     good.append((place, found))
                     chunks += len(found.columns) * len(found.rows)
@@ -88,4 +101,5 @@ def footer_task(task: FooterTask) -> FooterResult:
             if chunks >= _PARSED_CHUNKS // 2:
                 blocks += blocks_of(good)
                 good, chunks = [], 0
-    return FooterResult(blocks=tuple(joined([*blocks, *blocks_of(good)])), corrupt=tuple(corrupt))
+    packed = tuple(join_blocks([*blocks, *blocks_of(good)]))
+    return FooterResult(blocks=packed, corrupt=tuple(corrupt), problems=tuple(problems))

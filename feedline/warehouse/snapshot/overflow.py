@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.errors import StoreError
-from feedline.warehouse.snapshot.assembly import Source
-from feedline.warehouse.snapshot.packed_facts import Block, joined_columns, of_one_schema, source_of
+from feedline.warehouse.snapshot.assembly import SnapshotPart
+from feedline.warehouse.snapshot.packed_facts import FactBlock, join_columns, of_one_schema, source_of
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.retry import is_local
 
@@ -33,12 +33,12 @@ class Overflow:
     def __init__(self, folder: str, *, held_bytes: int | None = None) -> None:
         self._folder = folder
         self._limit = HELD_BYTES if held_bytes is None else held_bytes
-        self._blocks: list[Block] = []
+        self._blocks: list[FactBlock] = []
         self._held = 0
-        self._written: list[Source] = []
+        self._written: list[SnapshotPart] = []
         self._file: _Unnamed | None = None
 
-    def add(self, blocks: Iterable[Block]) -> None:
+    def add(self, blocks: Iterable[FactBlock]) -> None:
         """Take some blocks. Raises StoreError where there is no room for what does not fit memory."""
         for block in blocks:
             self._blocks.append(block)
@@ -46,7 +46,7 @@ class Overflow:
             if self._held > self._limit:
                 self._write()
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SnapshotPart]:
         """All blocks taken so far."""
         return [*self._written, *(block.source() for block in self._blocks)]
 
@@ -62,9 +62,9 @@ def overflow_folder(work_dir: str | None) -> str:
     return tempfile.gettempdir() if location is None or not is_local(location.filesystem) else location.path
 
 
-def _moved(blocks: Sequence[Block], file: _Unnamed) -> Source:
+def _moved(blocks: Sequence[FactBlock], file: _Unnamed) -> SnapshotPart:
     """Blocks of one schema as one source, whose columns lie in the file."""
-    ends = np.array([file.size, *(file.append(column) for column in joined_columns(blocks))])
+    ends = np.array([file.size, *(file.append(column) for column in join_columns(blocks))])
     return source_of(
         blocks[0].schema,
         pa.concat_tables([block.files for block in blocks]).combine_chunks(),

@@ -17,18 +17,19 @@ import pyarrow as pa
 
 from feedline.warehouse.parquet.bounds import bounds_of, has_bounds
 from feedline.warehouse.parquet.footer import ColumnFacts, FileFacts
-from feedline.warehouse.parquet.schemas import decoded
-from feedline.warehouse.snapshot.assembly import Source
-from feedline.warehouse.snapshot.column_facts import Facts, arranged
+from feedline.warehouse.parquet.schemas import without_dictionaries
+from feedline.warehouse.snapshot.assembly import SnapshotPart
+from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class FactBlock:
     """What the footers of files of one schema say.
 
-    `files`, `row_groups`: as in `assembly.Source`. `columns`: per column of `schema` an Arrow stream of its facts.
+    `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: per column of `schema` an Arrow stream of
+    its facts.
     """
 
     schema: pa.Schema
@@ -41,54 +42,56 @@ class Block:
         """What it takes in memory, about."""
         return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
 
-    def source(self) -> Source:
+    def source(self) -> SnapshotPart:
         """As what a snapshot is put together from."""
         return source_of(self.schema, self.files, self.row_groups, self.columns.__getitem__)
 
 
-def source_of(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]) -> Source:
+def source_of(
+    schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]
+) -> SnapshotPart:
     """Files of one schema as what a snapshot is put together from; `column` gives the facts of one, packed."""
     places = {name: index for index, name in enumerate(schema.names)}
     rows = row_groups["rows"].combine_chunks()
 
     def fetch(field: pa.Field) -> pa.StructArray:
         place = places.get(field.name)
-        return arranged(None if place is None else _unpacked(column(place)), rows, field)
+        return arrange_facts(None if place is None else _unpacked(column(place)), rows, field)
 
-    return Source(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
+    return SnapshotPart(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
 
 
-def joined(blocks: Sequence[Block]) -> list[Block]:
+def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
     """Blocks with those of one schema put together: a stream of few facts is mostly its own description."""
     return [
         same[0]
         if len(same) == 1
-        else Block(
+        else FactBlock(
             schema=same[0].schema,
             files=pa.concat_tables([block.files for block in same]),
             row_groups=pa.concat_tables([block.row_groups for block in same]),
-            columns=tuple(joined_columns(same)),
+            columns=tuple(join_columns(same)),
         )
         for same in of_one_schema(blocks)
     ]
 
 
-def of_one_schema(blocks: Iterable[Block]) -> list[list[Block]]:
+def of_one_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
     """The blocks of each schema, in the order in which schemas first appear."""
-    alike: dict[bytes, list[Block]] = {}
+    alike: dict[bytes, list[FactBlock]] = {}
     for block in blocks:
         alike.setdefault(block.schema.serialize().to_pybytes(), []).append(block)
     return list(alike.values())
 
 
-def joined_columns(blocks: Sequence[Block]) -> Iterator[pa.Buffer]:
+def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
     """The columns of blocks of one schema, one after the other, each packed as one."""
     for column in range(len(blocks[0].columns)):
         parts = [_unpacked(block.columns[column]) for block in blocks]
         yield _packed({name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]})
 
 
-def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[Block]:
+def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
     """Blocks of files (each with its place in the listing), one per schema and way of storing it."""
     alike: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, FileFacts]]] = {}
     for place, file in facts:
@@ -98,15 +101,15 @@ def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[Block]:
     return [_block(files) for files in alike.values()]
 
 
-def _block(numbered: Sequence[tuple[int, FileFacts]]) -> Block:
+def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
     files = [file for _, file in numbered]
     columns = [
-        _arrays([file.columns[index] for file in files], decoded(field.type))
+        _arrays([file.columns[index] for file in files], without_dictionaries(field.type))
         for index, field in enumerate(files[0].schema)
     ]
     rows = np.fromiter(chain.from_iterable(file.rows for file in files), np.int64)
     sizes = sum((column["bytes"].to_numpy() for column in columns), np.zeros(len(rows), np.int64))
-    return Block(
+    return FactBlock(
         schema=files[0].schema,
         files=pa.table(
             {

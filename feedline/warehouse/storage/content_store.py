@@ -28,7 +28,7 @@ import pyarrow.fs as pafs
 from feedline.errors import CorruptFileError, TableError
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.storage.ranges import read_range
-from feedline.warehouse.storage.retry import is_local, retried
+from feedline.warehouse.storage.retry import is_local, with_retries
 
 _DIGEST_BYTES = 32
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of the index: a part's size (little-endian) and digest
@@ -40,7 +40,7 @@ _OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class StoredFile:
     """An artifact whose index was read and proved: `starts` and `digests` of its parts; nothing stays open."""
 
     folder: str
@@ -107,7 +107,7 @@ class _File:
         if is_local(self.filesystem):
             self.source.seek(start)
             return self.source.read_buffer(stop - start)
-        read = retried(lambda: read_range(self.source, start, stop - start), self.filesystem, self.uri)
+        read = with_retries(lambda: read_range(self.source, start, stop - start), self.filesystem, self.uri)
         return pa.py_buffer(read)
 
 
@@ -132,7 +132,7 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
     return artifact.tables()
 
 
-def find(work_dir: str, name: str) -> Artifact:
+def find(work_dir: str, name: str) -> StoredFile:
     """The artifact of that name, without its tables. Raises as `load`."""
     source, path = _opened(work_dir, name)
     with source:
@@ -152,7 +152,7 @@ def find(work_dir: str, name: str) -> Artifact:
     starts = tuple(np.cumsum([0, *sizes]).tolist())
     if starts[-1] + wanted != size:
         raise _altered(path)
-    return Artifact(work_dir, name, starts, tuple(entry[8:] for entry in entries))
+    return StoredFile(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
@@ -172,7 +172,7 @@ def _opened(folder: str, name: str) -> tuple[_File, str]:
     location = locate(absolute(folder))
     filesystem, path = location.filesystem, join(location.path, name)
     uri = join(shown(location.uri), name)
-    return _File(filesystem, uri, retried(lambda: filesystem.open_input_file(path), filesystem, uri)), path
+    return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
 def _altered(path: str) -> CorruptFileError:
@@ -199,7 +199,7 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
                 while content := held.read(_RUN_BYTES):
                     sink.write(content)
 
-        retried(write, filesystem, join(shown(location.uri), name), doing="written")
+        with_retries(write, filesystem, join(shown(location.uri), name), doing="written")
 
 
 def remove(work_dir: str, name: str) -> None:
@@ -217,7 +217,7 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
         with filesystem.open_input_file(path) as source:
             return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
 
-    return retried(read, filesystem, join(shown(location.uri), name))
+    return with_retries(read, filesystem, join(shown(location.uri), name))
 
 
 @contextlib.contextmanager

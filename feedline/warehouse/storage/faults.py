@@ -118,7 +118,7 @@ def last_words(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(
+def explain_errors(
     file: str, *, row_group: int | None = None, listed: bool = False, fetching: bool = False, doing: str = "read"
 ) -> Iterator[None]:
     """Turn what pyarrow raises in the body into an error that names the file, and the row group where one is read.
@@ -131,19 +131,19 @@ def explained(
     except (FeedlineError, pa.ArrowCancelled):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=fetching) from error
+        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=fetching) from error
     except Exception as error:
         if not fetching:
             raise
-        raise _meaning(error, place(file, row_group), doing, listed=listed, fetching=True) from error
+        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=True) from error
 
 
-def encrypted(where: str) -> TableError:
+def encrypted_error(where: str) -> TableError:
     """The refusal of a file that is encrypted, wholly or in part."""
     return TableError(f"{where} is encrypted: expected a plain Parquet file. Write it without encryption")
 
 
-def place(file: str, row_group: int | None) -> str:
+def label(file: str, row_group: int | None) -> str:
     """How messages name a file, or one row group of it."""
     return file if row_group is None else f"{file}, row group {row_group}"
 
@@ -170,7 +170,7 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
     if isinstance(error, NotImplementedError):
         return TableError(f"{where} holds what pyarrow cannot read: {text}")
     if _ENCRYPTED.search(text) and not fetching:
-        return encrypted(where)
+        return encrypted_error(where)
     if fetching or (isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text))):
         return TableError(f"{where} could not be {doing}: {text}")
     return CorruptFileError(f"{where} is not valid Parquet: {text}. Restore or rewrite the file")

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import FeedlineError, TableError
-from feedline.warehouse.storage.faults import last_words
-from feedline.warehouse.storage.retry import repeated
+from feedline.warehouse.storage.faults import Outlook, explain_errors, last_words, outlook
+from feedline.warehouse.storage.retry import is_local, retry_transient, with_retries
 
 # One request of the SDK is one attempt: repeating is `retrying`'s. The SDK's own retries stop for good after the
 # first hundred (pyarrow never hands its quota back), and until then would multiply with ours.
@@ -122,7 +122,7 @@ def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
     if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_RETRY_S}"
     # parses the options, and asks S3 for the bucket's region where neither URI nor environment has it
-    filesystem, path = repeated(lambda: pafs.FileSystem.from_uri(uri), shown(uri), "found")
+    filesystem, path = retry_transient(lambda: pafs.FileSystem.from_uri(uri), shown(uri), "found")
     if scheme == "s3" and _S3_URI_ONLY.search(uri) is None:
         make, (options,) = filesystem.__reduce__()  # all that pyarrow made of the URI and the environment
         limits = {
@@ -224,3 +224,36 @@ def uri_on(location: Location, path: str) -> str:
     address, mark, options = location.uri.partition("?")
     top = ancestor(address, len([part for part in location.path.split("/") if part]))
     return f"{top.rstrip('/')}/{path.lstrip('/')}{mark}{options}"
+
+
+def list_tree(location: Location) -> list[pafs.FileInfo]:
+    """All that lies below a folder, in no particular order.
+
+    An object store lists a thousand names per request, and pyarrow begins a listing anew where one of its requests
+    fails: with hundreds of pages and a store that fails now and then it would never end. So a listing that fails is
+    taken apart: the folder alone, then each folder in it by itself, and so on down.
+
+    Raises StoreError where a part could not be listed for too long, and what `faults.explain_errors` raises.
+    """
+    if is_local(location.filesystem):
+        return _file_infos(location.filesystem, location.path, recursive=True)
+    with explain_errors(shown(location.uri), fetching=True, doing="listed"):
+        return _list_folder(location.filesystem, location.path, shown(location.uri))
+
+
+def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs.FileInfo]:
+    try:
+        return _file_infos(filesystem, path, recursive=True)
+    except Exception as error:
+        if outlook(error) is Outlook.FINAL:
+            raise
+    found = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, doing="listed")
+    folders = [info for info in found if info.type == pafs.FileType.Directory]
+    for folder in folders:
+        found += _list_folder(filesystem, folder.path, join(name, folder.base_name))
+    return found
+
+
+def _file_infos(filesystem: pafs.FileSystem, path: str, *, recursive: bool) -> list[pafs.FileInfo]:
+    infos: list[pafs.FileInfo] = filesystem.get_file_info(pafs.FileSelector(path, recursive=recursive))
+    return infos

@@ -2,7 +2,7 @@
 
 Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so the column
 chunks of a projection are put together: neighbours over the hole between them, the smallest holes first, as long as a
-hole is worth less than a request and all holes together stay a small part of what is wanted (`coalesced`; pure).
+hole is worth less than a request and all holes together stay a small part of what is wanted (`coalesce`; pure).
 
 What was fetched lies in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
 decodes from there, by the file's own offsets: without requests of its own, without its threads, without calls into
@@ -44,7 +44,7 @@ _MARK, _OTHER_MARK = 0xA7, 0x58
 _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-fetch")
 
 
-def coalesced(wanted: Sequence[Range]) -> list[Range]:
+def coalesce(wanted: Sequence[Range]) -> list[Range]:
     """The ranges to ask for, in order, so that every wanted one lies in one of them or in several adjacent ones."""
     joined: list[Range] = []
     for start, stop in sorted(each for each in wanted if each[0] < each[1]):
@@ -90,7 +90,7 @@ def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int
     return ranges
 
 
-class Fetched:
+class SparseFile:
     """A file's bytes in memory, at their own offsets; all others are zero and take no memory."""
 
     def __init__(self, file_bytes: int) -> None:

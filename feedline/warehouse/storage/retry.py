@@ -1,44 +1,41 @@
-"""What if a store fails for a moment: repeat the operation, patiently and sparingly.
+"""Repeat an operation on a store that fails for a moment, within a deadline and a budget that all threads share.
 
-Runs in every process that reads or writes a store. `retried` wraps whole operations (a listing, the opening of a file
-with its footer, one row group's bytes, an artifact), each of which is repeatable and hands nothing out before it has
-succeeded; local file systems are not retried, their failures are real. An operation's patience is its deadline:
-pauses grow at random (`tenacity`'s full jitter) up to a cap, and when the next one would pass the deadline the
-operation fails with a StoreError that names the place, the attempts, the seconds and the store's own last words.
+Runs in every process that reads or writes a store. `with_retries` wraps whole operations (a listing, the opening of a
+file with its footer, one row group's bytes, a stored file), each of which is repeatable and hands nothing out before it
+has succeeded. Local file systems are not retried: their failures are final. Pauses grow at random (`tenacity`'s full
+jitter) up to a cap, and when the next one would pass the deadline the operation fails with a StoreError that names the
+file, the attempts, the seconds and the store's last message.
 
-All threads of a process share one budget of retries, a token bucket: a retry takes a token, after throttling several,
-time and successes give them back. A store that fails for everybody is so asked a few times a second by a process,
-however many threads wait, while a single hiccup among successes is repeated at once.
+All threads of a process share one budget of retries, a token bucket: a retry takes a token, after throttling two; time
+and successes give them back. A store that fails for everybody is so asked a few times a second by a process, however
+many threads wait, while a single hiccup among successes is repeated at once.
 
-The AWS SDK is told not to retry: its own quota (100 retries) is never refilled under pyarrow, so what it does
-changes in the life of a process, and layers would multiply (see `locations`).
+The AWS SDK's own retries are off: their quota (100 retries) is never refilled under pyarrow, so its behaviour would
+change in the life of a process, and both layers would multiply (see `locations`).
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import pyarrow.fs as pafs
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from feedline.errors import StoreError
-from feedline.warehouse.storage.faults import Outlook, explained, last_words, outlook, place
+from feedline.warehouse.storage.faults import Outlook, explain_errors, label, last_words, outlook
+from feedline.warehouse.storage.parallel import stopping
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How long one operation is tried: the first pause is up to `first_s`, each next one up to twice as long, none is
     longer than `longest_s`, and none passes `deadline_s`."""
 
@@ -47,7 +44,7 @@ class Patience:
     deadline_s: float = 120.0  # failovers and scaling take a minute; a training job gives up later than a person would
 
 
-PATIENCE = Patience()
+POLICY = RetryPolicy()
 
 
 class Budget:
@@ -91,11 +88,6 @@ class Budget:
 
 
 budget = Budget()
-_exiting = threading.Event()
-_thread = threading.local()
-# At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions, so it has to be told
-# earlier; only this says when.
-getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 def is_local(filesystem: pafs.FileSystem) -> bool:
@@ -103,7 +95,7 @@ def is_local(filesystem: pafs.FileSystem) -> bool:
     return bool(filesystem.type_name == "local")
 
 
-def retried(
+def with_retries(
     operation: Callable[[], T],
     filesystem: pafs.FileSystem,
     name: str,
@@ -114,18 +106,18 @@ def retried(
 ) -> T:
     """The operation's result, after as many attempts as patience and budget allow where the store is remote.
 
-    `name`, `row_group`, `listed` and `doing` as in `faults.explained`; a remote operation must only move bytes.
-    Raises StoreError where the store kept failing, else what `explained` makes of a final failure; on a local file
+    `name`, `row_group`, `listed` and `doing` as in `faults.explain_errors`; a remote operation must only move bytes.
+    Raises StoreError where the store kept failing, else what `explain_errors` makes of a final failure; on a local file
     system whatever the operation raises.
     """
     if is_local(filesystem):
         return operation()
-    with explained(name, row_group=row_group, listed=listed, fetching=True, doing=doing):
-        return repeated(operation, place(name, row_group), doing)
+    with explain_errors(name, row_group=row_group, listed=listed, fetching=True, doing=doing):
+        return retry_transient(operation, label(name, row_group), doing)
 
 
-def repeated(operation: Callable[[], T], where: str, doing: str) -> T:
-    """`retried` without the telling of what a final failure means: that is raised as it is."""
+def retry_transient(operation: Callable[[], T], where: str, doing: str) -> T:
+    """`with_retries` without the telling of what a final failure means: that is raised as it is."""
     try:
         result = operation()
     except Exception as error:
@@ -135,10 +127,10 @@ def repeated(operation: Callable[[], T], where: str, doing: str) -> T:
     else:
         budget.succeeded()
         return result
-    return _again(operation, first, where, doing, PATIENCE)
+    return _again(operation, first, where, doing, POLICY)
 
 
-def _again(operation: Callable[[], T], first: Exception, where: str, doing: str, patience: Patience) -> T:
+def _again(operation: Callable[[], T], first: Exception, where: str, doing: str, patience: RetryPolicy) -> T:
     """Repeat what failed once; the exception of the first attempt counts as that of this `Retrying`'s first."""
     started_s = time.monotonic()
     attempts = _Attempts(first)
@@ -161,7 +153,7 @@ def _again(operation: Callable[[], T], first: Exception, where: str, doing: str,
         ) from error
 
     def wait(seconds_s: float) -> None:
-        if _stopping().wait(seconds_s):  # signals interrupt it in the main thread
+        if stopping().wait(seconds_s):  # signals interrupt it in the main thread
             raise StoreError(f"{where} could not be {doing}: the work ended while it waited to try again")
 
     def say(state: RetryCallState) -> None:
@@ -201,60 +193,3 @@ def _failure(state: RetryCallState) -> BaseException:
     error = None if state.outcome is None else state.outcome.exception()
     assert error is not None  # tenacity asks only after a failure
     return error
-
-
-def stop_waiting() -> None:
-    """End all waiting for stores outside `interruptible` blocks: this process is about to end."""
-    _exiting.set()
-
-
-def _stopping() -> threading.Event:
-    """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
-    event: threading.Event = getattr(_thread, "stop", _exiting)
-    return event
-
-
-class Pool:
-    """Threads that work for one `interruptible` block."""
-
-    def __init__(self, executor: ThreadPoolExecutor, stop: threading.Event) -> None:
-        self._executor = executor
-        self._stop = stop
-        self.failure: BaseException | None = None
-
-    def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-        """As `Executor.map`, but the failure of any call ends the waiting of all others."""
-        return self._executor.map(functools.partial(self._watched, function), *arguments)
-
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """As `Executor.submit`, likewise."""
-        return self._executor.submit(self._watched, function, *arguments)
-
-    def _watched(self, function: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            if not self._stop.is_set():
-                self.failure = error
-                self._stop.set()
-            raise
-
-
-@contextmanager
-def interruptible(threads: int, name: str) -> Iterator[Pool]:
-    """A pool whose threads stop waiting for a store as soon as one of them fails, or the block is left by an exception
-    (Ctrl-C is one). What failed first is what is raised."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(
-        threads, thread_name_prefix=name, initializer=setattr, initargs=(_thread, "stop", stop)
-    ) as executor:
-        pool = Pool(executor, stop)
-        try:
-            yield pool
-        except BaseException as error:
-            stop.set()
-            executor.shutdown(wait=False, cancel_futures=True)
-            failure = pool.failure
-            if failure is not None and failure is not error and isinstance(error, StoreError):
-                raise failure from failure.__cause__  # the others only say that their waiting was ended
-            raise

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.loader.encoding import encode as encoding
 from feedline.loader.encoding.encode import encode
 from feedline.spec.features import FeatureSpec

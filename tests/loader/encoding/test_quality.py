@@ -15,18 +15,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
-from feedline.blocks.compute import batch_schema
+from feedline.blocks.batch_schema import batch_schema
 from feedline.errors import DataError
 from feedline.loader.encoding.encode import EncodedRows, encode
 from feedline.loader.encoding.quality import Observer, Quality, measures, merge
 from feedline.spec import parse_spec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import NOTHING, Knowledge
+from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet
 
 ROWS = 4000
 FEATURES: dict[str, Any] = {
@@ -88,8 +88,8 @@ TABLE = table()
 FRAME = pl.DataFrame(TABLE)
 
 
-def compiled(features: dict[str, Any], schema: pa.Schema, knowledge: Knowledge = NOTHING, **keys: Any):
-    return compile_features(spec_of(features, **keys).features, schema, knowledge)
+def compiled(features: dict[str, Any], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS, **keys: Any):
+    return compile_features(spec_of(features, **keys).features, schema, artifacts)
 
 
 def observe(features: CompiledFeatures, frame: pl.DataFrame, chunks: int = 1) -> Quality:

@@ -15,7 +15,7 @@ from distributed import LocalCluster, get_worker
 from distributed.comm import CommClosedError
 from pipelines import eventually
 
-from feedline.blocks.compute import BlockResult
+from feedline.blocks.request import BlockResult
 from feedline.errors import ClusterError, DataError, FeedlineError, StoreError
 from feedline.planning.schedule import Block
 from feedline.service.cluster.cluster import Cluster

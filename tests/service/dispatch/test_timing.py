@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from feedline.service.dispatch.timing import HORIZON_S, Pace, Priorities, overdue_after_s
+from feedline.service.dispatch.timing import HORIZON_S, Priorities, TrainerPace, overdue_after_s
 from feedline.service.dispatch.window import Window
 
 
 def test_a_pace_is_the_trainers_own():
-    pace = Pace()
+    pace = TrainerPace()
     assert pace.step_s == 0
     now_s = waited_s = 0.0
     for step in range(20):

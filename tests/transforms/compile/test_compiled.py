@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from test_hashing import hash_of
+from reference_hash import hash_of
 
 from feedline.errors import DataError, SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall

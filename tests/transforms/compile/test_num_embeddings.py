@@ -8,11 +8,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 
 FRAME = pl.DataFrame(
     {

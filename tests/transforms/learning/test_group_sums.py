@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import SpecError
 from feedline.transforms.learning.exact_sums import total as exact
-from feedline.transforms.learning.group_sums import GroupSums, Numbered, check_numbers, finite, total
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, total
 from feedline.transforms.values.kinds import Value
 
 SUMS = GroupSums(by=("a", "b"), squares=True, extremes=True)
@@ -41,7 +41,7 @@ def test_sums_equal_those_of_fractions_in_any_order_and_cut(rows: list[tuple[int
     shuffled = data.draw(st.permutations(rows))
     cut = data.draw(st.integers(0, len(rows)))
     state = SUMS.merge([state_of(shuffled[:cut]), state_of(shuffled[cut:])])
-    held = Numbered.by(state, ("a", "b"))
+    held = GroupedState.by(state, ("a", "b"))
     by_group: dict[tuple[int, int], list[Any]] = {}
     for a, b, number in rows:
         by_group.setdefault((a, b), []).append(number)
@@ -73,7 +73,7 @@ def test_merging_is_associative(parts: list[list[tuple[int, int, Any]]], data: s
     left = SUMS.merge(states[:middle])
     together = SUMS.merge([left, *states[middle:]])
     names = ("a", "b")
-    one, other = Numbered.by(together, names), Numbered.by(SUMS.merge(states[::-1]), names)
+    one, other = GroupedState.by(together, names), GroupedState.by(SUMS.merge(states[::-1]), names)
     assert one.groups.equals(other.groups)
     for squares in (False, True):
         for mine, theirs in zip(one.sums(squares=squares), other.sums(squares=squares), strict=True):
@@ -107,13 +107,13 @@ def test_an_empty_state_is_neutral():
     assert empty.height == 0
     some = state_of([(1, 0, 2.5)])
     assert rows_of(SUMS.merge([empty, some])) == rows_of(SUMS.merge([some]))
-    nothing = Numbered.by(SUMS.merge([empty]), ("a", "b"))
+    nothing = GroupedState.by(SUMS.merge([empty]), ("a", "b"))
     assert [len(found) for found in (*nothing.sums(), nothing.counts(), *nothing.extremes())] == [0] * 5
 
 
 def test_zeros_of_either_sign_are_one():
     for zeros in ([0.0, -0.0], [-0.0, 0.0]):
-        least, most = Numbered.by(state_of([(1, 1, zero) for zero in zeros]), ("a", "b")).extremes()
+        least, most = GroupedState.by(state_of([(1, 1, zero) for zero in zeros]), ("a", "b")).extremes()
         assert str(least.tolist() + most.tolist()) == "[0.0, 0.0]"
 
 

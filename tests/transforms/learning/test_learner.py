@@ -11,12 +11,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline.errors import SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits, Learning, Parts, Reading, Wanted
+from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryArtifacts, Learning, Parts, Reading
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import Input, OpError, Parameters, example, op
 from feedline.transforms.values.kinds import Value
@@ -143,7 +143,7 @@ def feature(name: str, *ops: tuple[str, dict[str, Any]], group: str = "extra", *
 def test_blank_until_it_is_fitted_then_what_was_learnt() -> None:
     features = [feature("f", ("plus_sum", {}))]
     unfitted = compile_features(features, SCHEMA)
-    [want] = unfitted.wanted
+    [want] = unfitted.missing_fits
     assert want.feature == "f"
     assert want.types == {"a": "int64"}
     assert want.op[0] == "plus_sum"
@@ -151,7 +151,7 @@ def test_blank_until_it_is_fitted_then_what_was_learnt() -> None:
     assert unfitted.outputs[0].dtype == pl.Int64()
     assert unfitted.columns == ("a",)
     fitted = compile_features(features, SCHEMA, fit_frames(features, SCHEMA, [FRAME.head(2), FRAME.tail(2)]))
-    assert fitted.wanted == ()
+    assert fitted.missing_fits == ()
     assert fitted.fingerprint != unfitted.fingerprint
     assert fitted.apply(FRAME).to_series().to_list() == [8, 9, None, 11]
 
@@ -164,18 +164,20 @@ def test_a_list_s_elements_are_told_too() -> None:
 
 def test_an_op_that_needs_nothing_wants_nothing() -> None:
     compiled = compile_features([feature("f", ("plus_sum", {"add": 5}))], SCHEMA)
-    assert compiled.wanted == ()
+    assert compiled.missing_fits == ()
     assert compiled.apply(FRAME).to_series().to_list() == [6, 7, None, 9]
 
 
 def test_a_fit_behind_a_fit_waits_for_it() -> None:
     features = [feature("f", ("plus_sum", {}), ("plus_sum", {"target": "y"}))]
-    first, second = compile_features(features, SCHEMA).wanted
+    first, second = compile_features(features, SCHEMA).missing_fits
     assert second.depends == {first.key}
     assert first.key != second.key
     known = fit_frames(features, SCHEMA, [FRAME])
     assert known.artifacts[second.key].facts == {"sum": 8 + 9 + 11, "beside": 2 + 34}
-    [left] = compile_features(features, SCHEMA, Fits(artifacts={first.key: known.artifacts[first.key]})).wanted
+    [left] = compile_features(
+        features, SCHEMA, InMemoryArtifacts(artifacts={first.key: known.artifacts[first.key]})
+    ).missing_fits
     assert left.key == second.key
     assert not left.depends
 
@@ -186,7 +188,7 @@ def test_equal_chains_share_a_fit_and_others_do_not() -> None:
         feature("g", ("plus_sum", {}), ("modulo", {"": 3})),
         feature("h", ("modulo", {"": 3}), ("plus_sum", {})),
     ]
-    wanted = compile_features(features, SCHEMA).wanted
+    wanted = compile_features(features, SCHEMA).missing_fits
     assert [want.feature for want in wanted] == ["f", "h"]
     assert [len(want.streams) for want in wanted] == [1, 1]
 
@@ -198,7 +200,7 @@ def test_a_name_joins_features() -> None:
         feature("h", ("plus_sum", {"name": "all"}), column="b"),
         feature("i", ("plus_sum", {"name": "other"}), column="b"),
     ]
-    shared, other = compile_features(features, SCHEMA).wanted
+    shared, other = compile_features(features, SCHEMA).missing_fits
     assert len(shared.streams) == 2
     assert shared.types == {"a": "int64", "b": "int64"}
     known = fit_frames(features, SCHEMA, [FRAME])
@@ -218,7 +220,7 @@ def test_rows_that_were_learnt_from_are_told_apart() -> None:
     features = [feature("f", ("plus_sum", {"target": "y"}))]
     known = fit_frames(features, SCHEMA, [FRAME])
     whole = compile_features(features, SCHEMA, known)
-    left_out = compile_features(features, SCHEMA, Fits(artifacts=known.artifacts, out_of_fold=True))
+    left_out = compile_features(features, SCHEMA, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=True))
     assert whole.columns == ("a",)
     assert left_out.columns == ("a", "row")
     sums = 7 + 1000 * (2 + 34)
@@ -231,7 +233,7 @@ def test_serving_needs_no_target() -> None:
     features = [feature("f", ("plus_sum", {"target": "y"}))]
     known = fit_frames(features, SCHEMA, [FRAME])
     served = compile_features(features, pa.schema({"a": pa.int64()}), known)
-    assert not served.wanted
+    assert not served.missing_fits
     assert served.apply(FRAME.select("a")).height == 4
 
 
@@ -242,7 +244,7 @@ def test_several_columns_learn_together() -> None:
         op=OpCall(op="plus_sums"),
         inputs=(FeatureInput(column="a", ops=(OpCall(op="plus_sum"),)), FeatureInput(expr="b + 1")),
     )
-    first, both = compile_features([made], SCHEMA).wanted
+    first, both = compile_features([made], SCHEMA).missing_fits
     assert both.depends == {first.key}
     assert both.types == {"a": "int64", "b": "int64"}
     known = fit_frames([made], SCHEMA, [FRAME])
@@ -251,7 +253,7 @@ def test_several_columns_learn_together() -> None:
 
 
 def test_what_is_read_from_outside() -> None:
-    class Outside(Fits):
+    class Outside(InMemoryArtifacts):
         def read(self, reading: Reading) -> Artifact:
             assert reading.uri == "dims.parquet"
             return Artifact(facts={"read": 100})
@@ -266,8 +268,8 @@ def test_errors_of_learners_name_the_chain() -> None:
     with pytest.raises(OpError, match=r"f: modulo → \[plus_sum\]: plus_sum: 13 is not added"):
         compile_features([feature("f", ("modulo", {"": 3}), ("plus_sum", {"add": 13}))], SCHEMA)
 
-    class Refuses(Fits):
-        def fitted(self, wanted: Wanted) -> Artifact | None:
+    class Refuses(InMemoryArtifacts):
+        def fitted(self, wanted: FitRequest) -> Artifact | None:
             raise SpecError(f"learnt otherwise: got {wanted.types}")
 
     with pytest.raises(OpError, match=r"f: \[plus_sum\]: plus_sum: learnt otherwise: got {'a': 'int64'}"):
@@ -285,7 +287,7 @@ def test_fingerprints_of_features_that_learn_nothing_stay() -> None:
     plain = [feature("f", ("modulo", {"": 3}))]
     assert (
         compile_features(plain, SCHEMA).fingerprint
-        == compile_features(plain, SCHEMA, Fits(out_of_fold=True)).fingerprint
+        == compile_features(plain, SCHEMA, InMemoryArtifacts(out_of_fold=True)).fingerprint
     )
 
 

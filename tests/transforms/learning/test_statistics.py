@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from feedline.errors import DataError
 from feedline.transforms.learning import statistics
 from feedline.transforms.learning.learner import Artifact, Learner
-from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles, observed, root
+from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles, finite_numbers, root
 
 MOMENTS, EXTREMES = Moments(op="o"), Extremes(op="o")
 MEDIAN = Quantiles(op="o", parts=2, error=0.001, median=True)
@@ -219,12 +219,12 @@ def test_quantiles_of_few_distinct_numbers_are_exact():
 
 
 def test_numbers_are_seen_one_by_one():
-    assert observed(pl.Series([[1, None], None, [], [2]])).values.tolist() == [1, 2]
-    assert observed(pl.Series([[1, None], None, [], [2]])).nulls == 1
+    assert finite_numbers(pl.Series([[1, None], None, [], [2]])).values.tolist() == [1, 2]
+    assert finite_numbers(pl.Series([[1, None], None, [], [2]])).nulls == 1
     vectors = pl.Series([[1.5, 2.5], [math.inf, None], None], dtype=pl.Array(pl.Float32, 2))
-    seen = observed(vectors)
+    seen = finite_numbers(vectors)
     assert (seen.values.tolist(), seen.nulls, seen.nonfinite) == ([1.5, 2.5], 1, 1)
-    assert observed(pl.Series([Decimal("1.50"), None])).values.tolist() == [1.5]
+    assert finite_numbers(pl.Series([Decimal("1.50"), None])).values.tolist() == [1.5]
 
 
 def test_what_is_shown_is_short():

@@ -25,7 +25,7 @@ from feedline.artifacts.zarr_array import open_array
 from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
 from feedline.spec.features import OpCall
 from feedline.transforms.ops import embeddings, resolve
-from feedline.transforms.registry.op import OpError, Told
+from feedline.transforms.registry.op import OpContext, OpError
 from feedline.transforms.values.kinds import Value
 
 N, WIDTH = 1000, 6
@@ -206,8 +206,8 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
 def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.Series:
     bound = resolve(OpCall(op="embedding", arguments=json.dumps(arguments)))
     assert bound.op.reads is not None
-    told = Told(artifact=read_outside(bound.op.reads(bound.parameters), str(folder)))
-    value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), told)
+    context = OpContext(artifact=read_outside(bound.op.reads(bound.parameters), str(folder)))
+    value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), context)
     found = pl.DataFrame({"c": column}).lazy().select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype == pl.Array(pl.Float32, WIDTH)
     return found

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given
 from hypothesis import strategies as st
 from pipelines import image
@@ -22,8 +23,7 @@ from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.errors import DataError
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.table import Table
 
@@ -214,9 +214,9 @@ def test_order_does_not_matter_to_the_bit(values: list[float | None], random: An
 
 def test_what_does_not_fit_is_said():
     schema = pl.Series("x", [1.5]).to_frame().to_arrow().schema
-    wide = Fits(artifacts={})
-    [want] = compile_features([feature("min_max")], schema, wide).wanted
-    known = Fits(artifacts={want.key: Artifact(facts={"min": -1.7e308, "max": 1.7e308})})
+    wide = InMemoryArtifacts(artifacts={})
+    [want] = compile_features([feature("min_max")], schema, wide).missing_fits
+    known = InMemoryArtifacts(artifacts={want.key: Artifact(facts={"min": -1.7e308, "max": 1.7e308})})
     with pytest.raises(OpError, match=r"min_max: a range must fit into float64: got -1.7e\+308 to 1.7e\+308"):
         compile_features([feature("min_max")], schema, known)
     words = pl.Series("x", ["a"]).to_frame().to_arrow().schema

@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError
@@ -185,7 +185,7 @@ def test_of_must_be_a_number():
 def test_what_is_shown():
     frame = pl.DataFrame({"shop": [1, 1, 2], "price": [1.0, 2.0, 4.0]})
     spec = feature("shop", stats=["mean"], of="price")
-    [want] = compile_features([spec], frame.to_arrow().schema).wanted
+    [want] = compile_features([spec], frame.to_arrow().schema).missing_fits
     shown = want.learner.show(learnt(spec, frame))
     assert shown == {"rows": 3, "groups": 2, "count": [1, 2], "mean": [1.5, 4.0]}
     assert want.learner.show(want.learner.blank()) == {"rows": 0, "groups": 0}

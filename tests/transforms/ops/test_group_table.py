@@ -12,16 +12,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline.artifacts.store import Fit, Origin, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
 from feedline.transforms.kernels.key_index import KeyIndex
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops.group_keys import GroupKeys
-from feedline.transforms.ops.group_table import Footprint, by_choice
+from feedline.transforms.ops.group_table import GroupTableSize, by_choice
 from feedline.transforms.registry.op import OpError
 
 SIZE = 4000
@@ -85,18 +85,18 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     artifact = learnt(spec)
     assert artifact.digest[:16] == digest
     assert artifact.table is not None
-    [want] = compile_features([spec], SCHEMA).wanted
+    [want] = compile_features([spec], SCHEMA).missing_fits
     groups: GroupKeys = want.learner.groups  # type: ignore[attr-defined]
     numbers = artifact.table.num_columns - len(groups.names)
     state = want.learner.merge([want.learner.observe([FRAME[name] for name in _observed(op, arguments, keys)])])
     halves = [part for _, part in state.group_by(groups.names[1], maintain_order=True)]
-    whole, cut = (Footprint.of(groups, parts, numbers).nbytes for parts in ([state], halves))
-    compile_features([spec], SCHEMA, Fits(artifacts={want.key: artifact}, out_of_fold=True)).apply(FRAME)
+    whole, cut = (GroupTableSize.of(groups, parts, numbers).nbytes for parts in ([state], halves))
+    compile_features([spec], SCHEMA, InMemoryArtifacts(artifacts={want.key: artifact}, out_of_fold=True)).apply(FRAME)
     held = artifact.table.nbytes + held_bytes(groups.index(artifact))
     assert held <= whole <= cut
-    assert Footprint.at_least(groups, artifact.table).nbytes <= whole
+    assert GroupTableSize.at_least(groups, artifact.table).nbytes <= whole
     if len(keys) == 1:
-        assert Footprint.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
+        assert GroupTableSize.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
     for name, column in artifact.made("columns", dict).items():
         chunk = artifact.table[name].chunk(0).buffers()[1]
         assert np.shares_memory(column, np.frombuffer(chunk, np.uint8)), "numbers are there once"
@@ -112,9 +112,9 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     plain = feature(op, arguments, "shop")
     artifact = learnt(plain)
     assert artifact.table is not None
-    [want] = compile_features([plain], SCHEMA).wanted
+    [want] = compile_features([plain], SCHEMA).missing_fits
     groups: GroupKeys = want.learner.groups  # type: ignore[attr-defined]
-    needed = Footprint.at_least(groups, artifact.table).nbytes
+    needed = GroupTableSize.at_least(groups, artifact.table).nbytes
     enough, little = (feature(op, {**arguments, "max_memory": size}, "shop") for size in (needed, needed - 1))
     assert learnt(enough).digest == artifact.digest
     message = (
@@ -123,13 +123,13 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     )
     with pytest.raises(DataError, match=message):
         learnt(little)
-    known = Fits(artifacts={want.key: artifact})
+    known = InMemoryArtifacts(artifacts={want.key: artifact})
     with pytest.raises(OpError, match=rf"{op}: what was learnt of groups is {message}"):
         compile_features([little], SCHEMA, known)
     made = compile_features([enough], SCHEMA, known)
     assert made.fingerprint == compile_features([plain], SCHEMA, known).fingerprint
     both = [plain, feature(op, {**arguments, "max_memory": "1GB"}, "shop", name="g")]
-    assert len(compile_features(both, SCHEMA).wanted) == 1, "a bound asks for no other fit"
+    assert len(compile_features(both, SCHEMA).missing_fits) == 1, "a bound asks for no other fit"
 
 
 def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):

@@ -19,7 +19,7 @@ from feedline.artifacts.external import read_outside
 from feedline.spec.features import OpCall
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
-from feedline.transforms.registry.op import OpError, Told
+from feedline.transforms.registry.op import OpContext, OpError
 from feedline.transforms.values.kinds import WEIGHTS, Value
 
 INTEGERS = [pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()]
@@ -29,8 +29,8 @@ def joined(table: pa.Table, arguments: dict[str, Any], *columns: pl.Series) -> p
     """The op over some columns, with a table that is in memory."""
     call = OpCall(op="join_external", arguments=json.dumps({"table": "t.parquet", **arguments}))
     values = [Value(expr=pl.col(f"c{place}"), dtype=column.dtype) for place, column in enumerate(columns)]
-    bound, told = resolve(call), Told(artifact=Artifact(facts={}, table=table))
-    value = bound.apply(values[0], told) if len(values) == 1 else bound.combine(values, told)
+    bound, context = resolve(call), OpContext(artifact=Artifact(facts={}, table=table))
+    value = bound.apply(values[0], context) if len(values) == 1 else bound.combine(values, context)
     frame = pl.DataFrame({f"c{place}": column for place, column in enumerate(columns)})
     found = frame.lazy().select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype
@@ -169,7 +169,7 @@ def test_weights_stay_beside_their_keys():
     pairs = pl.Series([[{"id": 7, "weight": 0.5}, {"id": 1, "weight": 1.5}], None])
     call = OpCall(op="join_external", arguments=json.dumps({"table": "t", "on": "id", "take": "age", "missing": 0}))
     value = resolve(call).apply(
-        Value(expr=pl.col("c"), dtype=pairs.dtype), Told(artifact=Artifact(facts={}, table=ITEMS))
+        Value(expr=pl.col("c"), dtype=pairs.dtype), OpContext(artifact=Artifact(facts={}, table=ITEMS))
     )
     assert value.weights is not None
     frame = pl.DataFrame({"c": pairs}).select(ids=value.expr, weights=value.weights)

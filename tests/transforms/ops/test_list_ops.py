@@ -6,9 +6,8 @@ with something standing under a null.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,72 +18,27 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hashing import GOLDEN, MASK, digest_of, hash_of, mix
-from test_ops import FLOATS, INTEGERS, check_elements, columns, run, same
+from op_oracles import (
+    FLOAT_LISTS,
+    FLOATS,
+    INT_LISTS,
+    INTEGERS,
+    PAIRS,
+    check_elements,
+    check_rows,
+    columns,
+    combined,
+    id_lists,
+    int_lists,
+    parts_of,
+    run,
+    same,
+    without_nulls,
+)
+from reference_hash import cross_of, sigrid_of
 
 from feedline.errors import DataError
-from feedline.spec.features import OpCall
-from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError
-from feedline.transforms.values.kinds import Value
-
-INT_LISTS = pl.List(pl.Int64())
-FLOAT_LISTS = pl.List(pl.Float32())
-PAIRS = pl.List(pl.Struct({"id": pl.Int64(), "weight": pl.Float32()}))
-ids = st.one_of(st.integers(0, 6), st.sampled_from([-1, -(2**63), 2**63 - 1, 2**40]))
-some_ids = st.lists(st.one_of(st.none(), ids), max_size=6)
-id_lists = st.lists(st.one_of(st.none(), some_ids), max_size=8)
-
-
-def combined(op: str, arguments: object, *given: pl.Series) -> tuple[list[Any], list[Any] | None]:
-    """What the op makes of columns, and the weights beside it."""
-    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-    names = [f"c{place}" for place, _ in enumerate(given)]
-    made = resolve(OpCall(op=op, arguments=json.dumps(value)))
-    values = [Value(expr=pl.col(name), dtype=series.dtype) for name, series in zip(names, given, strict=True)]
-    result = made.combine(values) if made.op.inputs else made.apply(values[0])
-    frame = pl.DataFrame([series.alias(name) for name, series in zip(names, given, strict=True)])
-    wanted = [result.expr.alias("made"), *([] if result.weights is None else [result.weights.alias("weights")])]
-    found = frame.lazy().select(wanted).collect(engine="in-memory")
-    assert found["made"].dtype == result.dtype
-    assert found.height == frame.height
-    return found["made"].to_list(), found["weights"].to_list() if result.weights is not None else None
-
-
-def hidden(series: pl.Series) -> pl.Series:
-    """The same column of lists, with elements standing under its nulls."""
-    rows = [[3, 3] if row is None else row for row in series.to_list()]
-    whole = pl.Series(series.name, rows, dtype=series.dtype).to_arrow()
-    bits = pa.array([row is not None for row in series.to_list()]).buffers()[1]
-    parts = [bits, whole.buffers()[1]]
-    return pl.Series(pa.Array.from_buffers(whole.type, len(whole), parts, children=[whole.values]))
-
-
-def check_rows(
-    op: str, arguments: object, given: Sequence[pl.Series], oracle: Callable[..., Any], close: float = 0
-) -> None:
-    """The op over columns, their parts and chunks and with something under nulls, against the oracle of one row."""
-    expected = [oracle(*row) for row in zip(*(series.to_list() for series in given), strict=True)]
-    size = len(given[0])
-    same(combined(op, arguments, *given)[0], expected, close)
-    for start, stop in ((1, size), (0, size // 2), (size // 2, size), (0, 0)):
-        same(combined(op, arguments, *(series[start:stop] for series in given))[0], expected[start:stop], close)
-    if size and all(series.dtype == INT_LISTS for series in given):
-        same(combined(op, arguments, *(hidden(series) for series in given))[0], expected, close)
-
-
-def int_lists(rows: Sequence[Any]) -> pl.Series:
-    return pl.Series("a", list(rows), dtype=INT_LISTS)
-
-
-def without_nulls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An oracle that gives null for a null list, and does not see null elements."""
-
-    def oracle(*rows: Any) -> Any:
-        return None if None in rows else function(*([item for item in row if item is not None] for row in rows))
-
-    return oracle
-
 
 # numbers
 
@@ -193,24 +147,6 @@ def test_parameters_that_do_not_fit():
 # ids
 
 
-def sigrid_of(value: int, salt: int, limit: int) -> int:
-    """TorchArrow's sigrid_hash over Python's integers."""
-    key = value & MASK
-    key = (~key + (key << 21)) & MASK
-    key ^= key >> 24
-    key = (key + (key << 3) + (key << 8)) & MASK
-    key ^= key >> 14
-    key = (key + (key << 2) + (key << 4)) & MASK
-    key ^= key >> 28
-    key = (key + (key << 31)) & MASK
-    salt &= MASK
-    a = ((key ^ salt) * 0x9DDFEA08EB382D69) & MASK
-    a ^= a >> 47
-    b = ((salt ^ a) * 0x9DDFEA08EB382D69) & MASK
-    b = ((b ^ (b >> 47)) * 0x9DDFEA08EB382D69) & MASK
-    return (b - 2**64 if b >> 63 else b) % limit
-
-
 def test_sigrid_hash_vectors_of_torcharrow():
     expected = [6, 60, 54, 54, 9, 4, 91, 11, 67, 79, 2, 25, 92, 98, 83, 66, 2]
     assert run("sigrid_hash", {"salt": 0, "max_value": 100}, pl.Series(range(17))).to_list() == expected
@@ -237,10 +173,6 @@ def test_map_id_of_strings():
 
 
 # lists
-
-
-def parts_of(rows: Sequence[Any], dtype: Any = INT_LISTS) -> pl.Series:
-    return pl.Series("a", list(rows), dtype=dtype)
 
 
 @given(id_lists, st.integers(-7, 7), st.one_of(st.none(), st.integers(-7, 7)))
@@ -280,15 +212,6 @@ def test_id_list_transform(rows: list[Any], low: int | None, high: int | None, u
         [int_lists(rows)],
         without_nulls(oracle),
     )
-
-
-def cross_of(*values: Any) -> int:
-    """The hash of several values, as hashed_cross documents it."""
-    total = 0
-    for value in values:
-        word = digest_of(value.encode()) if isinstance(value, str) else value & MASK
-        total = (total * GOLDEN + mix((word + GOLDEN) & MASK)) & MASK
-    return hash_of(total - 2**64 if total >> 63 else total)
 
 
 @given(id_lists, st.integers(1, 4), st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))

@@ -5,9 +5,7 @@ Every op over elements runs over a column, the same column cut into slices and c
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -20,79 +18,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hashing import hash_of
+from op_oracles import FLOATS, INTEGERS, bound, check_elements, columns, run, same
+from reference_hash import hash_of
 
-from feedline.spec.features import OpCall
-from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.values import arrays
-from feedline.transforms.values.kinds import Value, element_type
-
-INTEGERS = [pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()]
-FLOATS = [pl.Float32(), pl.Float64()]
-NUMBERS = [*INTEGERS, *FLOATS]
-
-
-def bound(op: str, arguments: object, dtype: pl.DataType) -> Value:
-    value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
-    return resolve(OpCall(op=op, arguments=json.dumps(value))).apply(Value(expr=pl.col("a"), dtype=dtype))
-
-
-def run(op: str, arguments: object, series: pl.Series) -> pl.Series:
-    value = bound(op, arguments, series.dtype)
-    found = series.alias("a").to_frame().lazy().select(value.expr).collect(engine="in-memory").to_series()
-    assert found.dtype == value.dtype
-    assert len(found) == len(series)
-    return found
-
-
-def check_elements(
-    op: str, arguments: object, series: pl.Series, oracle: Callable[[Any], Any], close: float = 0
-) -> None:
-    """The op over the column, its parts, its chunks and lists of its values, against the oracle of one value."""
-    values = series.to_list()
-    expected = [None if value is None else oracle(value) for value in values]
-    middle = len(values) // 2
-    same(run(op, arguments, series).to_list(), expected, close)
-    same(run(op, arguments, series[3:]).to_list(), expected[3:], close)
-    same(run(op, arguments, series[1:middle]).to_list(), expected[1:middle], close)
-    chunked = pl.concat([series[:middle], series[middle:]], rechunk=False)
-    same(run(op, arguments, chunked).to_list(), expected, close)
-    pieces = [values[start : start + 3] for start in range(0, len(values), 3)]
-    lists = pl.Series("a", [None, *pieces, [], None, values], dtype=pl.List(series.dtype))
-    wanted = [expected[start : start + 3] for start in range(0, len(expected), 3)]
-    for rows in (slice(None), slice(1, None), slice(2, -1), slice(0, 0), slice(0, 1)):
-        same(run(op, arguments, lists[rows]).to_list(), [None, *wanted, [], None, expected][rows], close)
-
-
-def same(found: Any, expected: Any, close: float = 0) -> None:
-    """Equal with types, NaN like NaN; floats within a relative distance where one is given."""
-    if isinstance(expected, list) and isinstance(found, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            same(one, other, close)
-    elif isinstance(found, float) and isinstance(expected, float) and math.isfinite(expected):
-        # the smallest float32 are further apart than any relative distance
-        assert math.isclose(found, expected, rel_tol=close, abs_tol=1e-44 if close else 0), (found, expected)
-    else:
-        assert (type(found), repr(found)) == (type(expected), repr(expected))
-
-
-@st.composite
-def columns(draw: Any, dtypes: list[pl.DataType] = NUMBERS) -> pl.Series:
-    """A column of up to thirty values of one of the types, nulls and a type's extremes among them."""
-    dtype = draw(st.sampled_from(dtypes))
-    if dtype.is_integer():
-        low, high = (
-            int(dtype.to_python is not None and pl.select(dtype.min()).item()),
-            int(pl.select(dtype.max()).item()),
-        )
-        element = st.one_of(st.integers(low, high), st.sampled_from([low, high]), st.integers(max(low, -20), 20))
-    else:
-        width = 32 if dtype == pl.Float32() else 64
-        element = st.one_of(st.floats(width=width), st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan]))
-    values = draw(st.lists(st.one_of(st.none(), element), max_size=30))
-    return pl.Series("a", values, dtype=dtype)
+from feedline.transforms.values.kinds import element_type
 
 
 def rounded(value: float, dtype: pl.DataType) -> float:

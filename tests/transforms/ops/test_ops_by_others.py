@@ -15,13 +15,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from op_oracles import FLOAT_LISTS, combined, run, same
+from reference_hash import cross_of, hash_of, sigrid_of
 from scipy import special, stats
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
-from test_hashing import hash_of
-from test_list_ops import FLOAT_LISTS, combined, cross_of, sigrid_of
-from test_ops import run, same
 
 RANDOM = np.random.default_rng(7)
 VALUES = np.concatenate([RANDOM.normal(size=5000), RANDOM.exponential(size=5000), [0.0, 1e-12, 1.0, 1e12]])

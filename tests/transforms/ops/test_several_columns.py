@@ -17,21 +17,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hashing import hash_of
-from test_list_ops import (
+from op_oracles import (
     FLOAT_LISTS,
     INT_LISTS,
     PAIRS,
     check_rows,
     combined,
-    cross_of,
     ids,
     int_lists,
     parts_of,
+    same,
     some_ids,
     without_nulls,
 )
-from test_ops import same
+from reference_hash import cross_of, hash_of
 
 from feedline.errors import DataError, SpecError
 from feedline.transforms.registry.op import OpError

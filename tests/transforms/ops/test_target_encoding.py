@@ -14,16 +14,16 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import TargetEncoder
 
 from feedline.errors import DataError
-from feedline.key_hashing import key_hash
+from feedline.hashing import key_hash
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.ops import resolve
 from feedline.transforms.registry.op import OpError
 
@@ -55,7 +55,7 @@ def learnt(spec: FeatureSpec, frames: Sequence[pl.DataFrame]) -> Artifact:
 
 def encoded(spec: FeatureSpec, learnt_from: pl.DataFrame, rows: pl.DataFrame, *, out_of_fold: bool) -> pl.Series:
     fits = fit_frames([spec], learnt_from.to_arrow().schema, [learnt_from])
-    known = Fits(artifacts=fits.artifacts, out_of_fold=out_of_fold)
+    known = InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=out_of_fold)
     return compile_features([spec], rows.to_arrow().schema, known).apply(rows).to_series()
 
 
@@ -244,9 +244,11 @@ def test_a_chunk_s_rows_do_not_need_the_target_when_serving():
     spec = feature("shop", "country")
     fits = fit_frames([spec], FRAME.to_arrow().schema, [FRAME])
     serving = FRAME.select("country", "shop")
-    compiled = compile_features([spec], serving.to_arrow().schema, Fits(artifacts=fits.artifacts))
+    compiled = compile_features([spec], serving.to_arrow().schema, InMemoryArtifacts(artifacts=fits.artifacts))
     assert set(compiled.columns) == {"shop", "country"}
-    training = compile_features([spec], FRAME.to_arrow().schema, Fits(artifacts=fits.artifacts, out_of_fold=True))
+    training = compile_features(
+        [spec], FRAME.to_arrow().schema, InMemoryArtifacts(artifacts=fits.artifacts, out_of_fold=True)
+    )
     assert set(training.columns) == {"shop", "country", "row"}
 
 
@@ -263,9 +265,9 @@ def test_keys_of_another_type_than_fitted_are_refused():
     spec = feature("shop", folds=1)
     artifact = learnt(spec, [FRAME])
     texts = FRAME.with_columns(pl.col("shop").cast(pl.String))
-    [want] = compile_features([spec], texts.to_arrow().schema).wanted
+    [want] = compile_features([spec], texts.to_arrow().schema).missing_fits
     with pytest.raises(OpError, match=r"keys must be integers or strings on both sides: got string \(String\) here"):
-        compile_features([spec], texts.to_arrow().schema, Fits(artifacts={want.key: artifact}))
+        compile_features([spec], texts.to_arrow().schema, InMemoryArtifacts(artifacts={want.key: artifact}))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def test_columns_that_nothing_can_be_learnt_from(parameters: dict[str, Any], mes
 def test_what_is_shown():
     spec = feature("shop", smoothing=0, folds=1)
     frame = pl.DataFrame({"shop": [1, 1, 2], "clicked": [1, 0, 1]})
-    [want] = compile_features([spec], frame.to_arrow().schema).wanted
+    [want] = compile_features([spec], frame.to_arrow().schema).missing_fits
     shown = want.learner.show(learnt(spec, [frame]))
     assert shown == {"rows": 3, "groups": 2, "mean": 2 / 3, "least": 0.5, "greatest": 1.0}
     assert want.learner.show(want.learner.blank()) == {"rows": 0, "groups": 0, "mean": 0.0}

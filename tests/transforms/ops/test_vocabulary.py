@@ -15,9 +15,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from fit_in_memory import fit_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hashing import hash_of
+from reference_hash import hash_of
 
 from feedline import Pipeline
 from feedline.errors import DataError
@@ -25,12 +26,11 @@ from feedline.fitting import spill
 from feedline.fitting.spill import Scratch, Spilled, merged, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
 from feedline.transforms.learning.value_counts import ValueCounts
 from feedline.transforms.ops import resolve
 from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
-from feedline.transforms.registry.op import OpError, Told
+from feedline.transforms.registry.op import OpContext, OpError
 from feedline.transforms.values.kinds import Value
 
 INTEGERS = [pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()]
@@ -49,7 +49,7 @@ def fitted(series: Sequence[pl.Series], **parameters: Any) -> Artifact:
 def looked_up(artifact: Artifact, series: pl.Series, **parameters: Any) -> list[Any]:
     """The ids of a series, by way of the op."""
     bound = resolve(OpCall(op="vocabulary", arguments=json.dumps(parameters)))
-    value = bound.apply(Value(expr=pl.col("a"), dtype=series.dtype), Told(artifact=artifact))
+    value = bound.apply(Value(expr=pl.col("a"), dtype=series.dtype), OpContext(artifact=artifact))
     found = series.alias("a").to_frame().lazy().select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype
     return found.to_list()
@@ -230,7 +230,7 @@ def test_features_with_one_name_share_a_vocabulary_and_weights_stay():
     )
     schema = frame.to_arrow().schema
     features = [feature("categorical", "item", {"name": "items"}), feature("sparse", "history", {"name": "items"})]
-    (want,) = compile_features(features, schema).wanted
+    (want,) = compile_features(features, schema).missing_fits
     known = fit_frames(features, schema, [frame.head(1), frame.tail(2)])
     assert known.artifacts[want.key].table["value"].to_pylist() == [7, 8, 9]
     found = compile_features(features, schema, known).apply(frame)
@@ -303,7 +303,7 @@ def test_an_artifact_serves_other_fits_by_its_own_tables():
     artifact = fitted([pl.Series([5, 6])])
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=1) == [3, 2]
     assert looked_up(artifact, pl.Series([5, 9]), oov_buckets=0) == [2, 1]
-    assert Fits(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
+    assert InMemoryArtifacts(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
 
 
 def test_a_pipeline_s_features_share_what_was_fitted_by_way_of_the_disk(

@@ -14,12 +14,12 @@ from typing import Any
 import polars as pl
 import pytest
 from example_rows import examples, feature_of, names_of, write_outside
+from fit_in_memory import fit_frames
 
 from feedline.artifacts.external import read_outside
 from feedline.errors import FeedlineError
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Artifact, Fits, Reading
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 
 SIGNED = [pl.Int64(), pl.Int32(), pl.Int16(), pl.Int8()]
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[list[pl.DataType], list[Any]]] = {  # widths, the widest 
 
 
 @dataclass(frozen=True)
-class Known(Fits):
+class Known(InMemoryArtifacts):
     """What was learnt, and what lies in a folder."""
 
     folder: str = ""

@@ -20,7 +20,7 @@ from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import SECTIONS, document, op_schema
 from feedline.transforms.learning.learner import Artifact, Learner
 from feedline.transforms.ops import OPS, resolve
-from feedline.transforms.registry.op import BoundOp, Example, Op, OpError, Told
+from feedline.transforms.registry.op import BoundOp, Example, Op, OpContext, OpError
 from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,8 +88,8 @@ def test_examples(op: Op, example: Any, tmp_path: Path):
     beside = 0 if op.learns is None else len(op.learns.beside(bound.parameters))  # they stand behind the values
     values = observed[: len(observed) - beside]
     artifact = learnt(bound.learner(values), frame.select(value.plain().expr for value in observed))
-    told = Told(artifact=artifact if bound.op.reads is None else outside(bound, example, tmp_path))
-    value = bound.combine(values, told) if len(values) > 1 else bound.apply(values[0], told)
+    context = OpContext(artifact=artifact if bound.op.reads is None else outside(bound, example, tmp_path))
+    value = bound.combine(values, context) if len(values) > 1 else bound.apply(values[0], context)
     found = frame.select(value.expr).to_series()
     assert found.dtype == value.dtype
     if value.weights is None:

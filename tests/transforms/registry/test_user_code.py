@@ -19,8 +19,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from json_validator import Validator
 from own_modules import own_modules
-from test_json_schema import Validator
 
 import feedline
 from feedline import Pipeline
@@ -35,7 +35,7 @@ from feedline.transforms.compile.describe import chains
 from feedline.transforms.registry import user_functions
 from feedline.transforms.registry.op import OpError
 from feedline.transforms.registry.user_code import functions_of
-from feedline.transforms.registry.user_functions import Needed, check_functions, load
+from feedline.transforms.registry.user_functions import RequiredFunction, check_functions, load
 
 SOURCE = '''
 import numpy as np
@@ -379,10 +379,10 @@ def test_an_unknown_op_is_still_told_what_ops_there_are(folder: str) -> None:
 def test_a_worker_with_another_source_is_told(folder: str) -> None:
     [need] = functions_of([made(python(folder, "scaled"), "price")])
     check_functions([need])
-    other = Needed(op=need.op, function=need.function, folder=folder, source="0" * 64)
+    other = RequiredFunction(op=need.op, function=need.function, folder=folder, source="0" * 64)
     with pytest.raises(ClusterError, match=r"a worker on .* has another source of my_features:scaled: got \w{12}, "):
         check_functions([other])
-    lacking = Needed(op="python", function="not_there:f", folder="", source="")
+    lacking = RequiredFunction(op="python", function="not_there:f", folder="", source="")
     with pytest.raises(ClusterError, match=r"a worker on .* cannot call not_there:f: the module 'not_there' cannot be"):
         check_functions([lacking])
 
@@ -459,7 +459,7 @@ def test_worker_processes_are_asked_before_the_first_block(pipeline: Path) -> No
     try:
         cluster.check_workers(needed)
         (pipeline.parent / "only_here.py").write_text("def f(x):\n    return x\n")
-        gone = Needed(op="python", function="only_here:f", folder="/nowhere", source="")
+        gone = RequiredFunction(op="python", function="only_here:f", folder="/nowhere", source="")
         with pytest.raises(ClusterError, match="cannot call only_here:f: the module 'only_here' cannot be imported"):
             cluster.check_workers([gone])
     finally:

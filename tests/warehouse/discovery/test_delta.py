@@ -16,7 +16,8 @@ from feedline.errors import TableChangedError, TableError, TableNotFoundError
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.delta import list_delta
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")

@@ -19,7 +19,7 @@ from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.iceberg import list_iceberg
 from feedline.warehouse.discovery.table_log import declared_schema
 from feedline.warehouse.parquet.schemas import SchemaRules
-from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.snapshot.take import snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")

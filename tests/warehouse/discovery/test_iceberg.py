@@ -24,7 +24,7 @@ from feedline.warehouse.discovery.iceberg import list_iceberg, newest_metadata
 from feedline.warehouse.scan import check_footers
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot import footer_tasks
-from feedline.warehouse.snapshot.snapshot import snapshot_of
+from feedline.warehouse.snapshot.take import snapshot_of
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")

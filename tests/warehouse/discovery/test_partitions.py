@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
-from feedline.warehouse.discovery.partitions import NULL_VALUE, keys_of, refined, typed_columns
+from feedline.warehouse.discovery.partitions import NULL_VALUE, keys_of, refine, typed_columns
 
 
 def column(*values: str) -> pa.Array:
@@ -141,7 +141,7 @@ def test_a_key_that_no_path_has_is_refused() -> None:
 )
 def test_a_column_of_the_files_lends_its_type(values: list[str], kind: pa.DataType, expected: pa.Array) -> None:
     paths = [f"k={value}/f" for value in values]
-    assert refined(typed_columns(paths)["k"], "k", kind, paths).equals(expected)
+    assert refine(typed_columns(paths)["k"], "k", kind, paths).equals(expected)
 
 
 def test_a_file_name_and_a_nameless_key_are_no_partition() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
-import struct
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -14,37 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hashing import digest_of, mix
+from optimized import key_hash
 
 from feedline.errors import TableError
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, refuse_keys, row_order
 from feedline.warehouse.optimize.units import buckets_together
-
-GOLDEN = 0x9E3779B97F4A7C15
-EPOCH = datetime.date(1970, 1, 1)
-
-
-def key_hash(values: list[Any]) -> int:
-    """The documented hash of one key, in Python's integers."""
-    found = 0
-    for value in values:
-        if value is None:
-            found = 0
-            continue
-        if isinstance(value, str | bytes):
-            word = digest_of(value.encode() if isinstance(value, str) else value)
-        elif isinstance(value, float):
-            canonical = math.nan if math.isnan(value) else value + 0.0
-            word = struct.unpack("<Q", struct.pack("<d", canonical))[0]
-        elif isinstance(value, datetime.date):
-            word = (value - EPOCH).days
-        elif isinstance(value, Decimal):
-            word = digest_of(str(value).encode())
-        else:
-            word = int(value)
-        found = mix(word + found + GOLDEN)
-    return found
-
 
 KEYS = {
     "int64": (st.integers(-(2**63), 2**63 - 1), pa.int64()),

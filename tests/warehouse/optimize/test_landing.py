@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from optimized import events, in_arrow, multiset, rewrite, warehouse
-from test_optimize import CLUSTERED
+from optimized import CLUSTERED, events, in_arrow, multiset, rewrite, warehouse
 
 from feedline import Table
 from feedline.warehouse.optimize import landing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,18 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from optimized import events, files_of, in_arrow, in_duckdb, in_polars, multiset, rewrite, warehouse
-from test_clustering import key_hash
+from optimized import (
+    CLUSTERED,
+    assert_clustered,
+    events,
+    files_of,
+    in_arrow,
+    in_duckdb,
+    in_polars,
+    multiset,
+    rewrite,
+    warehouse,
+)
 from warehouse_samples import sample
 
 from feedline import Table
@@ -21,21 +30,7 @@ from feedline.errors import DataError, TableChangedError, TableError, TableNotFo
 from feedline.warehouse.optimize import rewrite as rewriting
 from feedline.warehouse.optimize.survey import survey
 from feedline.warehouse.parquet.writer import TableWriter
-from feedline.warehouse.snapshot.snapshot import take_snapshot
-
-CLUSTERED: dict[str, Any] = {"cluster_by": ("session",), "sort_by": ("ts",), "row_group_rows": 256}
-
-
-def assert_clustered(root: Path) -> None:
-    """Every partition: keys in hashed order over all its files, a key's rows together and in time order."""
-    for folder in sorted({path.parent for path in files_of(root)}):
-        rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files_of(folder)])
-        keys = rows["session"].to_pylist()
-        runs = [key for key, _ in groupby(keys)]
-        assert len(runs) == len(set(runs)), "a key's rows are apart"
-        assert [key_hash([key]) for key in runs] == sorted(key_hash([key]) for key in runs)
-        times = rows["ts"].to_pylist()
-        assert all(a[1] <= b[1] for a, b in pairwise(zip(keys, times, strict=True)) if a[0] == b[0])
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 40_000])

@@ -23,7 +23,8 @@ from feedline.cli import app
 from feedline.errors import TableError
 from feedline.warehouse.optimize import usage
 from feedline.warehouse.optimize.usage import load_uses, popular_columns, popularity, record_usage
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 RUNNER = CliRunner()
 

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pruning import predicates, truth
+from predicate_truth import predicates, truth
 from warehouse_samples import COLLECTION
 
 from feedline.expressions import bind_where
 from feedline.expressions.predicates import And, Comparison, Membership, Not, Predicate
-from feedline.warehouse.parquet.bloom import Header, RowGroupFilters, hashes_of, header_of, holds_one, refuted
+from feedline.warehouse.parquet.bloom import BloomHeader, RowGroupFilters, hashes_of, header_of, holds_one, is_refuted
 from feedline.warehouse.selection.select import Selection, select_rows
-from feedline.warehouse.snapshot.snapshot import take_snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 DAY, NOON = datetime.date(2026, 1, 1), datetime.datetime(2026, 1, 1, 12)
 
@@ -200,7 +200,7 @@ def test_any_bytes_are_a_header_or_nothing(data: bytes) -> None:
     for content in (data, GOOD + data, GOOD[:5] + data):
         header = header_of(content)
         assert header is None or (header.start <= len(content) and header.bitset_bytes % 32 == 0)
-    assert header_of(GOOD + data) == Header(16, 64)
+    assert header_of(GOOD + data) == BloomHeader(16, 64)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_what_is_refuted_no_row_makes_true(predicate: Predicate, rows: list[dict
         values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
         return all(row[leaf.column] not in values for row in rows if row[leaf.column] is not None)
 
-    if refuted(predicate, absent):
+    if is_refuted(predicate, absent):
         assert not any(truth(predicate, row) is True for row in rows)
 
 

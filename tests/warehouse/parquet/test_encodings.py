@@ -13,7 +13,7 @@ from optimized import events, in_duckdb, in_polars, multiset, rewrite, warehouse
 from warehouse_samples import sample
 
 from feedline.warehouse.parquet import encodings
-from feedline.warehouse.parquet.encodings import CODECS, GOALS, Goal, Measured, choose, cost
+from feedline.warehouse.parquet.encodings import CODECS, GOALS, EncodingCost, Goal, choose, cost
 from feedline.warehouse.parquet.writer import (
     DICTIONARY,
     PLAIN,
@@ -26,8 +26,8 @@ from feedline.warehouse.parquet.writer import (
 from feedline.warehouse.storage import ranges
 
 
-def measured(encoding: str, nbytes: int, ns: float) -> Measured:
-    return Measured(column="a", leaf="a", encoding=encoding, codec="lz4", values=100, bytes=nbytes, ns_per_value=ns)
+def measured(encoding: str, nbytes: int, ns: float) -> EncodingCost:
+    return EncodingCost(column="a", leaf="a", encoding=encoding, codec="lz4", values=100, bytes=nbytes, ns_per_value=ns)
 
 
 def test_cost_is_decoding_and_fetching() -> None:

@@ -21,7 +21,8 @@ from warehouse_samples import COLLECTION, collection, sample, write
 from feedline.errors import CorruptFileError, FeedlineError, TableError
 from feedline.warehouse.parquet.footer import file_facts, footer_digest, parsed_footers
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 LOCAL = pafs.LocalFileSystem()
 

@@ -17,13 +17,14 @@ from warehouse_samples import write
 
 from feedline import Pipeline, Table
 from feedline.errors import PlanError, SpecError, TableError
-from feedline.warehouse.dask_frame import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.parquet.schemas import SchemaRules, conformed, decoded, union, widens
+from feedline.warehouse.parquet.schemas import SchemaRules, conform, union, widens, without_dictionaries
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.missing_columns import files_without
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of
 
 MOMENT = datetime.datetime(2026, 1, 31, 12, 0, 0, 123_000)
 UTC = MOMENT.replace(tzinfo=datetime.UTC)
@@ -38,7 +39,7 @@ def rows(taken: Snapshot) -> pa.Table:
     return pa.concat_tables([read_arrow(part, taken.schema.names, None, taken.schema) for part in fragments])
 
 
-# (what one file holds, what another one holds, the table's type): one line per rule of docs/warehouse.md
+# (what one file holds, what another one holds, the table's type): one line per rule of docs/tables.md
 RULES = {
     "null": (pa.nulls(2), pa.array(["a", None]), pa.string()),
     "null in lists": (
@@ -122,11 +123,11 @@ def test_each_rule_of_the_union_is_read_as_pyarrow_casts(tmp_path: Path, rule: s
 
 @given(st.sampled_from(list(VALUES)), st.sampled_from(list(VALUES)))
 def test_what_widens_loses_nothing(stored: pa.DataType, declared: pa.DataType) -> None:
-    declared = decoded(declared)
-    if not widens(decoded(stored), declared):
+    declared = without_dictionaries(declared)
+    if not widens(without_dictionaries(stored), declared):
         return
     values = VALUES[stored]
-    read = conformed(pa.array(values, stored), declared)
+    read = conform(pa.array(values, stored), declared)
     assert read.type == declared
     assert all(same(value, item) for value, item in zip(values, read.to_pylist(), strict=True))
 

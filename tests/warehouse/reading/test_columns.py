@@ -21,9 +21,11 @@ from feedline.expressions import bind_where
 from feedline.warehouse.parquet.footer import column_leaves
 from feedline.warehouse.reading import columns as parts
 from feedline.warehouse.reading.columns import FileColumns, part_bytes
-from feedline.warehouse.reading.read import bytes_of, field_of
+from feedline.warehouse.reading.fragment import field_of
+from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 @pytest.fixture(scope="module")

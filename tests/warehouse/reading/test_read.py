@@ -25,20 +25,14 @@ from warehouse_samples import COLLECTION, sample, write
 
 from feedline.errors import CorruptFileError, DataError, FeedlineError, TableChangedError, TableError
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import plan_fragments
-from feedline.warehouse.reading.read import (
-    UNCOUNTED,
-    Fragment,
-    bytes_of,
-    fragment_at,
-    fragment_of,
-    read_arrow,
-    read_fragment,
-)
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at, fragment_of
+from feedline.warehouse.reading.read import bytes_of, read_arrow, read_fragment
 from feedline.warehouse.selection.counting import count_fragment
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
+from feedline.warehouse.snapshot.take import take_snapshot
 
 
 def whole(snapshot: Snapshot, file: int = 0) -> Fragment:

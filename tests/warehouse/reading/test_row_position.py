@@ -19,12 +19,13 @@ from warehouse_samples import write
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.masks import packed
-from feedline.warehouse.reading.read import Fragment, fragment_at, read_fragment
+from feedline.warehouse.reading.fragment import Fragment, fragment_at, packed
+from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.row_position import located, row_in_file
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 ROWS, GROUP = 100, 24
 

@@ -8,9 +8,7 @@ import json
 import math
 import pickle
 import re
-import struct
 import tempfile
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +18,19 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hashing import GOLDEN, MASK, digest_of, hash_of, mix
+from sampling_definition import key_hash, place_hash, stays
 from warehouse_samples import write
 
 from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import plan_fragments
-from feedline.warehouse.reading.read import UNCOUNTED, read_arrow, read_fragment
+from feedline.warehouse.reading.fragment import UNCOUNTED
+from feedline.warehouse.reading.read import read_arrow, read_fragment
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample, bind_sample, sampled_rows, with_weight
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import CountTask, Selection, screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.table import Table
-
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-# -- the definition, one value at a time -------------------------------------------------------------------------------
-
-
-def place_hash(path: str, index: int, seed: int) -> int:
-    return mix(hash_of(path, seed) + (index + 1) * GOLDEN)
-
-
-def word(value: Any) -> int:
-    match value:
-        case None:
-            return 0x6C6C756E
-        case bool() | int():
-            return int(value)
-        case float():
-            number = 0.0 if value == 0 else value
-            return 0x7FF8000000000000 if math.isnan(number) else struct.unpack("<Q", struct.pack("<d", number))[0]
-        case str():
-            return digest_of(value.encode())
-        case bytes():
-            return digest_of(value)
-        case datetime.datetime():
-            since = (value if value.tzinfo else value.replace(tzinfo=datetime.UTC)) - EPOCH
-            seconds = since.days * 86_400 + since.seconds
-            return digest_of(struct.pack("<qq", seconds, since.microseconds * 1000))
-        case datetime.date():
-            return (value - EPOCH.date()).days
-    raise AssertionError(value)
-
-
-def key_hash(values: tuple[Any, ...], seed: int) -> int:
-    hashed = [hash_of(word(value), seed) for value in values]
-    combined = hashed[0]
-    for value in hashed[1:]:
-        combined = (mix(combined + GOLDEN) + value) & MASK
-    return combined
-
-
-def stays(hashed: int, fraction: float) -> bool:
-    return fraction == 1 or hashed < math.floor(Fraction(fraction) * 2**64)
-
 
 fractions = st.one_of(st.sampled_from([1.0, 0.5, 0.1, 1e-30]), st.floats(0.01, 1.0))
 seeds = st.integers(0, 2**63 - 1)
@@ -133,7 +89,7 @@ def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fracti
 
 
 def test_hashes_that_the_documentation_shows() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "warehouse.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "snapshots.md").read_text(encoding="utf-8")
     placed = re.findall(r"^\| `(.+)`, row (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert len(placed) == 4
     for path, index, seed, shown in placed:

@@ -1,6 +1,6 @@
 """Does a row that a fit has seen get what has not seen it, and any other row what serving gives it?
 
-The oracle works the encodings out of the definitions in docs/ops.md and docs/warehouse.md: hash, folds and smoothing in
+The oracle works the encodings out of the definitions in docs/ops.md and docs/snapshots.md: hash, folds and smoothing in
 Python's own numbers, for each row by itself.
 """
 
@@ -17,6 +17,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.blocks.compute import run_block
@@ -25,8 +26,7 @@ from feedline.commands.plan_ops import describe_ops
 from feedline.errors import FeedlineError
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.compile.fit_in_memory import fit_frames
-from feedline.transforms.learning.learner import Fits
+from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import named_by
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, seen_among
@@ -147,7 +147,7 @@ def test_rows_of_a_run_that_its_own_fit_leaves_out(folder: Path):
 
 
 def sampled(rows: pd.DataFrame, sample: dict[str, Any]) -> pd.DataFrame:
-    """The rows of a sample by the definition in docs/warehouse.md; days lie in one file each."""
+    """The rows of a sample by the definition in docs/snapshots.md; days lie in one file each."""
     kept = []
     for day, row in zip(rows["day"], rows.to_dict("records"), strict=True):
         place = list(ROWS["request"][ROWS["day"] == day]).index(row["request"])
@@ -221,7 +221,7 @@ def test_where_every_row_was_seen_nothing_more_is_read_and_fingerprints_stay(fol
     learnt = pl.from_pandas(on(lambda rows: (rows["day"] < 2) & (rows["price"] > 0)))
     plan, schema = pipeline.plan(), pipeline.snapshot().schema
     known = fit_frames(plan.spec.features, schema, [learnt])
-    plain = compile_features(plan.spec.features, schema, Fits(artifacts=known.artifacts, out_of_fold=True))
+    plain = compile_features(plan.spec.features, schema, InMemoryArtifacts(artifacts=known.artifacts, out_of_fold=True))
     assert plan.features.marks == ()
     assert plan.features.fingerprint == plain.fingerprint
     assert plan.parts == ("request", "shop", "day", "price")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.warehouse.reading.masks import ones, packed, unpacked
+from feedline.warehouse.reading.fragment import ones, packed, unpacked
 from feedline.warehouse.rebase.row_identity import Identity, identity_of, kind_of, matched
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {

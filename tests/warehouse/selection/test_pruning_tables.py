@@ -27,15 +27,16 @@ from hypothesis import strategies as st
 
 from feedline import Table
 from feedline.expressions import bind_where
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.parquet.bounds import bounds_of
-from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, INT32, INT64, Chunk, Structure, structure_of
+from feedline.warehouse.parquet.thrift import BYTE_ARRAY, FIXED, INT32, INT64, ColumnChunk, Structure, structure_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.row_filter import mask
 from feedline.warehouse.selection.column_bounds import statistics_of
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.pruning import ALL, NONE, SOME, prune
 from feedline.warehouse.selection.select import screen_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 UTC = datetime.UTC
 START = datetime.datetime(2026, 1, 1)
@@ -123,7 +124,7 @@ def columns(draw: st.DrawFn) -> pa.Table:
 def poorer(draw: Callable[[st.SearchStrategy[Any]], Any], structure: Structure, text: list[bool]) -> Structure:
     """The statistics of a footer, held back in one way or another."""
 
-    def tampered(chunk: Chunk, is_text: bool) -> Chunk:
+    def tampered(chunk: ColumnChunk, is_text: bool) -> ColumnChunk:
         way = draw(
             st.sampled_from(["as is", "none", "low", "high", "length", "wide", "truncated", "deprecated", "mixed"])
         )

@@ -24,10 +24,11 @@ from warehouse_samples import sample, write
 
 from feedline.errors import TableChangedError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.read import UNCOUNTED
+from feedline.warehouse.reading.fragment import UNCOUNTED
 from feedline.warehouse.selection.counting import Count
 from feedline.warehouse.selection.select import CountTask, Selection, count_task, screen_rows, select_rows
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 
 ATOMS = [  # the same condition for Feedline and for DuckDB, over columns of `events`
     ("i >= 3", "i >= 3"),

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from feedline import cli
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.forgiving import BadFilesMetError, ForgivingMap
+from feedline.warehouse.bad_files import BadFilesMetError, ForgivingMap
 from feedline.warehouse.selection import select
 from feedline.warehouse.selection.select import CountTask, Selection, select_rows
 from feedline.warehouse.selection.waves import FIRST_TASKS, WAVE_S, CountProgress, heard_by, next_tasks, tell
-from feedline.warehouse.snapshot.snapshot import Snapshot, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store
 
 FILES, GROUPS, ROWS = 12, 2, 5

@@ -24,7 +24,8 @@ from feedline.spec.sections import ClusterSpec
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.snapshot import footer_tasks
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 from feedline.warehouse.storage import content_store
 
 LONG_AGO = 1_700_000_000
@@ -183,8 +184,8 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest
     snapshot.save(str(tmp_path / "w"))
     loaded = Snapshot.load(str(tmp_path / "w"), snapshot.id)
     read: list[int] = []
-    original = content_store.Artifact.table
-    monkeypatch.setattr(content_store.Artifact, "table", lambda self, part: read.append(part) or original(self, part))
+    original = content_store.StoredFile.table
+    monkeypatch.setattr(content_store.StoredFile, "table", lambda self, part: read.append(part) or original(self, part))
     for _ in range(3):
         loaded.column_facts("i8")
         loaded.column_facts("text")

@@ -24,7 +24,8 @@ from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot import footer_tasks, overflow
 from feedline.warehouse.snapshot.footer_tasks import FooterResult
 from feedline.warehouse.snapshot.packed_facts import blocks_of
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import locate
 

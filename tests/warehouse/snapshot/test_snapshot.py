@@ -22,7 +22,8 @@ from warehouse_samples import BOUNDED, sample, write
 
 from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import discover
-from feedline.warehouse.snapshot.snapshot import Snapshot, snapshot_of, take_snapshot
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.take import snapshot_of, take_snapshot
 
 
 def facts(snapshot: Snapshot, column: str) -> list[dict[str, Any]]:
@@ -127,7 +128,7 @@ def test_every_change_of_a_table_changes_its_id(tmp_path: Path) -> None:
 
 def test_ids_are_equal_in_other_processes(tmp_path: Path) -> None:
     root = write(tmp_path, {"k=1/a.parquet": sample(25, 1)})
-    code = f"from feedline.warehouse.snapshot.snapshot import take_snapshot; print(take_snapshot({root!r}).id)"
+    code = f"from feedline.warehouse.snapshot.take import take_snapshot; print(take_snapshot({root!r}).id)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert out.stdout.strip() == take_snapshot(root).id
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from feedline.errors import CorruptFileError, DataError, TableChangedError, TableError, TableNotFoundError
-from feedline.warehouse.storage.faults import explained
+from feedline.warehouse.storage.faults import explain_errors
 
 CORRUPT = [
     OSError("Unexpected end of stream"),
@@ -31,28 +31,28 @@ UNREADABLE = [
 @pytest.mark.parametrize("error", CORRUPT, ids=str)
 def test_damage_is_corruption(error: Exception) -> None:
     with pytest.raises(CorruptFileError, match=r"^t/f.parquet, row group 3 is not valid Parquet: ") as caught:  # noqa: SIM117
-        with explained("t/f.parquet", row_group=3):
+        with explain_errors("t/f.parquet", row_group=3):
             raise error
     assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize(("error", "message"), UNREADABLE, ids=str)
 def test_what_is_not_damage_is_not_called_so(error: Exception, message: str) -> None:
-    with pytest.raises(TableError, match=message) as caught, explained("t/f.parquet"):
+    with pytest.raises(TableError, match=message) as caught, explain_errors("t/f.parquet"):
         raise error
     assert type(caught.value) is TableError
     assert str(caught.value).startswith("t/f.parquet ")
 
 
 def test_absence_depends_on_whether_the_file_was_listed() -> None:
-    with pytest.raises(TableNotFoundError, match="f does not exist"), explained("f"):
+    with pytest.raises(TableNotFoundError, match="f does not exist"), explain_errors("f"):
         raise FileNotFoundError(errno.ENOENT, "gone")
-    with pytest.raises(TableChangedError, match="f is gone"), explained("f", listed=True):
+    with pytest.raises(TableChangedError, match="f is gone"), explain_errors("f", listed=True):
         raise FileNotFoundError(errno.ENOENT, "gone")
 
 
 def test_errors_of_feedline_and_others_pass_unchanged() -> None:
     for error in (DataError("x"), KeyError("x"), pa.ArrowCancelled("stop")):
-        with pytest.raises(type(error)) as caught, explained("f"):
+        with pytest.raises(type(error)) as caught, explain_errors("f"):
             raise error
         assert caught.value is error

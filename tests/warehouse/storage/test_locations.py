@@ -15,9 +15,9 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from feedline import Table
 from feedline.errors import TableChangedError
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.locations import _Handler, locate
 

@@ -19,8 +19,8 @@ from warehouse_samples import collection, sample, write
 
 from feedline import Table
 from feedline.errors import DataError, TableChangedError, TableError
-from feedline.warehouse.dask_frame import plan_fragments
 from feedline.warehouse.reading.read import read_arrow
+from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.faults import ShortBodyError
 from feedline.warehouse.storage.locations import absolute, locate, shown
@@ -28,9 +28,9 @@ from feedline.warehouse.storage.ranges import (
     HOLE_BYTES,
     HOLES_PART,
     RANGE_BYTES,
-    Fetched,
+    SparseFile,
     chunk_ranges,
-    coalesced,
+    coalesce,
     read_range,
 )
 
@@ -60,7 +60,7 @@ def union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @given(RANGES)
 def test_all_that_is_wanted_and_little_else(wanted: list[tuple[int, int]]) -> None:
-    asked = coalesced(wanted)
+    asked = coalesce(wanted)
     assert asked == sorted(asked)
     assert all(before[1] <= after[0] for before, after in pairwise(asked))  # nothing twice
     assert all(0 < stop - start <= RANGE_BYTES for start, stop in asked)
@@ -74,14 +74,14 @@ def test_all_that_is_wanted_and_little_else(wanted: list[tuple[int, int]]) -> No
 
 
 def test_examples() -> None:
-    assert coalesced([]) == []
-    assert coalesced([(5, 5)]) == []
-    assert coalesced([(10, 20), (0, 10)]) == [(0, 20)]
-    assert coalesced([(0, 10), (10 + HOLE_BYTES, 20 + HOLE_BYTES)]) == [(0, 20 + HOLE_BYTES)]
-    assert coalesced([(0, 10), (11 + HOLE_BYTES, 20 + HOLE_BYTES)]) == [(0, 10), (11 + HOLE_BYTES, 20 + HOLE_BYTES)]
+    assert coalesce([]) == []
+    assert coalesce([(5, 5)]) == []
+    assert coalesce([(10, 20), (0, 10)]) == [(0, 20)]
+    assert coalesce([(0, 10), (10 + HOLE_BYTES, 20 + HOLE_BYTES)]) == [(0, 20 + HOLE_BYTES)]
+    assert coalesce([(0, 10), (11 + HOLE_BYTES, 20 + HOLE_BYTES)]) == [(0, 10), (11 + HOLE_BYTES, 20 + HOLE_BYTES)]
     far = [(i * 300 * KIB, i * 300 * KIB + 10) for i in range(5)]  # three of the four holes fit into one window
-    assert coalesced(far) == [(0, 900 * KIB + 10), far[4]]
-    assert coalesced([(0, 2 * RANGE_BYTES)]) == [(0, RANGE_BYTES), (RANGE_BYTES, 2 * RANGE_BYTES)]
+    assert coalesce(far) == [(0, 900 * KIB + 10), far[4]]
+    assert coalesce([(0, 2 * RANGE_BYTES)]) == [(0, RANGE_BYTES), (RANGE_BYTES, 2 * RANGE_BYTES)]
 
 
 def test_arrow_finds_all_that_it_looks_for(tmp_path: Path) -> None:
@@ -91,15 +91,15 @@ def test_arrow_finds_all_that_it_looks_for(tmp_path: Path) -> None:
     pq.write_table(table, path, row_group_size=1000)
     content, metadata = path.read_bytes(), pq.read_metadata(path)
     for leaf in range(metadata.num_columns):
-        fetched = Fetched(len(content))
-        fetched.want(coalesced(chunk_ranges(metadata, 1, [leaf], len(content))))
+        fetched = SparseFile(len(content))
+        fetched.want(coalesce(chunk_ranges(metadata, 1, [leaf], len(content))))
         fetched.fetch(pa.BufferReader(content))
         [got] = pq.ParquetFile(fetched.reader(), metadata=metadata).reader.iter_batches(
             2000, row_groups=[1], column_indices=[leaf]
         )
         [expected] = pq.ParquetFile(path).reader.iter_batches(2000, row_groups=[1], column_indices=[leaf])
         assert got.equals(expected)
-    assert pq.ParquetFile(Fetched(10).reader(), metadata=metadata).metadata.equals(metadata)
+    assert pq.ParquetFile(SparseFile(10).reader(), metadata=metadata).metadata.equals(metadata)
 
 
 class Source:
@@ -140,7 +140,7 @@ def test_a_short_answer_is_always_seen(content: bytes, data: st.DataObject) -> N
 def test_what_has_come_is_not_asked_for_again() -> None:
     content = np.random.default_rng(0).bytes(5 * MIB)
     source = Source(content, 3 * MIB)
-    fetched = Fetched(len(content))
+    fetched = SparseFile(len(content))
     fetched.want([(0, 100), (2 * MIB, 2 * MIB + 100), (4 * MIB, 4 * MIB + 100)])
     with pytest.raises(ShortBodyError):
         fetched.fetch(source)

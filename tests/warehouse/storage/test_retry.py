@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 import time
 
 import fsspec
@@ -19,7 +18,8 @@ from s3_store import KEYS
 from feedline.errors import CorruptFileError, DataError, StoreError, TableError
 from feedline.warehouse.storage import retry
 from feedline.warehouse.storage.faults import Outlook, ShortBodyError, outlook
-from feedline.warehouse.storage.retry import Budget, Patience, interruptible, retried
+from feedline.warehouse.storage.parallel import in_threads
+from feedline.warehouse.storage.retry import Budget, RetryPolicy, with_retries
 
 ANYWHERE = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
 RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -98,36 +98,36 @@ class Failing:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.01, deadline_s=20))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.001, longest_s=0.01, deadline_s=20))
     monkeypatch.setattr(retry, "budget", Budget())
 
 
 def test_an_operation_is_repeated_until_it_succeeds() -> None:
-    assert retried(Failing(), ANYWHERE, "x") == 1
-    assert retried(Failing(*[RESET] * 7), ANYWHERE, "x") == 8
-    assert retried(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
+    assert with_retries(Failing(), ANYWHERE, "x") == 1
+    assert with_retries(Failing(*[RESET] * 7), ANYWHERE, "x") == 8
+    assert with_retries(Failing(RESET, OSError(AWS.format("SLOW_DOWN")), ShortBodyError("x")), ANYWHERE, "x") == 4
 
 
 def test_final_failures_and_local_files_are_not_repeated() -> None:
     denied = Failing(RESET, OSError(AWS.format("ACCESS_DENIED")), RESET)
     with pytest.raises(TableError, match=r"^x, row group 3 may not be read: the store denies it"):
-        retried(denied, ANYWHERE, "x", row_group=3)
+        with_retries(denied, ANYWHERE, "x", row_group=3)
     assert denied.calls == 2
     local = Failing(RESET)
     with pytest.raises(ConnectionResetError):
-        retried(local, pafs.LocalFileSystem(), "x")
+        with_retries(local, pafs.LocalFileSystem(), "x")
     assert local.calls == 1
     for interruption in (KeyboardInterrupt(), SystemExit()):
         with pytest.raises(type(interruption)):
-            retried(Failing(interruption), ANYWHERE, "x")
+            with_retries(Failing(interruption), ANYWHERE, "x")
 
 
 def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.01, longest_s=0.05, deadline_s=0.3))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.01, longest_s=0.05, deadline_s=0.3))
     operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
     started_s = time.monotonic()
     with pytest.raises(StoreError) as caught:
-        retried(operation, ANYWHERE, "s3://b/f", doing="written")
+        with_retries(operation, ANYWHERE, "s3://b/f", doing="written")
     assert time.monotonic() - started_s < 5
     text = str(caught.value)
     assert text.startswith(f"s3://b/f could not be written: gave up after {operation.calls} attempts in 0.")
@@ -157,7 +157,7 @@ def test_the_budget_in_numbers() -> None:
 
 def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is down sees few requests, however many threads wait for it; each ends in bounded time."""
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=0.001, longest_s=0.001, deadline_s=1))
+    monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.001, longest_s=0.001, deadline_s=1))
     calls = []
 
     def down() -> None:
@@ -166,54 +166,16 @@ def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attempt(_: int) -> str:
         try:
-            retried(down, ANYWHERE, "x")
+            with_retries(down, ANYWHERE, "x")
         except StoreError as error:
             return str(error)
         return ""
 
     started_s = time.monotonic()
-    with interruptible(16, "test") as pool:
-        messages = list(pool.map(attempt, range(16)))
+    messages = list(in_threads(attempt, range(16), threads=16))
     assert all("gave up after" in message for message in messages)
     assert time.monotonic() - started_s < 10
     assert len(calls) <= 16 + Budget.CAPACITY / Budget.COST[Outlook.THROTTLED] + 10 * Budget.PER_SECOND
-
-
-def test_a_failure_ends_the_waiting_of_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Semaphore(0)
-
-    def fail() -> None:
-        failed.release()
-        raise RESET
-
-    def work(place: int) -> None:
-        if place < 2:
-            retried(fail, ANYWHERE, f"place {place}")
-        assert failed.acquire(timeout=20)
-        assert failed.acquire(timeout=20)
-        raise DataError("the real one")
-
-    with pytest.raises(DataError, match="the real one"), interruptible(3, "test") as pool:
-        list(pool.map(work, range(3)))
-
-
-def test_leaving_a_block_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6))
-    failed = threading.Event()
-
-    def fail() -> None:
-        failed.set()
-        raise RESET
-
-    def leave() -> None:
-        with interruptible(1, "test") as pool:
-            pool.map(lambda _: retried(fail, ANYWHERE, "x"), [0])
-            assert failed.wait(20)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
 
 
 WAITING = """
@@ -222,7 +184,7 @@ from concurrent.futures import ThreadPoolExecutor
 from feedline import Table
 from feedline.warehouse.storage import retry
 waits = threading.Event()
-retry.PATIENCE = retry.Patience(first_s=10**5, longest_s=10**5, deadline_s=10**6)
+retry.POLICY = retry.RetryPolicy(first_s=10**5, longest_s=10**5, deadline_s=10**6)
 retry.logger.log = lambda *_: (print("waits", flush=True), waits.set())
 def read():
     Table("s3://b/t?endpoint_override=127.0.0.1:1&scheme=http&region=x").snapshot()

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 from processes import finished
 
-from feedline import processor
+from feedline import resources
 from feedline.blocks import environment
 from feedline.blocks.environment import check_environment, environment_at, environment_differences, local_environment
 from feedline.errors import ClusterError
 from feedline.loader.ring.launch import feeder_environment
-from feedline.processor import DISABLE, ENABLE, active, chosen, disabling, instructions, libm, remedy, variables
+from feedline.resources import (
+    DISABLE,
+    ENABLE,
+    active_instructions,
+    choose_cpu,
+    cpu_environment,
+    disabling_line,
+    instructions_remedy,
+    level_instructions,
+    libm,
+)
 from feedline.spec import PipelineSpec
 
 COMPUTE = """
@@ -45,10 +55,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Any, *, has: Any, kind: str 
     """From now on this is a machine with these features, and a numpy with these names."""
     baseline, dispatch = names
     every = dict.fromkeys([*baseline, *dispatch, "AVX2", "FMA3"], False) | dict.fromkeys([*baseline, *has], True)
-    monkeypatch.setattr(processor, "__cpu_baseline__", list(baseline))
-    monkeypatch.setattr(processor, "__cpu_dispatch__", list(dispatch))
-    monkeypatch.setattr(processor, "__cpu_features__", every)
-    monkeypatch.setattr(processor.platform, "machine", lambda: kind)
+    monkeypatch.setattr(resources, "__cpu_baseline__", list(baseline))
+    monkeypatch.setattr(resources, "__cpu_dispatch__", list(dispatch))
+    monkeypatch.setattr(resources, "__cpu_features__", every)
+    monkeypatch.setattr(resources.platform, "machine", lambda: kind)
     for name in (DISABLE, ENABLE):
         monkeypatch.delenv(name, raising=False)
 
@@ -56,26 +66,28 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Any, *, has: Any, kind: str 
 def test_environments_differ_where_results_do():
     """By the variable itself: numpy's own names for what goes beyond a level, then for all that it dispatches."""
     digests, native = elsewhere({})
-    if len(native["cpu"].split()) == len(processor.__cpu_baseline__):
+    if len(native["cpu"].split()) == len(resources.__cpu_baseline__):
         pytest.skip("this processor has nothing that numpy dispatches to")
     seen = {native["cpu"]: digests}
-    beyond = [name for name in processor.__cpu_dispatch__ if name not in instructions("x86-64-v3")]
-    for names in (beyond, list(processor.__cpu_dispatch__)):
+    beyond = [name for name in resources.__cpu_dispatch__ if name not in level_instructions("x86-64-v3")]
+    for names in (beyond, list(resources.__cpu_dispatch__)):
         digests, found = elsewhere({DISABLE: " ".join(names)})
         assert {name for name in found if found[name] != native[name]} <= {"cpu"}
         assert seen.setdefault(found["cpu"], digests) == digests, "one environment, two results"
     assert len({json.dumps(digests) for digests in seen.values()}) == len(seen) > 1
 
 
-@pytest.mark.skipif(len(active()) <= len(instructions("x86-64-v3")), reason="this processor has nothing beyond v3")
+@pytest.mark.skipif(
+    len(active_instructions()) <= len(level_instructions("x86-64-v3")), reason="this processor has nothing beyond v3"
+)
 def test_log1p_differs_beyond_x86_64_v3():
-    level = elsewhere(variables("x86-64-v3"))
-    assert level[1]["cpu"] == " ".join(instructions("x86-64-v3"))
+    level = elsewhere(cpu_environment("x86-64-v3"))
+    assert level[1]["cpu"] == " ".join(level_instructions("x86-64-v3"))
     native = elsewhere({})
     assert all(one != other for one, other in zip(level[0][:2], native[0][:2], strict=True))
 
 
-@pytest.mark.skipif("glibc" not in processor.libc(), reason="GLIBC_TUNABLES is glibc's")
+@pytest.mark.skipif("glibc" not in resources.libc(), reason="GLIBC_TUNABLES is glibc's")
 def test_another_choice_of_glibc_is_another_environment():
     _, found = elsewhere({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA,-AVX2"})
     if found["libm"] == libm():
@@ -95,28 +107,28 @@ def test_a_level_disables_what_goes_beyond_by_the_names_of_this_numpy(
     monkeypatch: pytest.MonkeyPatch, names: Any, has: Any, disabled: str
 ):
     machine(monkeypatch, names, has=(*has, "AVX2", "FMA3"))
-    assert chosen(None, shared=True) == chosen("x86-64-v3", shared=False) == "x86-64-v3"
-    assert chosen(None, shared=False) == chosen("native", shared=True) == "native"
-    assert variables("x86-64-v3") == {DISABLE: disabled}
-    assert variables("native") == {}
-    assert set(active()) - set(instructions("x86-64-v3")) == set(disabled.split())
+    assert choose_cpu(None, shared=True) == choose_cpu("x86-64-v3", shared=False) == "x86-64-v3"
+    assert choose_cpu(None, shared=False) == choose_cpu("native", shared=True) == "native"
+    assert cpu_environment("x86-64-v3") == {DISABLE: disabled}
+    assert cpu_environment("native") == {}
+    assert set(active_instructions()) - set(level_instructions("x86-64-v3")) == set(disabled.split())
     if disabled:
-        assert f'{DISABLE}="{disabled}"' in remedy(" ".join(instructions("x86-64-v3")))
+        assert f'{DISABLE}="{disabled}"' in instructions_remedy(" ".join(level_instructions("x86-64-v3")))
 
 
 def test_what_this_process_was_started_with_does_not_count(monkeypatch: pytest.MonkeyPatch):
     machine(monkeypatch, X86_NAMES, has=("X86_V3", "AVX2", "FMA3"))  # X86_V4 is off here by the variable
     monkeypatch.setenv(DISABLE, "X86_V4,AVX512_ICL")
     monkeypatch.setenv(ENABLE, "X86_V3")
-    assert variables("x86-64-v3") == {DISABLE: "X86_V4 AVX512_ICL", ENABLE: ""}
+    assert cpu_environment("x86-64-v3") == {DISABLE: "X86_V4 AVX512_ICL", ENABLE: ""}
 
 
 @pytest.mark.parametrize(("names", "kind"), [(ARM_NAMES, "aarch64"), (X86_NAMES, "x86_64")])
 def test_machines_without_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, kind: str):
     machine(monkeypatch, names, has=names[1][:1] if kind == "aarch64" else (), kind=kind)
-    assert chosen(None, shared=True) == "native"
+    assert choose_cpu(None, shared=True) == "native"
     with pytest.raises(ClusterError, match=f"cluster.cpu asks for what .*: got x86-64-v3 on {kind} .* `cpu: native`"):
-        chosen("x86-64-v3", shared=False)
+        choose_cpu("x86-64-v3", shared=False)
     document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
     spec = PipelineSpec.model_validate({**document, "cluster": {"cpu": "x86-64-v3"}}, strict=False)
     with pytest.raises(ClusterError, match="got x86-64-v3"):
@@ -144,5 +156,5 @@ def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_line_to_add_keeps_the_order_of_numpy():
-    names = list(processor.__cpu_dispatch__)
-    assert disabling(reversed(names)) == f'{DISABLE}="{" ".join(names)}"'
+    names = list(resources.__cpu_dispatch__)
+    assert disabling_line(reversed(names)) == f'{DISABLE}="{" ".join(names)}"'

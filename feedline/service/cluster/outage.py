@@ -1,9 +1,9 @@
-"""Count how long a trainer has waited for a part of the cluster that is missing.
+"""Time how long a trainer has waited for a missing part of the cluster.
 
-Runs in: the feeder, and whoever computes on a cluster. Pure: the clock's reading is an argument.
+Runs in: every process that computes on a cluster. Pure: time is an argument.
 
-Time counts only while somebody waits for work that the missing part has to do: a trainer that evaluates, or still has
-batches in its ring, needs no cluster, however long that is scaled to zero.
+Time counts only while a caller waits for work of the missing part: a trainer that evaluates, or has batches in its
+ring, needs no cluster, however long that is scaled to zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Counted for one look at most: a process that was itself stopped for an hour has not waited for an hour.
+# The most that one look counts: a process that was itself stopped for an hour has not waited for an hour.
 _LONGEST_LOOK_S = 5.0
 
 Missing = Literal["scheduler", "worker"]
@@ -19,8 +19,8 @@ Verdict = Literal["whole", "new", "waiting", "over"]
 
 
 @dataclass(slots=True)
-class Patience:
-    """Look at it every second or so. `limit_s`: how long to wait for what is missing."""
+class OutageTimer:
+    """To be called about every second. `limit_s`: how long to wait for the missing part."""
 
     limit_s: float
     waited_s: float = 0.0
@@ -28,9 +28,9 @@ class Patience:
     _looked_s: float = 0.0
 
     def look(self, now_s: float, missing: Missing | None, *, waiting: bool) -> Verdict:
-        """What is missing now, and whether somebody has waited for it since the last look.
+        """Count the time since the last look. waiting: whether a caller has waited for the missing part since.
 
-        whole: nothing is missing; new: it has not been missing before; over: it was waited for longer than the limit.
+        whole: nothing is missing; new: it was not missing before; over: callers have waited longer than the limit.
         """
         before, self._missing = self._missing, missing
         passed_s, self._looked_s = now_s - self._looked_s, now_s

@@ -17,7 +17,7 @@ import pytest
 
 from feedline.errors import ExpressionError
 from feedline.expressions import bind, parse
-from feedline.expressions.functions.catalogue import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
+from feedline.expressions.functions.reference import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
 from feedline.expressions.row_preservation import is_row_preserving
 
 NAN, INF = float("nan"), float("inf")

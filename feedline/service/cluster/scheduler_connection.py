@@ -1,8 +1,8 @@
-"""Keep a client of a Dask scheduler that may go away and come back.
+"""Keep a connection to a Dask scheduler that may go away and come back.
 
-Runs in: the feeder, and whoever computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, and
-closes then. From there on a thread connects anew, with growing pauses, so that whoever has results goes on with them
-meanwhile. Nothing here blocks or raises because the scheduler is away, except where it says so.
+Runs in: every process that computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, then
+closes. From there on a thread connects again, with growing pauses, while the process uses the results it has. Nothing
+here blocks or raises while the scheduler is away, except where it says so.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from distributed import Client, Future
 from distributed.client import ClosedClientError
 
 from feedline.errors import ClusterError
-from feedline.service.dispatch.patience import Patience
+from feedline.service.cluster.outage import OutageTimer
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
-_ANSWER_S = 5.0  # a scheduler that takes longer is not there
-_MEMBERS_S = 2.0  # what the scheduler said of its workers serves as long
-_LOOK_S = 1.0  # between looks at a cluster that is waited for
+_ANSWER_S = 5.0  # a scheduler that takes longer counts as gone
+_MEMBERS_S = 2.0  # how long the list of workers is cached
+_LOOK_S = 1.0  # between checks while waiting for the cluster
 
 
 def no_worker(address: str, wait_s: float) -> ClusterError:
-    """The error where there was none for too long."""
+    """The error for a cluster without workers."""
     return ClusterError(
         f"the Dask cluster has no worker: got none in {wait_s:g} s at {address}. Start one (dask worker {address}), or "
         f"raise cluster.wait_s"
     )
 
 
-class Connection:
-    """A client, and the next one. `number` counts them: futures of an earlier client are lost.
+class SchedulerConnection:
+    """The current client of a scheduler. `number` counts clients: futures of an earlier one are lost.
 
-    connect: raises ClusterError where no scheduler answers. returns: whether a scheduler that went may come back.
+    connect: raises ClusterError where no scheduler answers. returns: whether a lost scheduler may come back.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Connection:
         self._wait_s = wait_s
         self._returns = returns
         self._clock = time.monotonic
-        self._patience = Patience(wait_s)
+        self._outage = OutageTimer(wait_s)
         self._search: threading.Thread | None = None
         self._closed = threading.Event()
         self._members: frozenset[str] = frozenset()
@@ -61,15 +61,15 @@ class Connection:
         self.client = connect()
 
     def look(self, *, waiting: bool) -> None:
-        """See what is missing, and look for a scheduler that is gone. Called every second or so, and never blocks.
+        """Check scheduler and workers, and search for a lost scheduler. Called about every second; never blocks.
 
-        waiting: whether somebody waits for work that the cluster has not done. Raises ClusterError where that was so
-        for `cluster.wait_s` while there was no scheduler, or no worker.
+        waiting: whether a caller waits for work of the cluster. Raises ClusterError once that was so for
+        `cluster.wait_s` without a scheduler, or without a worker.
         """
         if not self.alive():
             if not self._returns:
                 raise ClusterError("the Dask cluster in this process stopped. Start the feeder again")
-            verdict = self._patience.look(self._clock(), "scheduler", waiting=waiting)
+            verdict = self._outage.look(self._clock(), "scheduler", waiting=waiting)
             if verdict == "new":
                 logger.warning("the Dask scheduler at %s is gone; waiting for it", self._address())
             elif verdict == "over":
@@ -79,7 +79,7 @@ class Connection:
                 )
             self._search_scheduler()
             return
-        verdict = self._patience.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
+        verdict = self._outage.look(self._clock(), None if self.workers() else "worker", waiting=waiting)
         if verdict == "new":
             logger.warning("the Dask cluster at %s has no worker; waiting for one", self._address())
         elif verdict == "over" and not self._ask("ncores"):  # the totals are seconds old
@@ -96,30 +96,30 @@ class Connection:
             return None
         try:
             return self.client.submit(function, *arguments, **options)
-        except ClosedClientError:  # it went between the two lines
+        except ClosedClientError:  # lost since the check above
             return None
 
     def workers(self) -> int:
-        """As the scheduler said last, at most a few seconds ago."""
+        """The number of workers, a few seconds old at most."""
         return int(self._totals().get("n_workers", 0))
 
     def threads(self) -> int:
-        """Threads of all workers, as the scheduler said last; at least one, while workers are still coming."""
+        """Threads of all workers, a few seconds old at most; at least one, while workers are still starting."""
         return max(1, int(self._totals().get("total_threads", 0)))
 
     def members(self) -> frozenset[str]:
-        """The addresses of all workers, a few seconds old at most; none where the scheduler does not say."""
+        """The addresses of all workers, a few seconds old at most; none where the scheduler does not answer."""
         if self._clock() - self._members_s > _MEMBERS_S:
             self._members = frozenset(self._ask("ncores") or ())
             self._members_s = self._clock()
         return self._members
 
     def places(self, keys: Collection[str]) -> dict[str, str]:
-        """Which worker works on a task, or has its result; tasks that wait for a worker are left out."""
-        wanted = set(keys)
+        """The worker that runs each task, or has its result; tasks that wait for a worker are left out."""
+        asked = set(keys)
         processing = self._ask("processing") or {}
-        found = {key: worker for worker, tasks in processing.items() for key in tasks if key in wanted}
-        has = self._ask("who_has", keys=sorted(wanted - set(found))) or {}
+        found = {key: worker for worker, tasks in processing.items() for key in tasks if key in asked}
+        has = self._ask("who_has", keys=sorted(asked - set(found))) or {}
         return found | {key: workers[0] for key, workers in has.items() if workers}
 
     def _ask(self, question: str, **details: Any) -> Any:
@@ -139,12 +139,12 @@ class Connection:
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:
-        """Of all workers together: the client asks for them every two seconds anyway."""
+        """Of all workers together; the client fetches them every two seconds anyway."""
         totals: Mapping[str, Any] = self.client._scheduler_identity
         return totals
 
     def gathered(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        """Their results. Raises what a task raised, CancelledError where they are lost, ClusterError after `wait_s`."""
+        """The results of futures. Raises what a task raised, CancelledError if lost, ClusterError after `wait_s`."""
         client, number = self.client, self.number
         loop: Any = client.loop
         gathering = asyncio.run_coroutine_threadsafe(client.gather(futures, asynchronous=True), loop.asyncio_loop)
@@ -160,7 +160,7 @@ class Connection:
         raise CancelledError
 
     def await_scheduler(self) -> None:
-        """Until the scheduler answers. Raises ClusterError after `wait_s`."""
+        """Wait until the scheduler answers. Raises ClusterError after `wait_s`."""
         while not self.alive():
             self.look(waiting=True)
             self._closed.wait(_FIRST_PAUSE_S)
@@ -171,7 +171,7 @@ class Connection:
             self._search.start()
 
     def _find_scheduler(self) -> None:
-        """Runs in a thread: the client tries again for seconds; one that has given up is replaced."""
+        """Runs in a thread: the client reconnects by itself for seconds; one that has given up is replaced."""
         pause_s = _FIRST_PAUSE_S
         while not self._closed.wait(pause_s) and not self.alive():
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -11,7 +11,7 @@ from feedline.expressions.functions.namespaces import METHODS as _NAMESPACED
 from feedline.expressions.functions.scalars import FUNCTIONS as _FUNCTIONS
 from feedline.expressions.functions.scalars import METHODS as _SCALAR
 from feedline.expressions.functions.signatures import Function
-from feedline.expressions.tokens import Fault, Span
+from feedline.expressions.spans import Fault, Span
 from feedline.expressions.types import nearest, quoted
 
 NAMESPACES = ("dt", "str", "list")

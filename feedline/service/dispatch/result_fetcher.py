@@ -18,7 +18,7 @@ from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 from distributed.utils_comm import gather_from_workers
 
-from feedline.blocks.compute import BlockResult
+from feedline.blocks.request import BlockResult
 from feedline.service.dispatch.attempts import failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 
@@ -28,8 +28,8 @@ _PER_WORKER = 2  # one is on the wire while the next is being asked for
 Outcome: TypeAlias = BlockResult | BlockFailure | None
 
 
-class Gathering:
-    """Fetches what futures become. `arrived` is called on the loop, with a key and its outcome, once per future."""
+class ResultFetcher:
+    """Fetches the results of futures. `arrived` is called on the loop once per future, with its key and outcome."""
 
     def __init__(self, arrived: Callable[[str, Outcome], None]) -> None:
         self._arrived = arrived
@@ -38,12 +38,12 @@ class Gathering:
         self._room: dict[tuple[int, str], asyncio.Semaphore] = {}
 
     def watch(self, client: Client, future: Future[Any], local: Mapping[str, Outcome]) -> Handle[None]:
-        """Fetch its result when there is one. local: results of the worker in this process."""
+        """Fetch the future's result when it has finished. local: results of the worker in this process."""
         loop: Any = client.loop
         return asyncio.run_coroutine_threadsafe(self._watch(client, future, local), loop.asyncio_loop)
 
     def close(self) -> None:
-        """From here on nothing arrives."""
+        """Drop results from now on."""
         with self._lock:
             self._closed = True
 
@@ -53,7 +53,7 @@ class Gathering:
             outcome = await self._outcome(client, future, local)
         except OSError:  # the connection
             outcome = None
-        except Exception as error:  # whatever it is, the feeder's own thread has to deal with it
+        except Exception as error:  # the feeder's own thread deals with it
             outcome = failure_of(error, "", "")
         with self._lock:
             if not self._closed:
@@ -82,7 +82,7 @@ class Gathering:
 
 
 async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
-    """Of a task that failed outside of our function: it could not be loaded, or its worker died again and again."""
+    """Of a task that failed outside of our function: it could not be loaded, or its workers died repeatedly."""
     state: Any = future._state
     error = state.exception
     if isinstance(error, KilledWorker):

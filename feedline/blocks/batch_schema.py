@@ -1,0 +1,59 @@
+"""The columns of a batch, from the outputs of compiled features.
+
+Runs in: the feeder, workers, serving. Pure.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from feedline.loader.encoding.layout import BatchSchema, SlotColumn
+from feedline.transforms.compile.chains import chain_text
+from feedline.transforms.compile.compiled import CompiledFeatures
+
+
+def batch_schema(features: CompiledFeatures) -> BatchSchema:
+    """The columns of a batch, from the features' outputs."""
+    columns: list[SlotColumn] = []
+    widths: dict[str, int] = {}
+    for output, feature in zip(features.outputs, features.features, strict=True):
+        dtype, unit = _fixed_dtype(output.group, output.dtype)
+        arrow = str(pl.Series([], dtype=output.dtype).to_arrow().type)
+        offset = widths.get(output.group, 0)
+        width = output.dtype.size if isinstance(output.dtype, pl.Array) and output.group != "extra" else 1
+        columns.append(
+            SlotColumn(
+                name=output.name,
+                group=output.group,
+                dtype=dtype,
+                arrow=arrow,
+                offset=offset,
+                width=width,
+                unit=unit,
+                weighted=output.group == "sparse" and isinstance(output.dtype, pl.Struct),
+                chain=chain_text(feature),
+                on_nonfinite=feature.on_nonfinite,
+                looks_up=bool(output.lookups),
+                num_embeddings=output.num_embeddings if dtype == "int64" and output.group != "extra" else None,
+            )
+        )
+        widths[output.group] = offset + width
+    return BatchSchema(tuple(columns))
+
+
+def _fixed_dtype(group: str, dtype: pl.DataType) -> tuple[str, str | None]:
+    """The numpy dtype of a feature's values ("" for extras that have no fixed width), and the unit of times."""
+    if group in ("dense", "label"):
+        return "float32", None
+    if group == "categorical":
+        return "int64", None
+    if group == "sparse":
+        return ("float32" if dtype == pl.List(pl.Float32()) else "int64"), None
+    if isinstance(dtype, pl.Datetime | pl.Duration):
+        return "int64", dtype.time_unit
+    if dtype == pl.Date:
+        return "int32", "D"
+    if dtype == pl.Boolean:
+        return "bool", None
+    numeric = dtype.is_integer() or dtype.is_float()
+    return (str(pl.Series([], dtype=dtype).to_numpy().dtype) if numeric else ""), None

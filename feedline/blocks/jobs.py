@@ -1,0 +1,94 @@
+"""The jobs that a process holds, each checked and compiled once.
+
+Runs in: Dask workers, and the feeder, whose threads may be workers. A job is sent to each worker once, when the plan is
+made; tasks name it by its digest. A worker that came later, or has forgotten the job, raises UnknownJobError and gets
+it with the next attempt.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from feedline.artifacts.store import StoredArtifactSet, prove
+from feedline.blocks.batch_schema import batch_schema
+from feedline.blocks.environment import check_environment
+from feedline.blocks.request import Job, kept_columns
+from feedline.blocks.single_flight import SingleFlight
+from feedline.errors import ClusterError, FeedlineError
+from feedline.expressions import BoundExpression, bind_where
+from feedline.expressions.column_parts import not_null
+from feedline.loader.encoding.layout import SlotLayout
+from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
+from feedline.transforms.registry.user_functions import check_functions
+from feedline.warehouse.reading.sample import BoundSample, bind_sample
+from feedline.warehouse.reading.seen_rows import Mark, bind_marks
+
+
+class UnknownJobError(Exception):
+    """A task names a job that this process does not hold: send the job with the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledJob:
+    """A job's compiled features, filter and sample, with the layout of its slots."""
+
+    features: CompiledFeatures
+    schema: pa.Schema
+    where: BoundExpression | None
+    columns: tuple[str, ...]
+    layout: SlotLayout
+    sample: BoundSample | None
+    marks: tuple[Mark, ...]
+    filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
+
+
+_jobs: SingleFlight[str, Job] = SingleFlight()
+_compiled: SingleFlight[str, CompiledJob] = SingleFlight()
+
+
+def keep_job(job: Job) -> None:
+    """Hold a job, so that tasks of this process may name it by its digest."""
+    _jobs.get(job.digest, lambda: job)
+
+
+def find_job(job: Job | str) -> Job:
+    """The job that a task names by its digest, or brings along. Raises UnknownJobError."""
+    if isinstance(job, Job):
+        return _jobs.get(job.digest, lambda: job)
+
+    def missing() -> Job:
+        raise UnknownJobError(f"job {job} was not sent to {platform.node()}")
+
+    return _jobs.get(job, missing)
+
+
+def compile_job(job: Job) -> CompiledJob:
+    """The job, compiled once in this process: the same object each time."""
+    return _compiled.get(job.digest, lambda: _compile(job))
+
+
+def _compile(job: Job) -> CompiledJob:
+    check_functions(job.code)
+    schema = pa.ipc.read_schema(pa.py_buffer(job.schema))
+    features = compile_features(job.features, schema, StoredArtifactSet(job.artifacts))
+    columns = dict.fromkeys([*features.parts, *kept_columns(job)])
+    where = bind_where(job.where, schema) if job.where is not None else None
+    sample = bind_sample(job.sample, schema) if job.sample is not None else None
+    marks = bind_marks(features.marks, schema)
+    filters = {output.name: not_null(output.reads) for output in features.outputs if output.reads}
+    layout = SlotLayout(batch_schema(features))
+    return CompiledJob(features, schema, where, tuple(columns), layout, sample, marks, filters)
+
+
+def check_job(job: Job) -> None:
+    """Hold a job, after checking that this worker can compute it. Raises ClusterError for other versions, or for
+    artifacts that it cannot read."""
+    check_environment(job.environment)
+    try:
+        prove(job.artifacts)
+    except (FeedlineError, OSError) as error:
+        raise ClusterError(f"a worker on {platform.node()} cannot read the artifacts: {error}") from error
+    keep_job(job)

@@ -1,0 +1,93 @@
+"""What a block's task takes and returns: the job, the pieces of the block, and its encoded rows.
+
+Runs in: the feeder and Dask workers. Frozen values that travel between processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from feedline.artifacts.store import ArtifactSetRef
+from feedline.blocks.environment import Environment
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.quality import Quality
+from feedline.spec.features import FeatureSpec
+from feedline.transforms.registry.user_functions import RequiredFunction
+from feedline.warehouse.reading.fragment import Fragment
+from feedline.warehouse.reading.sample import Sample
+from feedline.warehouse.rebase.recorded_rows import Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the environment to meet.
+
+    Workers are sent it once; tasks name it by its `digest`, which covers all other fields.
+
+    With a sample the schema may hold the virtual column `sample_weight`. record: where the identities of rows are
+    recorded, if anywhere. code: the user's functions that the features call.
+    """
+
+    features: tuple[FeatureSpec, ...]
+    schema: bytes
+    where: str | None
+    by: str | None
+    environment: Environment
+    artifacts: ArtifactSetRef
+    sample: Sample | None = None
+    record: Recording | None = None
+    code: tuple[RequiredFunction, ...] = ()
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest())
+
+
+def kept_columns(job: Job) -> tuple[str, ...]:
+    """The columns that blocks read besides their features: `shuffle.by` and the row key."""
+    by = (job.by,) if job.by is not None else ()
+    return (*by, *(job.record.identity.key if job.record is not None else ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceRequest:
+    """`rows` selected rows of some row groups of one file, after skipping the first `skip` selected ones."""
+
+    fragment: Fragment
+    skip: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest:
+    """One block: its pieces, their number of rows, and the key of its permutation (None: in plan order)."""
+
+    pieces: tuple[PieceRequest, ...]
+    rows: int
+    permutation: tuple[int | str, ...] | None
+    nbytes: int  # compressed bytes of the column chunks it reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockResult:
+    """A block's rows: `parts` by reference within a process, `image` in slot layout between processes."""
+
+    key: str
+    rows: int
+    parts: tuple[EncodedRows, ...] | None
+    image: pa.Buffer | None
+    read_s: float
+    transform_s: float
+    encode_s: float
+    nbytes_read: int
+    quality: Quality
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.image.size) if self.image is not None else sum(part.nbytes for part in self.parts or ())
+
+    def __sizeof__(self) -> int:
+        return self.nbytes

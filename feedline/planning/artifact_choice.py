@@ -1,0 +1,99 @@
+"""Choose the artifact set for a run. Ranks that start together use the same manifest; with `fit: auto`, the first rank
+fits what is missing.
+
+Runs in: the feeder of each rank, `Pipeline.batches`. A plan is made with the current artifact set. Where features need
+artifacts, the ranks of a start agree on one manifest, as they do on a snapshot, so that a `feedline fit` in between
+changes nothing. The manifest is recorded in `work_dir` under the fingerprint of the features, which states carry: a run
+that is resumed finds the set that it began with, whatever was fitted since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from feedline.artifacts.store import ArtifactSetRef, load_manifest
+from feedline.errors import CorruptFileError, SpecError
+from feedline.planning.agreement import RunStart, agree
+from feedline.planning.binding import artifact_set_key, artifact_set_ref, artifacts_dir, set_refusal
+from feedline.planning.plan import Plan
+from feedline.spec import PipelineSpec
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import absolute, locate
+
+
+def resolve_artifacts(
+    plan: Plan,
+    plan_with: Callable[[ArtifactSetRef], Plan],
+    fit_missing: Callable[[], str | None],
+    *,
+    start: RunStart | None = None,
+    features: str | None = None,
+) -> Plan:
+    """The plan with every artifact that its features need.
+
+    plan_with: makes the plan with another artifact set. fit_missing: fits what is missing, and returns the manifest.
+    features: the fingerprint that a state has, of an artifact set that may have been replaced since. Raises SpecError
+    where something is not fitted and `fit: auto` does not apply.
+    """
+    if not plan.features.missing_fits and plan.job.artifacts.manifest is None:
+        return plan
+    if features is not None and (manifest := _recorded_manifest(plan.spec, features)) is not None:
+        same = manifest == plan.job.artifacts.manifest
+        earlier = plan if same else plan_with(artifact_set_ref(plan.spec, manifest))
+        if not earlier.features.missing_fits and earlier.features_fingerprint == features:
+            return earlier
+
+    def choose() -> str:
+        if plan.features.missing_fits and _may_fit(plan):
+            return fit_missing() or ""
+        plan.require_fitted()
+        return plan.job.artifacts.manifest or ""
+
+    chosen = choose() if start is None else agree(_start_of(plan.spec, start), plan.spec.work_dir, choose)
+    if chosen != plan.job.artifacts.manifest:
+        plan = plan_with(artifact_set_ref(plan.spec, chosen))
+    plan.require_fitted()
+    _record_manifest(plan)
+    return plan
+
+
+def _start_of(spec: PipelineSpec, start: RunStart) -> RunStart:
+    """The start, as ranks that agree on an artifact set name it."""
+    content = json.dumps([start.job, "artifacts", artifacts_dir(spec), repr(artifact_set_key(spec))])
+    return replace(start, job=hashlib.sha256(content.encode()).hexdigest())
+
+
+def _may_fit(plan: Plan) -> bool:
+    """Whether `fit: auto` fits what is missing: not where the artifacts are another pipeline's or another table's."""
+    refusal = set_refusal(plan.features.artifacts)
+    return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
+
+
+def _record_manifest(plan: Plan) -> None:
+    """Record the manifest of the plan's features, unless it is recorded."""
+    features, manifest = plan.features_fingerprint, plan.job.artifacts.manifest
+    if _recorded_manifest(plan.spec, features) != manifest:
+        place = locate(absolute(plan.spec.work_dir))
+        content_store.put(place, _record_name(plan.spec, features), [json.dumps({"manifest": manifest}).encode()])
+
+
+def _recorded_manifest(spec: PipelineSpec, features: str) -> str | None:
+    """The manifest that was recorded for features of this fingerprint; None where none was, or it is gone."""
+    place = locate(absolute(spec.work_dir))
+    for name in (_record_name(spec, features), f"features/{features}.json"):  # the second one is of earlier versions
+        try:
+            manifest = str(json.loads(bytes(content_store.get(place, name)))["manifest"])
+            load_manifest(artifacts_dir(spec), manifest)
+        except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
+            continue
+        return manifest
+    return None
+
+
+def _record_name(spec: PipelineSpec, features: str) -> str:
+    """Of this pipeline and folder of artifacts: the same features may have another artifact set elsewhere."""
+    content = json.dumps([artifact_set_key(spec).owner, absolute(artifacts_dir(spec))])
+    return f"features/{features}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"

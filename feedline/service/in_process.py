@@ -1,0 +1,58 @@
+"""Iterate the batches of a plan in this process and thread: no ring, no Dask, no feeder.
+
+Runs in: any process; the oracle of tests, the way to debug with pdb, and the way on a machine without Linux.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedline.blocks.compute import run_block
+from feedline.blocks.request import BlockResult
+from feedline.loader.encoding.encode import EncodedRows
+from feedline.loader.encoding.slot import draft, write
+from feedline.planning.plan import Plan
+from feedline.planning.schedule import rank_lanes
+from feedline.service.quality_monitor import QualityMonitor
+from feedline.service.steps import segments_of
+
+if TYPE_CHECKING:
+    from feedline.loader.batch import Batch
+
+
+def iterate_plan(
+    plan: Plan, monitor: QualityMonitor, *, epoch: int, rank: int, world_size: int, step: int = 0
+) -> Iterator[Batch]:
+    """The batches of one rank and epoch from a step on, computed one block at a time."""
+    from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
+
+    schedule = plan.schedule(epoch)
+    lanes = rank_lanes(plan.lanes, rank, world_size)
+    blocks = {(block.lane, block.index): block for block in schedule.blocks_of(lanes, first_step=step)}
+    borders = {lane: schedule.block_starts(lane) for lane in lanes}
+    results: dict[tuple[int, int], BlockResult] = {}
+    monitor.begin(epoch)
+
+    def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
+        place = lane, index
+        if place not in results:
+            results[place] = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
+        parts = results[place].parts
+        assert parts is not None
+        return parts
+
+    for number in range(max(step, schedule.first_step), schedule.steps):
+        segments = segments_of(schedule, borders, number, get)
+        assert segments is not None
+        measured = draft(plan.layout, segments, epoch=epoch, step=number)
+        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
+        write(plan.layout, measured, buffer)
+        done = [(blocks[place], results.pop(place)) for place in list(results) if blocks[place].last_step <= number]
+        monitor.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
+        yield Batch.over(plan.layout, buffer)
+    for complaint in monitor.end():
+        warnings.warn(complaint, UserWarning, stacklevel=2)

@@ -1,0 +1,19 @@
+"""Cut a row selection into fragments: one per split of the rows that are, or may be, kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_of
+from feedline.warehouse.selection.select import Selection
+from feedline.warehouse.snapshot.snapshot import Snapshot
+from feedline.warehouse.snapshot.splits import plan_splits
+
+SPLIT_ROWS = 65_536
+
+
+def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
+    """The fragments in the table's order. Row groups that nobody counted are cut by the rows that they store."""
+    planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
+    splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
+    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]

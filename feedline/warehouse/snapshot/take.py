@@ -1,0 +1,217 @@
+"""Take the snapshot of a table: list it, read the footers of files that are new, and remember what was read.
+
+Runs once per job, in the process that plans. Files that the table's last snapshot under the same `work_dir` has with
+the same size, time and etag are carried over from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from feedline.errors import CorruptFileError, TableError, TableNotFoundError
+from feedline.warehouse.discovery.hive import Listing, discover
+from feedline.warehouse.discovery.partitions import refine
+from feedline.warehouse.discovery.table_log import unite_schemas
+from feedline.warehouse.parquet.schemas import SchemaRules
+from feedline.warehouse.snapshot.assembly import Assembly, SnapshotPart, assemble, carry_over, unchanged_files
+from feedline.warehouse.snapshot.column_facts import contiguous
+from feedline.warehouse.snapshot.footer_tasks import read_footers
+from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
+from feedline.warehouse.snapshot.snapshot import Snapshot, identity
+from feedline.warehouse.storage import content_store
+from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.parallel import Map
+
+OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
+
+
+def take_snapshot(
+    table: str | Sequence[str],
+    *,
+    partitions: Mapping[str, str] | None = None,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """List a table (see `discover`) and freeze what was found (see `snapshot_of`)."""
+    listing = discover(table, partitions=partitions)
+    return snapshot_of(listing, rules=rules, on_bad=on_bad, work_dir=work_dir, map=map)
+
+
+def snapshot_of(
+    listing: Listing,
+    *,
+    rules: SchemaRules | None = None,
+    on_bad: OnBad | None = None,
+    work_dir: str | None = None,
+    map: Map | None = None,
+) -> Snapshot:
+    """The snapshot of the files listed; `map` runs the reading of footers (default: threads of this process).
+
+    `work_dir`: where the snapshot is saved and remembered. Files that the table's last snapshot there has with the
+    same size, time and etag are not read again. `on_bad`: called with a file's path below the root and the error where
+    its footer is corrupt; the file is left out.
+
+    Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
+    Warns where a partition key is also a column in the files: the key of the path wins.
+    """
+    if not len(listing.files):
+        raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
+    now_ns = time.time_ns()
+    last = None if work_dir is None else _recalled(work_dir, listing)
+    sources, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
+    corrupt: dict[int, str] = {}
+    overflow = Overflow(overflow_folder(work_dir))
+    for result in read_footers(listing.uri, _listed(listing, unread), map):
+        overflow.add(result.blocks)
+        corrupt |= dict(result.corrupt)
+        if corrupt and on_bad is None:
+            raise CorruptFileError(next(iter(corrupt.values())))
+    sources += overflow.sources()
+    if on_bad is not None and corrupt:
+        for place, message in sorted(corrupt.items()):
+            on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
+        listing, sources = _spared(listing, sources, np.array(sorted(corrupt), np.int64))
+    snapshot = _frozen(listing, assemble(sources), rules or SchemaRules())
+    if work_dir is None:
+        return snapshot
+    changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
+    if changed:
+        snapshot.save(work_dir)
+    if changed or len(unread):
+        _remember(work_dir, listing, snapshot.id, now_ns)
+    found = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
+    return dataclasses.replace(found, ignored=listing.ignored)
+
+
+def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
+    names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
+    schemas = list(zip(names, parts.schemas, strict=True))
+    whole = unite_schemas(listing, schemas, rules)
+    partition = partition_beside(listing, whole)
+    schema = pa.schema(
+        [
+            *_without_keys(whole, listing, _doubtful(whole, partition, parts)),
+            *(pa.field(name, column.type) for name, column in partition.items()),
+        ]
+    )
+    files = listing.files
+    for name in parts.files.schema.names:
+        files = files.append_column(name, parts.files[name])
+    if partition:
+        keys = pa.StructArray.from_arrays(list(partition.values()), names=list(partition))
+        files = files.append_column("partition", keys)
+    logged = listing.schema is not None
+    return Snapshot(
+        id=identity(schema, files, parts.row_groups, logged=logged),
+        uri=listing.uri,
+        schema=schema,
+        partition_columns=tuple(partition),
+        files=files,
+        row_groups=parts.row_groups,
+        facts=parts.facts,
+        file_schemas=parts.schemas,
+        ignored=listing.ignored,
+        logged=logged,
+    )
+
+
+def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
+    """The partition keys' values; one whose type only paths decided has that of a column in the files, if there is."""
+    partition = dict(listing.partition)
+    for name in listing.inferred.intersection(schema.names):
+        paths = listing.files["path"].to_pylist()
+        partition[name] = refine(partition[name], name, schema.field(name).type, paths)
+    return partition
+
+
+def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly) -> list[str]:
+    """The columns that are partition keys too and, for all that statistics say, may have other values than these."""
+    rows, file = contiguous(parts.row_groups["rows"]), contiguous(parts.row_groups["file"])
+    found = []
+    for name in schema.names:
+        if name not in partition:
+            continue
+        field, key = schema.field(name), partition[name].take(file)
+        facts = parts.facts.fetch(field)
+        told = {facts.type.field(place).name: facts.field(place) for place in range(facts.type.num_fields)}
+        if field.type != key.type or "min" not in told:
+            found.append(name)
+            continue
+        value = pc.and_(pc.equal(told["min"], key), pc.equal(told["max"], key))
+        value = pc.and_(value, pc.equal(told["nulls"], 0))
+        value = pc.and_(value, told["exact"]) if "exact" in told else value
+        null = pc.and_(key.is_null(), pc.equal(told["nulls"], rows))
+        if not pc.all(pc.or_(pc.fill_null(value, False), null), min_count=0).as_py():
+            found.append(name)
+    return found
+
+
+def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> pa.Schema:
+    if both:
+        warnings.warn(
+            f"{shown(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "
+            "the partition key is used",
+            UserWarning,
+            stacklevel=5,
+        )
+    kept = [field for field in schema if field.name not in listing.partition]
+    if not kept:
+        raise TableError(f"{shown(listing.uri)} has no column in its files: expected at least one besides its keys")
+    return pa.schema(kept)
+
+
+def _listed(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
+    files = listing.files.select(["path", "bytes"]).take(pa.array(places))
+    return list(zip(places.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
+
+
+def _spared(
+    listing: Listing, sources: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
+) -> tuple[Listing, list[SnapshotPart]]:
+    """The listing without the corrupt files, and the sources with the places that the others have in it."""
+    good = np.delete(np.arange(len(listing.files)), corrupt)
+    if not len(good):
+        raise TableError(f"{shown(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}")
+    moved = []
+    for source in sources:
+        place = np.searchsorted(good, source.files["file"].to_numpy())
+        moved.append(dataclasses.replace(source, files=source.files.set_column(0, "file", pa.array(place))))
+    return listing.take(good), moved
+
+
+def _recalled(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
+    """The table's last snapshot there and when it was taken; None where there is none that can be read."""
+    try:
+        (entry,) = content_store.load(work_dir, _entry(listing), tables=1)
+        return Snapshot.load(work_dir, entry["snapshot"][0].as_py()), int(entry["taken_ns"][0].as_py())
+    except (FileNotFoundError, TableError):
+        return None
+
+
+def _remember(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
+    content_store.create(work_dir, _entry(listing), [pa.table({"snapshot": [id], "taken_ns": [taken_ns]})])
+
+
+def _entry(listing: Listing) -> str:
+    name = hashlib.sha256(json.dumps([listing.uri, listing.asked]).encode()).hexdigest()
+    return f"tables/{name}.arrow"
+
+
+def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
+    """The files that the last snapshot knows, and the places of those that have to be read."""
+    known = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
+    old = unchanged_files(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
+    return ([carry_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)

@@ -1,0 +1,7 @@
+"""Blocks of code on a page of the documentation."""
+
+from __future__ import annotations
+
+import re
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
