@@ -15,13 +15,14 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from feedline.commands.check import ProgressLine, run_check
+from feedline.commands.check import check_progress, run_check
 from feedline.commands.exit_status import end_with
 from feedline.commands.feed import FeedRequest, feed_listening, feed_over
 from feedline.commands.fit import fit
 from feedline.commands.head import json_facts, preview, preview_table
 from feedline.commands.plan_ops import describe_ops, ops_table
 from feedline.commands.plan_report import describe, plan_table
+from feedline.commands.progress_line import ProgressLine
 from feedline.commands.quality_table import quality_table
 from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
 from feedline.commands.schema import describe_schema, schema_table
@@ -196,9 +197,8 @@ def check(
     if all_columns and not deep:
         raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
     line = ProgressLine()
-    report = run_check(
-        load_spec(pipeline, parse_overrides(overrides or [])), deep=deep, all_columns=all_columns, progress=line
-    )
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
     line.close()
     print(json.dumps(report.facts()) if as_json else report.text())
     if not report.clean:
@@ -346,7 +346,7 @@ def version() -> None:
 def _say_counted(progress: CountProgress) -> None:
     """How far counting is, of a table that takes more than one wave of tasks."""
     if progress.rows < progress.all_rows:
-        print(f"counted {progress.rows:,} of {progress.all_rows:,} rows", file=sys.stderr, flush=True)
+        ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
 
 
 def _refuse_launcher() -> None:

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
@@ -124,7 +125,7 @@ def _optimized(
             **asked,
             map=cluster.map,
             threads=workers or threads,
-            say=lambda text: console.print(text, highlight=False, soft_wrap=True),
+            say=ProgressLine(console.file).note,
         )
     except KeyboardInterrupt:
         console.print("stopped: finished partitions stay, the same command goes on from there")

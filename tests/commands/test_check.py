@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipelines import CLICKS
 from processes import ended
 
 from feedline import Pipeline
-from feedline.commands.check import CheckReport, ProgressLine, run_check
+from feedline.commands.check import CheckReport, run_check
 from feedline.errors import SpecError, StoreError, TableError, TableNotFoundError
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import load_findings
@@ -259,25 +258,3 @@ def test_what_cannot_be_checked_is_an_error(tmp_path: Path):
     with pytest.raises(SpecError, match=r"features\.dense"):
         checked(path, deep=True, set={"features.dense": {"nothing": []}})
     assert ended("check", path, "--all-columns").returncode == 2
-
-
-def test_the_progress_line():
-    now = [0.0]
-    lines = io.StringIO()
-    line = ProgressLine(lines, now_s=lambda: now[0])
-    for second in range(13):
-        now[0] = float(second)
-        line("footers", second, 12)
-    line.close()
-    assert lines.getvalue() == "footers: 5 of 12 files\nfooters: 10 of 12 files\n"
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Terminal()
-    line = ProgressLine(shown, now_s=lambda: now[0])
-    line("pages", 1, 2)
-    line("pages", 2, 2)
-    line.close()
-    assert shown.getvalue() == "pages: 2 of 2 tasks\r\033[K"

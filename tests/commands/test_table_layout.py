@@ -19,7 +19,7 @@ from feedline.commands.table_layout import describe_report, explain_growth
 from feedline.warehouse.optimize.footprint import Footprint, Projected
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
-from feedline.warehouse.parquet.encodings import Choice, Measured
+from feedline.warehouse.parquet.encodings import Choice, EncodingCost
 
 ROWS = 20_000
 
@@ -100,7 +100,7 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
 def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
     """Of a run in which each column took the default encoding's bytes."""
     measured = [
-        Measured(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
+        EncodingCost(column=name, leaf=name, encoding="PLAIN", codec="zstd", values=100, bytes=100, ns_per_value=1.0)
         for name in after.column_bytes
     ]
     return OptimizeReport(
