@@ -27,6 +27,7 @@ from feedline import Pipeline
 from feedline.artifacts.store import load_artifact, load_manifest
 from feedline.fitting.fit_report import FitReport
 from feedline.resources import available_cores
+from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
 DENSE = [f"dense_{number}" for number in range(13)]
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         table = options.table or str(Path(folder, "clicks"))
         if options.table is None:
-            generate_clicks(table, rows=options.rows, days=4)
+            generate_clicks(table, ClickRecipe(rows=options.rows, days=4))
         files = sorted(str(path) for path in Path(table).rglob("*.parquet"))
         fitting = pipeline(Path(folder), table, options.threads)
         snapshot = fitting.snapshot()

@@ -36,6 +36,7 @@ from measure import measure
 from rich.console import Console
 from rich.table import Table
 
+from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 HERE = Path(__file__).resolve().parent
@@ -87,9 +88,10 @@ def click_table(options: argparse.Namespace) -> Iterator[Path]:
         folder = Path(options.table or scratch) / ("" if options.table else "table")
         if not folder.exists() or not any(folder.iterdir()):
             days = 2 if options.tiny else 10
-            shape = {"row_group_rows": 2048, "part_rows": 6000} if options.tiny else {}
+            shape: dict[str, int] = {"row_group_rows": 2048, "part_rows": 6000} if options.tiny else {}
+            clustered = options.order == "clustered"
             generate_clicks(
-                str(folder), rows=options.rows, days=days, strings=0, clustered=options.order == "clustered", **shape
+                str(folder), ClickRecipe(rows=options.rows, days=days, strings=0, clustered=clustered, **shape)
             )
         yield folder
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from feedline import FeedlineDataset
+from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 COPIES = 50
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "clicks"
-        generate_clicks(str(table), rows=options.rows, days=4)
+        generate_clicks(str(table), ClickRecipe(rows=options.rows, days=4))
         pipeline = Path(folder) / "pipeline.yaml"
         pipeline.write_text(clicks_pipeline(str(table), batch_size=options.batch_size))
         print(json.dumps(measure(pipeline, options.rounds), indent=2))

@@ -36,6 +36,7 @@ from measure import Measured, measure
 
 from feedline import Table
 from feedline.resources import available_cores
+from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 _DELIVERED_ROWS = 3_000_000
@@ -61,10 +62,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def clicks(folder: Path, options: argparse.Namespace, order: str) -> Path:
     """A generated table."""
-    generate_clicks(
-        str(folder), rows=options.rows, days=options.days, sessions_mean=16, strings=0, clustered=order == "session",
-        row_group_rows=options.row_group_rows, threads=options.threads,
+    recipe = ClickRecipe(
+        rows=options.rows, days=options.days, sessions_mean=16, strings=0, clustered=order == "session",
+        row_group_rows=options.row_group_rows,
     )  # fmt: skip
+    generate_clicks(str(folder), recipe, threads=options.threads)
     return folder
 
 

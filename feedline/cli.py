@@ -32,14 +32,15 @@ from feedline.errors import PlanError, SpecError
 from feedline.loader.facts import summary_of
 from feedline.loader.ranks import detect_rank
 from feedline.loader.ring.launch import read_overrides
-from feedline.loader.state import REWRITTEN, read_state, told
+from feedline.loader.state import read_state, told
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.spec.overrides import parse_overrides
 from feedline.version import VERSION
 from feedline.warehouse.selection.waves import CountProgress, heard_by
-from feedline.warehouse.synthetic.generate import PART_ROWS, generate_clicks
+from feedline.warehouse.synthetic.clicks import ClickRecipe
+from feedline.warehouse.synthetic.generate import generate_clicks
 
 _HELP = """Feed PyTorch trainers from a Parquet warehouse, and look after the tables that feed them.
 
@@ -158,18 +159,11 @@ def rebase(
         Path, typer.Argument(metavar="STATE", help="The run's state: the JSON of a dataset's state_dict.")
     ],
     output: Annotated[Path | None, typer.Option(help="Where the new state goes; standard output without.")] = None,
-    rewritten: Annotated[
-        str, typer.Option(help="Rows of rewritten files that may have been delivered: error, skip or repeat.")
-    ] = "error",
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
-    if rewritten not in REWRITTEN:
-        raise SpecError(f"--rewritten is unknown: got {rewritten!r}, expected {', '.join(REWRITTEN)}")
-    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(
-        before := read_state(state), rewritten=rewritten
-    )
+    plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
     after = plan.state_after(before)
     rest = None if after == before else plan.facts()["rest"]
     Console(stderr=True).print(
@@ -259,48 +253,25 @@ def clicks(
     rows: Annotated[int, typer.Option(help="Rows in all.")] = 1_000_000,
     days: Annotated[int, typer.Option(help="Partitions ds=YYYY-MM-DD.")] = 4,
     sessions_mean: Annotated[float, typer.Option(help="Mean rows of a user session.")] = 8.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    dense: Annotated[int, typer.Option(help="Dense float32 columns.")] = 13,
-    ids: Annotated[int, typer.Option(help="Categorical int64 columns.")] = 26,
     strings: Annotated[int, typer.Option(help="Categorical string columns.")] = 2,
-    histories: Annotated[int, typer.Option(help="list<int64> columns.")] = 6,
-    history_min: Annotated[int, typer.Option(help="Shortest list.")] = 5,
-    history_max: Annotated[int, typer.Option(help="Longest list.")] = 49,
-    user_share: Annotated[float, typer.Option(help="Share of dense, id and string columns on the user's side.")] = 0.5,
-    keep_probability: Annotated[float, typer.Option(help="That a user-side value stays from row to row.")] = 0.95,
-    null_share: Annotated[float, typer.Option(help="Share of nulls in dense columns.")] = 0.05,
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    part_rows: Annotated[int, typer.Option(help="Rows of a file, at most.")] = PART_ROWS,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
-    start: Annotated[str, typer.Option(help="The first day.")] = "2026-01-01",
-    compression: Annotated[str, typer.Option(help="zstd, lz4, snappy or none.")] = "zstd",
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
 ) -> None:
     """A session-structured click table of any size, repeatable from its seed."""
     if order not in ("session", "log"):
         raise SpecError(f"--order is unknown: got {order!r}, expected session or log")
-    report = generate_clicks(
-        directory,
+    recipe = ClickRecipe(
         rows=rows,
         days=days,
         sessions_mean=sessions_mean,
-        seed=seed,
-        dense=dense,
-        ids=ids,
         strings=strings,
-        histories=histories,
-        history_min=history_min,
-        history_max=history_max,
-        user_share=user_share,
-        keep_probability=keep_probability,
-        null_share=null_share,
         row_group_rows=row_group_rows,
-        part_rows=part_rows,
+        seed=seed,
         clustered=order == "session",
-        start=start,
-        compression=compression,
-        overwrite=overwrite,
     )
+    report = generate_clicks(directory, recipe, overwrite=overwrite)
     print(
         f"{report.rows:,} rows in {report.files} files, {report.bytes:,} bytes, {report.sessions:,} sessions, "
         f"{report.clicks:,} clicks: {report.uri}"

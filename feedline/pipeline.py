@@ -92,15 +92,15 @@ class Pipeline:
         """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
-    def rebase(self, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None) -> Plan:
+    def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
         """The plan of a state's run on the table as it is now, less the rows that the state's epoch has delivered.
 
-        `plan.state_after(state)` continues there. A table that is as it was gives the state's own plan. `rewritten`
-        says what becomes of rows of which nobody knows whether they were delivered: error, skip or repeat. A saved
-        snapshot that `source.snapshot` names is not looked at. Raises StateError for rows in doubt, where the state is
-        of another plan, and where the new table cannot be compared with the old one.
+        `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. A saved snapshot
+        that `source.snapshot` names is not looked at. Raises StateError where rows of rewritten files were delivered
+        whose identities were not recorded, where the state is of another plan, and where the new table cannot be
+        compared with the old one.
         """
-        return resolve_rebase(self.spec, state, rewritten=rewritten, map=map)
+        return resolve_rebase(self.spec, state, map=map)
 
     # -- fitting --------------------------------------------------------------------------------------------------
 

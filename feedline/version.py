@@ -1,4 +1,4 @@
-"""Which version of Feedline is this?"""
+"""The version of this installation of Feedline."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ hypothesis.settings.load_profile("feedline")
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A click warehouse of 20,000 rows in three days, several files and row groups per day; read it only."""
+    from feedline.warehouse.synthetic.clicks import ClickRecipe
     from feedline.warehouse.synthetic.generate import generate_clicks
 
     directory = tmp_path_factory.mktemp("warehouse") / "clicks"
-    generate_clicks(
-        str(directory),
+    recipe = ClickRecipe(
         rows=20_000,
         days=3,
         seed=7,
@@ -52,6 +52,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row_group_rows=1_024,
         part_rows=4_096,
     )
+    generate_clicks(str(directory), recipe)
     return directory
 
 

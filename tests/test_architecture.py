@@ -135,10 +135,16 @@ def upward(here: str, there: str, floors: list[set[str]]) -> bool:
     return floor_of(there, floors) >= max(0, floor_of(here, floors)) or (here, there) in NEVER
 
 
-def imports(module: str, within: ast.AST | None = None) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: str) -> tuple[tuple[str, int], ...]:
     """Everything a module imports, with the line: modules of this package by their full names, others by theirs."""
+    return tuple(imports_within(module, tree(MODULES[module])))
+
+
+def imports_within(module: str, within: ast.AST) -> Iterator[tuple[str, int]]:
+    """The same of a part of the module's tree."""
     path = MODULES[module]
-    for node in ast.walk(tree(path) if within is None else within):
+    for node in ast.walk(within):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -239,7 +245,7 @@ def test_imports_stand_at_the_top():
         for module, path in MODULES.items()
         for function in ast.walk(tree(path))
         if isinstance(function, FUNCTIONS)
-        for target, line in imports(module, function)
+        for target, line in imports_within(module, function)
     ]
     assert {(module, target) for module, target, _ in inside} <= INSIDE_FUNCTIONS, inside
     for module, _, line in inside:
@@ -319,6 +325,14 @@ def test_nesting_is_counted():
         0
     ]
     assert depth(function) == 2
+
+
+def test_a_name_stands_for_one_thing():
+    classes = Counter(
+        node.name for path in MODULES.values() for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    )
+    modules = Counter(path.stem for path in MODULES.values() if path.name != "__init__.py")
+    assert not [name for name, count in (classes + modules).items() if count > 1]
 
 
 def test_no_drawers():

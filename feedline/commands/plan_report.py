@@ -23,7 +23,6 @@ from feedline.planning.plan import Plan
 from feedline.planning.schedule import Schedule
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
-from feedline.warehouse.rebase.recorded_rows import RECORDED_ROWS, is_local
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
 from feedline.warehouse.storage.locations import absolute, join, shown
 
@@ -96,19 +95,13 @@ def _identities(plan: Plan) -> dict[str, Any]:
 
     One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
     """
-    record, rows = plan.job.record, int(plan.selection.rows.sum())
-    folder, why = shown(join(absolute(plan.spec.work_dir), "rows")), None
-    if record is not None:
-        hashes = 1 if record.identity.by is None else 2
-        columns = [name for name, _ in record.identity.columns]
-        return {"recorded": True, "folder": folder, "columns": columns, "bytes": 8 * hashes * rows, "why_not": why}
-    if not is_local(plan.spec.work_dir):
-        why = "work_dir is on a store"
-    elif rows > RECORDED_ROWS:
-        why = f"more than {RECORDED_ROWS:,} rows"
-    else:
-        why = "no column that is read can tell rows apart"
-    return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": why}
+    record, folder = plan.job.record, shown(join(absolute(plan.spec.work_dir), "rows"))
+    if record is None:
+        return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
+    hashes = 1 if record.identity.by is None else 2
+    nbytes = 8 * hashes * int(plan.selection.rows.sum())
+    columns = [name for name, _ in record.identity.columns]
+    return {"recorded": True, "folder": folder, "columns": columns, "bytes": nbytes, "why_not": None}
 
 
 def _decided(report: SelectionReport) -> dict[str, Any]:
@@ -242,7 +235,7 @@ def _read_twice(plan: Plan, schedule: Schedule) -> int:
 
 def _identities_text(facts: dict[str, Any]) -> str:
     if not facts["recorded"]:
-        return f"not recorded for rebase: {facts['why_not']}; name a source.row_key to record them"
+        return "not recorded for rebase: name a source.row_key to record them"
     return f"recorded for rebase: about {facts['bytes']:,} bytes in {escape(facts['folder'])}"
 
 

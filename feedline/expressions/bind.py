@@ -113,7 +113,7 @@ def parse(text: str) -> Expression:
         ExpressionError: where the text is not of the language; the message shows the place.
     """
     if not isinstance(text, str):
-        raise ExpressionError(f"an expression is a text: got {type(text).__name__}")
+        raise ExpressionError(f"an expression must be a string: got {type(text).__name__}")
     try:
         tree = parse_tree(text)
         columns = _columns(tree, Span(0, len(text)))

@@ -142,14 +142,14 @@ class Binder:
             assert isinstance(item.dtype, pl.Map)
             key_type, dtype = instance(item.dtype.key), instance(item.dtype.value)
             if kind(key_type) not in (STRING, INTEGER):
-                raise Fault(f"a map's key is a text or an integer: got {describe(item.dtype)}", item.span)
+                raise Fault(f"a map's key must be a string or an integer: got {describe(item.dtype)}", item.span)
             expr = item.expr.map.get(literals.literal(literals.value_of(key, key_type), key_type))
             if part is not None and flattened is not None:
                 expr, dtype = self._coalesced(part, flattened, expr, node.span)
                 item = replace(item, columns=item.columns | {flattened}, size=item.size + 3)
         else:
             remedy = {LIST: ". Write `.list.get(position)`", STRING: ". Write `.str.slice(start, length)`"}
-            expected = "a text as key" if item.kind == STRUCT else "a struct or a map"
+            expected = "a string as key" if item.kind == STRUCT else "a struct or a map"
             got = f"{describe(item.dtype)}{remedy.get(item.kind, '')}"
             raise Fault(
                 f"`[...]` reads a field of a struct or a key of a map: expected {expected}, got {got}", node.span

@@ -1,4 +1,4 @@
-"""What is a part of a column, how is it named, and which columns of a table hold it?
+"""Parts of columns: their names, the columns of a table that hold them, and expressions written over them.
 
 Runs in: every process. Pure.
 

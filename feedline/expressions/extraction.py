@@ -1,4 +1,4 @@
-"""How are parts of columns taken out of Arrow arrays, and put beside the columns of a frame?
+"""Takes parts of columns out of Arrow arrays and puts them beside the columns of a frame.
 
 Runs in: every process that reads or transforms. Pure.
 

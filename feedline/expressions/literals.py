@@ -1,4 +1,4 @@
-"""What does a literal mean for a column of this type? Bound once, for pruning and for filtering alike.
+"""The value of a literal for a column of a given type, bound once for pruning and for filtering alike.
 
 Pure. Integers, decimals, dates and timestamps are multiples of a unit (1, 10**-scale, a day, a microsecond ...), so a
 literal is a rational number of units and a comparison with it is *exact*: with floor f of a literal between two
@@ -68,7 +68,7 @@ _EXPECTED = {
     INTEGER: "a number",
     FLOAT: "a number",
     DECIMAL: "a number",
-    STRING: 'a text such as "US"',
+    STRING: 'a string such as "US"',
     BINARY: 'bytes such as b"US"',
     BOOLEAN: "True or False",
     DATE: 'a date such as "2026-01-31"',
@@ -198,7 +198,7 @@ def evaluate_members(values: Sequence[object], item: pl.Expr, dtype: pl.DataType
 
 def misfit(constant: Constant, dtype: pl.DataType) -> Fault:
     """The fault of a literal that a type cannot be compared with."""
-    names: dict[type, str] = {bool: "the boolean", int: "the integer", float: "the number", str: "the text"}
+    names: dict[type, str] = {bool: "the boolean", int: "the integer", float: "the number", str: "the string"}
     shown = repr(constant.value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     got = f"{names.get(type(constant.value), 'the bytes')} {shown}"

@@ -1,4 +1,4 @@
-"""What do operators do with typed operands: widening, arithmetic, comparisons, the common type of several values?
+"""Operators over typed operands: widening, arithmetic, comparisons, the common type of several values.
 
 Pure: from operands to operands, each a Polars expression with its type. The rules, in one place:
 
@@ -263,7 +263,7 @@ def _judged(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
 def _incomparable(item: Operand) -> Fault:
     remedy = {
         LIST: ". Write `.list.contains(value)` or compare `.list.len()`",
-        NULL: ": the column holds nothing but nulls",
+        NULL: ": the column holds only nulls",
     }.get(item.kind, "")
     return Fault(f"{describe(item.dtype)} cannot be compared{remedy}", item.span)
 

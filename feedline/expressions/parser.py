@@ -53,7 +53,7 @@ _COMPARISON: dict[type[ast.cmpop], Operator] = {
     ast.GtE: ">=",
 }
 _REFUSED: dict[type[ast.AST], str] = {
-    ast.Tuple: "a comma makes several values here: one text is one expression",
+    ast.Tuple: "a comma makes several values here: one string is one expression",
     ast.List: "a list may stand only right of `in` and as an argument",
     ast.Starred: "`*` before a value is refused",
     ast.Slice: "a slice is refused: write `.str.slice(start, length)` or `.list.slice(start, length)`",
@@ -150,7 +150,7 @@ class _Builder:
             number = _number(item)
             return Constant(value=number if isinstance(tree.op, ast.UAdd) else -number, span=span)
         if isinstance(tree.op, ast.UAdd):
-            raise Fault("a `+` before a column does nothing: leave it out", span)
+            raise Fault("a `+` before a column has no effect: leave it out", span)
         return Negative(item=item, span=span)
 
     def _arithmetic(self, tree: ast.BinOp) -> Node:
@@ -193,8 +193,8 @@ class _Builder:
     def _values(self, tree: ast.expr) -> tuple[Constant, ...]:
         if not isinstance(tree, ast.List | ast.Tuple):
             raise Fault(
-                "right of `in` stands a list of literals. For a list column write `.list.contains(value)`, for a text "
-                "column `.str.contains(text)`",
+                "right of `in` stands a list of literals. For a list column write `.list.contains(value)`, for a "
+                "string column `.str.contains(text)`",
                 self._span(tree),
             )
         values = []
@@ -212,7 +212,7 @@ class _Builder:
             raise Fault(_REFUSED[ast.Slice], self._span(tree.slice))
         key = self.node(tree.slice) if not isinstance(tree.slice, ast.Tuple | ast.List) else None
         if not isinstance(key, Constant) or isinstance(key.value, bool) or not isinstance(key.value, str | int):
-            raise Fault('a key is a constant text or integer, as in `user["country"]`', self._span(tree.slice))
+            raise Fault('a key must be a constant string or integer, as in `user["country"]`', self._span(tree.slice))
         return Field(item=self.node(tree.value), key=key, span=self._span(tree))
 
     def _attribute(self, tree: ast.Attribute) -> Fault:
@@ -266,7 +266,7 @@ class _Builder:
         match tree:
             case ast.Call(args=[ast.Constant(value=str(name))], keywords=[]):
                 return ColumnRef(name=name, span=self._span(tree))
-        raise Fault('`col` takes one constant text, as in `col("odd name")`', self._span(tree))
+        raise Fault('`col` takes one constant string, as in `col("odd name")`', self._span(tree))
 
 
 def _number(constant: Constant) -> int | float:

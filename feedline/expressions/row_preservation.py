@@ -1,4 +1,4 @@
-"""Does every value of this Polars expression depend on its own row only?
+"""Tells whether every value of a Polars expression depends on its own row only.
 
 Pure; runs wherever features are compiled. Polars answers for the root of an expression alone (`meta.is_row_separable`
 says yes to `x - x.mean()` and to `x.cum_sum() + 1`), so the whole tree is walked with `meta.pop`: each node must be

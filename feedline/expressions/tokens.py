@@ -1,4 +1,4 @@
-"""Check that a text is fit to be parsed as an expression, before `ast` sees it.
+"""Checks that a string is fit to be parsed as an expression, before `ast` sees it.
 
 Pure; runs in any process that reads an expression. `scan` walks the text once with Python's tokenizer, before `ast`
 sees it. What could exhaust the parser's stack (brackets and prefix operators that nest, chains of `**`), what could
@@ -48,10 +48,10 @@ _INSTEAD = {
     "!": "`!` is refused. Write `not`, or `!=` to compare",
     "{": "sets and dictionaries are refused. Write a list: `[1, 2]`",
     "}": "`}` has no place in an expression",
-    ":": "`:` is refused: a part of a text is `.str.slice(start, length)`, of a list `.list.slice(start, length)`",
+    ":": "`:` is refused: a part of a string is `.str.slice(start, length)`, of a list `.list.slice(start, length)`",
     "?": "`?` is refused. Write `when(condition, value, otherwise)`",
     "->": '`->` is refused. A struct\'s field is `column["field"]`',
-    ";": "`;` is refused: one text is one expression",
+    ";": "`;` is refused: one string is one expression",
     "@": "`@` is refused: rows are not matrices",
     "$": '`$` is refused: a column is its bare name, or `col("odd name")`',
     "`": 'a backtick is refused: an odd column name is written `col("odd name")`',
@@ -205,7 +205,7 @@ def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> Non
     elif token.type == tokenize.OP and (word in _OPERATORS or (word == "=" and nesting.calling)):
         return
     elif word[0] in "'\"":
-        raise Fault(f"a text is not closed: a second {word[0]} is missing", token.span)
+        raise Fault(f"a string is not closed: a second {word[0]} is missing", token.span)
     else:
         shown = f"`{word}`" if word.isprintable() else ascii(word)
         raise Fault(_INSTEAD.get(word, f"{shown} has no place in an expression"), token.span)
@@ -222,7 +222,7 @@ def _check_number(token: Token) -> None:
 def _check_string(token: Token) -> None:
     prefix = token.string[: min(token.string.find(q) for q in "'\"" if q in token.string)].lower()
     if "f" in prefix or "t" in prefix:
-        raise Fault("f-strings are refused: nothing is evaluated inside a text", token.span)
+        raise Fault("f-strings are refused: nothing is evaluated inside a string", token.span)
     if "r" in prefix:
         return
     escape = _BYTES_ESCAPE if "b" in prefix else _ESCAPE

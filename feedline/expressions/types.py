@@ -1,4 +1,4 @@
-"""Which type does a column have in an expression, what kind is it, and how is it named to a person?
+"""Types of columns in the language: their kinds, and their names in messages.
 
 Pure; no data. Arrow types become the Polars types that `pl.from_arrow` gives, because that is how the columns arrive.
 A *kind* is what the rules of the language speak of: "integer" covers all widths, "timestamp" all units and zones.
@@ -118,7 +118,7 @@ def column_type(field: pa.Field) -> pl.DataType | None:
 
 
 def spoken(dtype: pl.DataType) -> pl.DataType:
-    """The type in which the language sees a column: categories as texts, fixed-size lists as lists."""
+    """The type in which the language sees a column: categories as strings, fixed-size lists as lists."""
     match dtype:
         case pl.Categorical() | pl.Enum():
             return pl.String()

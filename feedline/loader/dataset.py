@@ -34,7 +34,6 @@ from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_
 from feedline.loader.ring.pinning import Pinning
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
-    checked_rewritten,
     checked_state,
     environment_warning,
     first_step_of,
@@ -207,22 +206,21 @@ class FeedlineDataset(IterableDataset[Batch]):
         features: Literal["same", "changed"] = "same",
         *,
         snapshot: Literal["same", "rebase"] = "same",
-        rewritten: Literal["error", "skip", "repeat"] = "error",
     ) -> None:
         """Continue where a state says. Its snapshot is read, whatever the table holds by now.
 
         With snapshot="rebase" the rest of the epoch is planned on the table as it is now, and what changed is printed:
-        rows delivered stay delivered, deleted rows are gone, each other row comes once. `rewritten` says what becomes
-        of rows of rewritten files of which nobody knows whether they were delivered.
+        rows delivered stay delivered, deleted rows are gone, each other row comes once. That needs `source.row_key` in
+        pipeline.yaml since before the run began, unless no row of the rewritten files was delivered.
 
         Raises StateError where the state belongs to another plan, or to other features unless features="changed", or
-        for rows in doubt unless `rewritten` is "skip" or "repeat".
+        where the rebase cannot tell which rows were delivered.
         """
         for name, value, known in (("features", features, "changed"), ("snapshot", snapshot, "rebase")):
             if value not in ("same", known):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{known}"')
-        resume, policy = checked_state(state), checked_rewritten(rewritten)
-        rebase = {"state": resume, "rewritten": policy} if snapshot == "rebase" else None
+        resume = checked_state(state)
+        rebase = {"state": resume} if snapshot == "rebase" else None
         answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
         if (text := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(text, UserWarning, stacklevel=2)

@@ -18,7 +18,6 @@ STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed"
 # What a state may say besides: older ones do not.
 ENVIRONMENT_KEY = "environment"
 _FILES = {"unchanged": "as they were", "rewritten": "rewritten", "gone": "gone", "new": "new"}
-REWRITTEN = ("error", "skip", "repeat")
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,13 +94,6 @@ def first_step_of(facts: Mapping[str, Any], epoch: int) -> int:
     return int(rest["first_step"]) if rest is not None and rest["epoch"] == epoch else 0
 
 
-def checked_rewritten(value: object) -> str:
-    """What becomes of rows in doubt. Raises StateError for an unknown answer."""
-    if value not in REWRITTEN:
-        raise StateError(f"rewritten is unknown: got {value!r}, expected {', '.join(REWRITTEN)}")
-    return str(value)
-
-
 def told(rest: Mapping[str, Any]) -> str:
     """What a rebase found, for people: one line per kind of fact."""
     changes = rest["changes"]
@@ -113,11 +105,6 @@ def told(rest: Mapping[str, Any]) -> str:
         f"delivered: {rows['delivered']:,} rows of {place}; {rows['delivered_gone']:,} of them are gone since",
         f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
     ]
-    if rows["doubtful"]:
-        done = "left out" if changes["rewritten"] == "skip" else "delivered, again or not"
-        lines.append(f"in doubt: {rows['doubtful']:,} rows of rewritten files, {done}")
-    if rows["alike"]:
-        lines.append(f"alike: {rows['alike']:,} rows of rewritten files are taken for each other (see source.row_key)")
     left = rest["steps"] - rest["first_step"]
     lines.append(f"left: {rest['rows']:,} rows in {left:,} steps, {rest['rows_dropped']:,} rows dropped")
     return "\n".join(lines)

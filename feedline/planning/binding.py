@@ -7,6 +7,7 @@ columns a pipeline reads, for plans, blocks, `feedline check` and reports.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
@@ -23,8 +24,11 @@ from feedline.spec.positions import Path
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
+from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
 from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.locations import below, join, shown
@@ -207,6 +211,44 @@ def require_columns(
             f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
+
+
+def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
+    """Where and as what a plan's blocks record the identities of rows; None without a `source.row_key`.
+
+    Raises SpecError for a key that is not in the files, or of a type that cannot be hashed.
+    """
+    key, schema = spec.source.row_key, snapshot.schema
+    if key is None:
+        return None
+    for name in key:
+        if name not in schema.names or kind_of(schema.field(name).type) is None:
+            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
+            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, strings or lists"
+            raise spec.error(("source", "row_key"), message)
+    stored, by, kept = _hashed(spec, snapshot, key)
+    identity = identity_of(stored, key, by=by, kept=kept)
+    if identity is None:
+        raise spec.error(
+            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
+        )
+    return Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
+    """Where a run of an earlier version recorded identities without a row key, if it did."""
+    stored, by, kept = _hashed(spec, snapshot, columns)
+    identity = unkeyed_identity(stored, columns, by=by, kept=kept)
+    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
+
+
+def _hashed(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tuple[pa.Schema, str | None, str]:
+    """The stored columns among some and that of `shuffle.by`, that column, and what decides which rows are kept."""
+    by, sample = spec.shuffle.by if spec.shuffle is not None else None, spec.source.sample
+    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
+    read = dict.fromkeys([*names, *([by] if by is not None else [])])
+    stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in left_out])
+    return stored, by, json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,16 +20,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Delivered:
-    """Per split that delivered any row: bool [its rows]. `doubtful`: pieces of which only the number is known."""
+    """Per split that delivered any row: bool [its rows]; and how many rows these are."""
 
     splits: dict[int, Bools] = field(default_factory=dict)
-    doubtful: list[Piece] = field(default_factory=list)
     rows: int = 0
 
 
-def delivered(schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | Unknown | None]) -> Delivered:
-    """What the steps before `step` held. `order(block)`: the permutation of a block's rows, None where there is none,
-    or UNKNOWN."""
+def delivered(schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | None]) -> Delivered:
+    """What the steps before `step` held. `order`: the permutation of a block's rows; None where there is none."""
     found = Delivered()
     for lane in range(schedule.lanes):
         start, stop = schedule.lane_bounds(lane)
@@ -47,13 +45,6 @@ def delivered(schedule: Schedule, step: int, order: Callable[[Block], NDArray[np
     return found
 
 
-class Unknown:
-    """The order of a block's rows cannot be known any more."""
-
-
-UNKNOWN = Unknown()
-
-
 def _block(schedule: Schedule, lane: int, index: int) -> Block:
     return next(block for block in schedule.blocks(lane, everything=True) if block.index == index)
 
@@ -63,13 +54,10 @@ def _divide(
     schedule: Schedule,
     block: Block,
     count: int,
-    order: Callable[[Block], NDArray[np.int64] | Unknown | None],
+    order: Callable[[Block], NDArray[np.int64] | None],
 ) -> None:
     """The first `count` rows of a block."""
     rows = order(block)
-    if isinstance(rows, Unknown):
-        found.doubtful.extend(block.pieces)
-        return
     taken = np.zeros(block.rows, np.bool_)
     taken[slice(count) if rows is None else rows[:count]] = True
     first = 0

@@ -35,6 +35,7 @@ from feedline.planning.binding import (
     bound_where,
     compile_spec,
     planned_schema,
+    recording_of,
     require_columns,
     require_fitted,
     rows_of,
@@ -51,7 +52,7 @@ from feedline.warehouse.bad_files import BadFile, load_skipped
 from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.reading.fragment import fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
-from feedline.warehouse.rebase.recorded_rows import Recording, recording_of
+from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.remaining_rows import Rebase
 from feedline.warehouse.selection.column_bounds import value_ranges
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
@@ -327,7 +328,7 @@ def make_plan(
             raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
         raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
-    record = recording_of(spec, snapshot, features.parts, rows=int(selection.rows.sum()))
+    record = recording_of(spec, snapshot)
     return Plan(
         spec=spec,
         snapshot=snapshot,

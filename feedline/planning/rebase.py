@@ -1,23 +1,22 @@
-"""What is left of an epoch, when the table was rewritten while it ran? The rest of it, planned on a new snapshot.
+"""The rest of an epoch whose table was rewritten while it ran, planned on a new snapshot.
 
 Runs in: the feeder or the process of `feedline rebase`, once per rebase. From the old plan and the state follows which
-kept rows of which row group were delivered (`loader/delivered.py`). Then, file by file:
+kept rows of which row group were delivered (`delivered`). Then, file by file:
 
-- unchanged (same path, size and footer digest): the same rows are delivered, by their place;
+- unchanged (same path, size and footer digest): the same rows are delivered, by their position;
 - gone, in a partition without new files: nothing is left of it;
 - rewritten (same path, other bytes, or new files in a partition that lost some): where nothing of the old files was
-  delivered, every row of the new ones is left. Else rows are told by their identities: those that blocks recorded, as
-  they were delivered, against those of the new files, which are read once for it. Rows of which no identity was
-  recorded are in doubt: an error, unless the caller says that they be left out or delivered again.
+  delivered, every row of the new ones is left. Else the identities that blocks recorded, as they were delivered, are
+  looked for among those of the new files, which are read once for it. A delivered row without a recorded identity makes
+  the rebase impossible, and an error.
 
 Files of new partitions, and files added to unchanged ones, hold rows that were never delivered, and join the epoch.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -29,42 +28,31 @@ from feedline.blocks.permutation import permuted_rows, run_starts
 from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
-from feedline.planning.delivered import UNKNOWN, Delivered, Unknown, delivered
+from feedline.planning.binding import unkeyed_recording
+from feedline.planning.delivered import Delivered, delivered
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
 from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
-from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Known, Records, identify_task, save_records
+from feedline.warehouse.rebase.recorded_rows import IdentifyTask, Records, RowIdentities, identify_task, save_records
 from feedline.warehouse.rebase.remaining_rows import Rebase, make_rebase
-from feedline.warehouse.rebase.row_identity import kind_of, matched
+from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _NAMED = 3  # files that an error lists by name
 
 
-@dataclass(slots=True)
-class _Doubt:
-    """Rows of which nobody knows whether they were delivered, and some of the files they are in."""
-
-    rows: int = 0
-    files: dict[str, None] = field(default_factory=dict)
-
-    def add(self, rows: int, files: Iterable[str]) -> None:
-        self.rows += rows
-        self.files.update(dict.fromkeys(files))
-
-
-def rebase(old: Plan, new: Plan, *, epoch: int, step: int, rewritten: str, map: Map | None = None) -> Rebase:
+def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = None) -> Rebase:
     """The rest of the old plan's epoch from `step` on, on the new plan's snapshot.
 
-    `rewritten`: what becomes of rows in doubt: error, skip (leave them out) or repeat. Raises StateError for those, or
-    where the snapshots are not `comparable`; DataError where two rows have the same `source.row_key`.
+    Raises StateError where rows of rewritten files were delivered whose identities were not recorded, or where the
+    snapshots are not `comparable`; DataError where two rows have the same `source.row_key`.
     """
     comparable(old, new.snapshot)
-    return _Rebasing(old, new, epoch=epoch, step=step, rewritten=rewritten, map=map or in_threads).run()
+    return _Rebasing(old, new, epoch=epoch, step=step, map=map or in_threads).run()
 
 
 def comparable(old: Plan, snapshot: Snapshot) -> None:
@@ -97,16 +85,14 @@ def comparable(old: Plan, snapshot: Snapshot) -> None:
 class _Rebasing:
     """One rebase while it is computed."""
 
-    def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, rewritten: str, map: Map) -> None:
+    def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
-        self._epoch, self._step, self._rewritten = epoch, step, rewritten
+        self._epoch, self._step = epoch, step
         self._map = map
         self._files = file_changes(old.snapshot, new.snapshot)
-        self._recording = old.job.record
+        self._recording = old.job.record or unkeyed_recording(old.spec, old.snapshot, old.features.parts)
         self._schedule = old.schedule(epoch)
         self._records = Records(old.spec.work_dir, self._recording.identity) if self._recording else None
-        self._doubt = _Doubt()
-        self._alike = 0
         self._gone = 0
         self._excluded: dict[int, Bools] = {}
 
@@ -118,8 +104,6 @@ class _Rebasing:
             self._keep(before, after, done)
         for partition, lost in self._files.old.items():
             self._match(lost, self._files.new.get(partition, []), done)
-        if self._doubt.rows and self._rewritten == "error":
-            raise _doubtful(self._doubt, keyed=self._recording is not None and self._recording.identity.unique)
         return make_rebase(
             snapshot=self._new.snapshot.id,
             epoch=self._epoch,
@@ -129,17 +113,17 @@ class _Rebasing:
         )
 
     def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:
-        """What was found, as plain numbers."""
+        """What was found, as plain numbers. The id of a rebase hashes all of them, those that never vary included."""
         counts = _counts(self._files, self._old, self._new)
         rows = {
             "delivered": sum(int(mask.sum()) for mask in done.values()),
             "delivered_gone": self._gone,
             **counts["rows"],
-            "doubtful": self._doubt.rows,
-            "alike": self._alike,
+            "doubtful": 0,
+            "alike": 0,
         }
         place = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
-        return {**place, "rewritten": self._rewritten, "files": counts["files"], "rows": rows}
+        return {**place, "rewritten": "error", "files": counts["files"], "rows": rows}
 
     # -- what was delivered ---------------------------------------------------------------------------------------
 
@@ -148,29 +132,18 @@ class _Rebasing:
         old, rest = self._old, self._old.rest(self._epoch)
         kept = old.selection.rows
         done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
-        pieces = {split: [mask] for split, mask in found.splits.items()}
-        doubtful: dict[int, Bools] = {}
-        for piece in found.doubtful:
-            mask = doubtful.setdefault(piece.split, np.zeros(int(self._schedule.split_rows[piece.split]), bool))
-            mask[piece.start : piece.stop] = True
-        for split, mask in doubtful.items():
-            file = int(old.splits.file[split])
-            self._doubt.add(int(mask.sum()), [old.snapshot.files["path"][file].as_py()])
-            if self._rewritten != "repeat":
-                pieces.setdefault(split, []).append(mask)
-        for split, masks in pieces.items():
+        for split, mask in found.splits.items():
             first = 0
             for group in range(int(old.splits.first_row_group[split]), int(old.splits.stop_row_group[split])):
                 whole = done.get(group, np.zeros(int(kept[group]), np.bool_))
                 left = np.flatnonzero(~whole) if rest is not None else np.arange(len(whole))
-                for mask in masks:
-                    whole[left[mask[first : first + len(left)]]] = True
+                whole[left[mask[first : first + len(left)]]] = True
                 if whole.any():
                     done[group] = whole
                 first += len(left)
         return done
 
-    def _order(self, block: Block) -> NDArray[np.int64] | Unknown | None:
+    def _order(self, block: Block) -> NDArray[np.int64] | None:
         """How a block's rows were permuted."""
         request = self._old.request(block, self._epoch)
         if request.permutation is None:
@@ -180,14 +153,12 @@ class _Rebasing:
         starts, rows = [], 0
         for piece in request.pieces:
             values = self._by(piece)
-            if values is None:
-                return UNKNOWN
             starts.append(run_starts(values) + rows)
             rows += piece.rows
         return permuted_rows(block.rows, np.concatenate(starts), *request.permutation)
 
-    def _by(self, piece: PieceRequest) -> pl.Series | None:
-        """The values of `shuffle.by` in a piece, or hashes of them; None where neither is to be had."""
+    def _by(self, piece: PieceRequest) -> pl.Series:
+        """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""
         fragment = piece.fragment
         parts = []
         recorded = self._recording is not None and self._recording.identity.by is not None
@@ -200,7 +171,7 @@ class _Rebasing:
             return pl.Series(np.concatenate([runs for runs, _ in parts])[place])
         now = self._unchanged_paths.get(fragment.path)
         if now is None:
-            return None
+            raise self._unrecorded(piece.rows, [fragment])
         by, table = self._old.job.by, self._new.snapshot
         assert by is not None
         groups = table.row_groups_of(now)[list(fragment.row_groups)]
@@ -214,10 +185,10 @@ class _Rebasing:
         paths = self._old.snapshot.files["path"]
         return {paths[before].as_py(): after for before, after in self._files.unchanged.items()}
 
-    def _known(self, fragment: Fragment) -> list[Known]:
+    def _known(self, fragment: Fragment) -> list[RowIdentities]:
         kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         if self._records is None:
-            return [Known.nothing(rows) for rows in fragment.expected]
+            return [RowIdentities.nothing(rows) for rows in fragment.expected]
         found = self._records.of(fragment.path, fragment.footer_digest, kept)
         return [found[row_group] for row_group in fragment.row_groups]
 
@@ -246,38 +217,26 @@ class _Rebasing:
             self._gone += sum(int(done[group].sum()) for group in groups)
             return
         identities, missing = self._delivered_of(groups, done)
-        if missing and self._rewritten != "repeat":
-            self._leave_out(fragments, None)
-            self._doubt.add(sum(sum(part.expected) for _, part in fragments), (part.path for _, part in fragments))
-            return
-        rows = self._identities(fragments) if len(identities) else np.zeros(0, np.uint64)
-        nameless = self._nameless(rows)
-        if len(identities):
-            self._refuse_twins(identities, fragments[0][1])
-            self._refuse_twins(rows[~nameless], fragments[0][1])
-        again, alike = matched(identities, rows)
-        gone = len(identities) - int(again.sum())
+        parts = [part for _, part in fragments]
         if missing:
-            left = sum(sum(part.expected) for _, part in fragments) - int(again.sum())
-            self._doubt.add(left, (part.path for _, part in fragments))
-        elif gone and nameless.any():  # what was delivered may have lost its name
-            self._doubt.add(int(nameless.sum()), (part.path for _, part in fragments))
-            again = again | nameless if self._rewritten != "repeat" else again
-        self._alike += alike
+            raise self._unrecorded(sum(sum(part.expected) for part in parts), parts)
+        rows = self._identities(parts)
+        nameless = self._nameless(rows)
+        for names in (identities, rows[~nameless]):
+            self._refuse_twins(names, parts[0])
+        again = delivered_again(identities, rows)
+        gone = len(identities) - int(again.sum())
+        if gone and nameless.any():  # a delivered row may have lost its key
+            raise self._unrecorded(int(nameless.sum()), parts)
         self._gone += gone
-        if len(identities):
-            self._leave_out(fragments, again)
+        first = 0
+        for file_groups, part in fragments:
+            for group, kept in zip(file_groups, part.expected, strict=True):
+                self._excluded[group] = again[first : first + kept]
+                first += kept
 
     def _nameless(self, rows: Words) -> Bools:
         return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
-
-    def _leave_out(self, fragments: list[tuple[list[int], Fragment]], mask: Bools | None) -> None:
-        """Rows of some fragments, laid end to end; all of them without a mask."""
-        first = 0
-        for groups, part in fragments:
-            for group, kept in zip(groups, part.expected, strict=True):
-                self._excluded[group] = np.ones(kept, np.bool_) if mask is None else mask[first : first + kept]
-                first += kept
 
     def _delivered_of(self, groups: list[int], done: Mapping[int, Bools]) -> tuple[Words, int]:
         """The identities of the delivered rows of some row groups of the old table, and how many have none."""
@@ -291,7 +250,7 @@ class _Rebasing:
                 parts.append(known.rows[done[group] & found])
         return np.concatenate(parts), missing
 
-    def _identities(self, fragments: list[tuple[list[int], Fragment]]) -> Words:
+    def _identities(self, fragments: Sequence[Fragment]) -> Words:
         """Read the identities of the new files' rows, and record them for the next rebase."""
         assert self._recording is not None
         identity, new = self._recording.identity, self._new
@@ -313,7 +272,7 @@ class _Rebasing:
                 sample=new.job.sample,
                 schema=new.snapshot.schema,
             )
-            for _, part in fragments
+            for part in fragments
         ]
         found = []
         for task, (rows, runs) in zip(tasks, self._map(identify_task, tasks), strict=True):
@@ -331,21 +290,17 @@ class _Rebasing:
                 f"{fragment.uri}, expected none. Name columns that do"
             )
 
-
-def _doubtful(doubt: _Doubt, *, keyed: bool) -> StateError:
-    named = ", ".join(itertools.islice(doubt.files, _NAMED))
-    more = len(doubt.files) - _NAMED
-    why = (
-        "got no record of their identities, or nulls in source.row_key,"
-        if keyed
-        else "got no record of their identities"
-    )
-    hint = "" if keyed else "; with source.row_key in pipeline.yaml the next run records them, whatever its size"
-    return StateError(
-        f"rows of rewritten files cannot be told from those that were delivered: {why} for {doubt.rows:,} rows of "
-        f"{named}{f' and {more} more files' if more > 0 else ''}. Leave them out (--rewritten skip) or deliver them "
-        f"again (--rewritten repeat){hint}"
-    )
+    def _unrecorded(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
+        """That rows of some files cannot be told from those that were delivered."""
+        paths = list(dict.fromkeys(fragment.path for fragment in fragments))
+        more = f" and {len(paths) - _NAMED} more files" if len(paths) > _NAMED else ""
+        keyed = self._old.spec.source.row_key is not None
+        why = "no record of their identities" + (", or nulls in source.row_key," if keyed else "")
+        return StateError(
+            f"rows of rewritten files cannot be told from those that were delivered: got {why} for {rows:,} rows of "
+            f"{', '.join(paths[:_NAMED])}{more}. Finish the epoch on the old table, or begin it again; only runs that "
+            f"begin with source.row_key in pipeline.yaml record what a rebase needs"
+        )
 
 
 def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:

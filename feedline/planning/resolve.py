@@ -17,7 +17,7 @@ from typing import Any
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
 from feedline.errors import FeedlineError, StateError
-from feedline.loader.state import checked_rewritten, checked_state
+from feedline.loader.state import checked_state
 from feedline.planning.agreement import RunStart, agree
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
@@ -85,11 +85,9 @@ def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map
     return plan
 
 
-def resolve_rebase(
-    spec: PipelineSpec, state: Mapping[str, Any], *, rewritten: str = "error", map: Map | None = None
-) -> Plan:
+def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
     """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
-    checked, policy = checked_state(state), checked_rewritten(rewritten)
+    checked = checked_state(state)
     _refuse_other_settings(spec, checked)
     before, rest = _load_named(spec, checked["snapshot"])
     old = make_plan(spec, before, lanes=checked["lanes"], map=map, rebase=rest)
@@ -102,7 +100,7 @@ def resolve_rebase(
         return old
     comparable(old, snapshot)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
-    made = rebase(old, new, epoch=epoch, step=step, rewritten=policy, map=map)
+    made = rebase(old, new, epoch=epoch, step=step, map=map)
     made.save(spec.work_dir)
     return replace(new, rebase=made)
 
@@ -159,7 +157,7 @@ def _agreed_rebase(
     agreed = agree(
         replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
         spec.work_dir,
-        lambda: resolve_rebase(spec, request["state"], rewritten=request["rewritten"], map=map).snapshot_name,
+        lambda: resolve_rebase(spec, request["state"], map=map).snapshot_name,
     )
     return _load_named(spec, agreed)
 

@@ -1,4 +1,4 @@
-"""Which Arrow type does a text such as `decimal128(9, 2)` or `list<float32>` name?
+"""Names of Arrow types, such as `decimal128(9, 2)` or `list<float32>`, to the types.
 
 Pure; runs wherever a pipeline.yaml is read. The names are Arrow's own, as `str(type)` shows them, with the aliases that
 people write: int, long, float, double, str, date, datetime, `T[]` for a list.

@@ -1,4 +1,4 @@
-"""What does a pipeline.yaml expect of a feature's values, and do measured values keep to it?
+"""Expectations of features' values: how they are written, and whether measured values meet them.
 
 Runs in: every process that reads a pipeline.yaml; the feeder, which holds what it delivered against it. Pure.
 

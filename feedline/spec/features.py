@@ -1,4 +1,4 @@
-"""What features does a pipeline.yaml name, from which columns or expressions, through which ops?
+"""The features of a pipeline.yaml: the columns or expressions they come from, and the ops they pass.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 

@@ -1,4 +1,4 @@
-"""Which JSON Schema describes a pipeline.yaml as users write it?
+"""The JSON Schema of a pipeline.yaml as users write it.
 
 Runs in: `feedline schema`, and whoever checks a file in an editor. Pure.
 

@@ -1,4 +1,4 @@
-"""What does this run change in a pipeline.yaml: overrides by dotted key, and variables from the environment?
+"""What one run changes in a pipeline.yaml: overrides by dotted key, and environment variables.
 
 Runs in: every process that reads a pipeline.yaml. Pure: the environment comes in as an argument.
 

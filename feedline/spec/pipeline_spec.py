@@ -1,4 +1,4 @@
-"""What does a pipeline.yaml ask for, and where does it say so?
+"""A pipeline.yaml as a whole: read, checked, with the position of every entry.
 
 Runs in: every process that reads a pipeline.yaml, or is handed one as canonical text.
 

@@ -1,4 +1,4 @@
-"""Where in the user's text does each entry stand, so that an error can name file, line, column and path?
+"""Positions of entries in the user's file, so that an error names file, line, column and path.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 

@@ -1,4 +1,4 @@
-"""Which keys do the sections of a pipeline.yaml have, of which types, with which defaults?
+"""The sections of a pipeline.yaml: their keys, types and defaults.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
@@ -119,7 +119,7 @@ def scheduler_address(value: str) -> tuple[str, str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Is the host this machine's own loopback, by its name or number alone?"""
+    """Whether the host is this machine's own loopback, by its name or number alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which keys does `source` have: the table, how its files become one table, and which of its rows are read?
+"""The section `source`: the table, how its files become one table, and which of its rows are read.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 """

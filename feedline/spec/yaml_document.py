@@ -1,4 +1,4 @@
-"""What does a YAML text say, and where does each entry stand?
+"""YAML to plain values, with the position of each entry.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
@@ -231,7 +231,7 @@ def _place_of(mark: Any) -> Position:
 
 
 def _is_open(text: str) -> bool:
-    """Does the text end inside a bracket or a quote? An apostrophe within a word opens nothing."""
+    """Whether the text ends inside a bracket or a quote. An apostrophe within a word opens nothing."""
     depth, quote, before = 0, "", " "
     for char in text:
         if quote:

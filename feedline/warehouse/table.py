@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from feedline.errors import TableError
 from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.optimize import OptimizeReport, Say, optimize
-from feedline.warehouse.optimize.recipe import Settings
+from feedline.warehouse.optimize.recipe import Names, Settings, names_of
 from feedline.warehouse.optimize.usage import load_uses, popular_columns
 from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
@@ -27,8 +28,6 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import shown
 from feedline.warehouse.storage.parallel import Map, in_threads
-
-Names = str | Sequence[str]
 
 
 class Table:
@@ -118,49 +117,37 @@ class Table:
     def optimize(
         self,
         target: str | os.PathLike[str],
+        settings: Settings | None = None,
         *,
-        cluster_by: Names = (),
-        sort_by: Names = (),
-        order: Names | Literal["keep", "popular"] = "keep",
-        flatten: Names = (),
         work_dir: str = ".feedline",
         projection: Names = (),
         map: Map | None = None,
         threads: int | None = None,
         memory_bytes: int | None = None,
         say: Say | None = None,
-        **settings: Any,
+        **options: Any,
     ) -> OptimizeReport:
-        """Write the table anew to `target`, so that reading it is cheap: see `warehouse.optimize`.
+        """Write the table to `target` so that reading it is cheap: see `warehouse.optimize`.
 
-        Columns are named by one text or several. `order` "popular" takes the columns that runs of Feedline read most,
-        from the usage record in `work_dir`. `settings`: goal, row_group_rows, row_group_bytes, file_bytes,
-        small_partitions, flatten_coverage, keep_nullable, as `recipes.Settings` has them. `map` runs the tasks, such
-        as a Dask cluster's; without one they run in `threads` threads of this process.
+        `settings`: a value, or its fields as options, such as `cluster_by="session_id", order="popular"` (see
+        `Settings.of`). Popular columns are those that runs of Feedline read most, from the usage record in `work_dir`.
+        `projection`: columns whose reading is compared. `map` runs the tasks (default: `threads` threads here).
         """
+        wanted = Settings.of(**options) if settings is None else replace(settings, **options)
         snapshot = self.snapshot()
-        first = _names(() if order == "keep" else order)
-        if order == "popular":
-            first = popular_columns(load_uses(work_dir, snapshot.uri))
-            if not first:
+        if wanted.popular:
+            wanted = replace(wanted, order=popular_columns(load_uses(work_dir, snapshot.uri)))
+            if not wanted.order:
                 raise TableError(
                     f"no run on {shown(snapshot.uri)} is in the usage record of {shown(work_dir)}: expected at least "
                     "one. Name the work_dir of its runs, or list the columns"
                 )
-        wanted = Settings(
-            cluster_by=_names(cluster_by),
-            sort_by=_names(sort_by),
-            order=first,
-            popular=order == "popular",
-            flatten=_names(flatten),
-            **settings,
-        )
         return optimize(
             snapshot,
             os.fspath(target),
             wanted,
-            source=_names(self.uri),
-            projection=_names(projection),
+            source=names_of(self.uri),
+            projection=names_of(projection),
             map=map,
             threads=threads,
             memory_bytes=memory_bytes,
@@ -171,10 +158,6 @@ class Table:
 def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
     asked = Sample.of(sample)
     return None if asked is None else bind_sample(asked, snapshot.schema)
-
-
-def _names(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:

@@ -276,7 +276,7 @@ SAID: list[tuple[Callable[[], object], str]] = [
     (lambda: bind_where("clicked > clicked", SCHEMA), "booleans have no order"),
     (lambda: bind_where("country == n", SCHEMA), "string cannot be compared with int16"),
     (lambda: bind_where("history == history", SCHEMA), "list<int64> cannot be compared"),
-    (lambda: bind_where("n in ['a']", SCHEMA), "the literal does not fit int16: got the text 'a'"),
+    (lambda: bind_where("n in ['a']", SCHEMA), "the literal does not fit int16: got the string 'a'"),
     (lambda: bind(parse("x"), pa.schema([("x", pa.int8()), ("x", pa.int8())])), "the table has 2 columns `x`"),
     (lambda: bind(parse('col("^x.*$")'), pa.schema([("^x.*$", pa.int8())])), "named like a pattern of Polars"),
     (lambda: bind(parse('col("*")'), pa.schema([("*", pa.int8())])), "named like a pattern of Polars"),
@@ -285,7 +285,7 @@ SAID: list[tuple[Callable[[], object], str]] = [
         "has a type outside the language: dense_union",
     ),
     (lambda: bind(parse("x"), pa.schema([("x", pa.decimal256(50, 2))])), "has a type outside the language"),
-    (lambda: parse(5), "an expression is a text: got int"),  # type: ignore[arg-type]
+    (lambda: parse(5), "an expression must be a string: got int"),  # type: ignore[arg-type]
 ]
 
 

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from expression_pairs import ANY, COLUMNS, CONDITIONS, NAN, PRUNABLE, SCHEMA, TABLES, Sides, comparisons, conditions
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from feedline.expressions import bind, parse
@@ -61,19 +61,16 @@ def check(side: Sides, table: pa.Table) -> None:
     assert not wrong, f"{side.text}\n{side.sql}\n{wrong}\n{table.to_pylist()[wrong[0][0]]}"
 
 
-@settings(max_examples=100)
 @given(ANY, st.sampled_from(TABLES))
 def test_an_expression_means_what_its_sql_means(side: Sides, table: pa.Table):
     check(side, table)
 
 
-@settings(max_examples=100)
 @given(CONDITIONS, st.sampled_from(TABLES))
 def test_a_condition_means_what_its_sql_means(side: Sides, table: pa.Table):
     check(side, table)
 
 
-@settings(max_examples=60)
 @given(comparisons(COLUMNS), st.sampled_from(TABLES))
 def test_a_comparison_with_a_literal_means_what_its_sql_means(side: Sides, table: pa.Table):
     check(side, table)
@@ -84,7 +81,6 @@ def test_every_expression_preserves_rows(side: Sides):
     assert is_row_preserving(bind(parse(side.text), SCHEMA).polars)
 
 
-@settings(max_examples=60)
 @given(ANY, st.sampled_from(TABLES), st.integers(0, 400))
 def test_a_part_of_the_rows_gives_that_part_of_the_values(side: Sides, table: pa.Table, at: int):
     whole = evaluated(side.text, table)
@@ -140,7 +136,6 @@ def rows_of(table: pa.Table) -> list[dict[str, object]]:
     return table.to_pylist()
 
 
-@settings(max_examples=100)
 @given(conditions(PRUNABLE), st.sampled_from(TABLES))
 def test_the_predicate_of_a_prunable_condition_decides_every_row(side: Sides, table: pa.Table):
     bound = bind(parse(side.text), SCHEMA)
@@ -160,7 +155,6 @@ def opaque(predicate: Predicate) -> bool:
     return isinstance(predicate, Opaque)
 
 
-@settings(max_examples=60)
 @given(CONDITIONS, st.sampled_from(TABLES))
 def test_the_predicate_of_any_condition_allows_what_happens(side: Sides, table: pa.Table):
     predicate = bind(parse(side.text), SCHEMA).predicate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_schedule import deliver, schedules
 
 from feedline.blocks.permutation import permuted_rows
-from feedline.planning.delivered import UNKNOWN, delivered
+from feedline.planning.delivered import delivered
 from feedline.planning.schedule import Schedule, Tail
 
 
@@ -39,17 +39,6 @@ def test_what_the_steps_held(schedule, step, first):
     found = delivered(later, step, order_of(schedule))
     assert places(found) == set(held)
     assert found.rows == len(held)
-    assert not found.doubtful
-
-
-@given(schedules(), st.integers(0, 60))
-def test_blocks_of_unknown_order_are_doubtful(schedule, step):
-    step = min(step, schedule.steps)
-    known, unknown = (delivered(schedule, step, order) for order in (order_of(schedule), lambda block: UNKNOWN))
-    doubtful = {(piece.split, row) for piece in unknown.doubtful for row in range(piece.start, piece.stop)}
-    assert places(unknown) <= places(known) <= places(unknown) | doubtful
-    assert not places(unknown) & doubtful
-    assert len(unknown.doubtful) == 0 or len(doubtful) > unknown.rows - len(places(unknown)) > 0
 
 
 @settings(max_examples=150)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
 from feedline.loader.state import state_of
+from feedline.planning.binding import compile_spec, planned_schema, unkeyed_recording
 from feedline.planning.plan import Plan
+from feedline.spec import PipelineSpec
+from feedline.warehouse.rebase.recorded_rows import Recording
+from feedline.warehouse.snapshot.snapshot import Snapshot
 
 FEATURES = {"extra": {"id": [], "name": []}, "dense": {"x": [{"fill_null": 0}]}, "sparse": {"ids": []}}
 
@@ -104,7 +109,7 @@ class Rewritten:
             "version": 1,
             "name": "rewritten",
             "work_dir": "work",
-            "source": {"table": str(self.table), "split_rows": 64, **changes.pop("source", {})},
+            "source": {"table": str(self.table), "split_rows": 64, "row_key": "id", **changes.pop("source", {})},
             "features": FEATURES,
             "batch": {"size": 8, "tail": "partial"},
             "shuffle": {"seed": 5, "window_rows": 150},
@@ -115,9 +120,9 @@ class Rewritten:
         path.write_text(json.dumps(document))
         return Pipeline.from_yaml(path)
 
-    def forget(self) -> None:
-        """No record of any identity is left."""
-        shutil.rmtree(self.folder / "work" / "rows")
+    def forget(self) -> Path:
+        """Leave no record of any identity; where they are kept now."""
+        return (self.folder / "work" / "rows").rename(self.folder / "forgotten")
 
 
 def steps(pipeline: Pipeline, plan: Plan, epoch: int, first: int, last: int | None = None, world: int = 1) -> list[int]:
@@ -130,6 +135,17 @@ def steps(pipeline: Pipeline, plan: Plan, epoch: int, first: int, last: int | No
             ids, valid = batch.extra["id"].tolist(), batch.valid.tolist()
             found += [row for row, counts in zip(ids, valid, strict=True) if counts]
     return found
+
+
+@contextmanager
+def earlier_version() -> Iterator[None]:
+    """Plans that are made meanwhile record identities without a row key, as earlier versions did."""
+
+    def recording(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
+        return unkeyed_recording(spec, snapshot, compile_spec(spec, planned_schema(spec, snapshot.schema)).parts)
+
+    with mock.patch("feedline.planning.plan.recording_of", recording):
+        yield
 
 
 def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:

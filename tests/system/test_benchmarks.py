@@ -24,6 +24,7 @@ from rich.console import Console
 
 from feedline import Pipeline
 from feedline.transforms.ops import OPS
+from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -46,10 +47,10 @@ ROWS, SIZE = 3_000, 256
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small odd row groups, short and empty lists, many nulls."""
     folder = tmp_path_factory.mktemp("clicks") / "table"
-    generate_clicks(
-        str(folder), rows=ROWS, days=2, strings=0, history_min=0, history_max=40, null_share=0.3, row_group_rows=389,
-        part_rows=1000, threads=1,
-    )  # fmt: skip
+    recipe = ClickRecipe(
+        rows=ROWS, days=2, strings=0, history_min=0, history_max=40, null_share=0.3, row_group_rows=389, part_rows=1000
+    )
+    generate_clicks(str(folder), recipe, threads=1)
     return folder
 
 

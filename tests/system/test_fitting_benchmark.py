@@ -22,7 +22,7 @@ def test_a_tiny_run_compares_and_reports(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_another_result_is_noticed(tmp_path: Path) -> None:
-    fitting.generate_clicks(str(tmp_path / "t"), rows=2_000, days=1, sessions_mean=4.0)
+    fitting.generate_clicks(str(tmp_path / "t"), fitting.ClickRecipe(rows=2_000, days=1, sessions_mean=4.0))
     expected = fitting.bare(sorted(str(path) for path in (tmp_path / "t").rglob("*.parquet")))
     report = fitting.pipeline(tmp_path, str(tmp_path / "t"), 1).fit()
     fitting.refuse_differences(report, expected)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from feedline.planning import skip_bad_files
-from feedline.planning.rebase import _Doubt
 from feedline.warehouse.optimize import units
 from feedline.warehouse.optimize.survey import whole_file
 from feedline.warehouse.optimize.units import Partition
@@ -108,17 +107,6 @@ def test_a_files_row_groups_cost_no_pass_over_the_table(files: int):
         lambda: list(by_file(snapshot, expected)),
     ):
         assert allocated(call) < NOTHING_BYTES
-
-
-@pytest.mark.parametrize("files", [FEW, 2 * FEW])
-def test_files_in_doubt_are_not_compared_with_each_other(files: int):
-    doubt, names = _Doubt(), [Name(f"f{number}") for number in range(files)]
-    Name.compared = 0
-    doubt.add(1, names)
-    doubt.add(1, map(Name, names))
-    assert list(doubt.files) == names
-    assert doubt.rows == 2
-    assert Name.compared <= 2 * files + files  # dict and the assertion compare equal names once
 
 
 def test_row_groups_come_file_by_file():

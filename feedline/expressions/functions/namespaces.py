@@ -185,14 +185,14 @@ def _zfill(x: Operand, length: int, *, span: Span) -> Operand:
 
 def _split(x: Operand, by: str, *, span: Span) -> Operand:
     if not by:
-        raise Fault("a text is not split at nothing: got an empty text", span)
+        raise Fault("the separator must not be empty", span)
     return result(x.expr.str.split(by), pl.List(pl.String), span, [x])
 
 
 def _replaced(name: str, replace_: Callable[..., pl.Expr], summary: str) -> Function:
     def build(x: Operand, old: str, new: str, *, span: Span) -> Operand:
         if not old:
-            raise Fault("nothing cannot be replaced: got an empty text", span)
+            raise Fault("the pattern to replace must not be empty", span)
         return result(replace_(x.expr, old, new), _TEXT, span, [x], extra=3)
 
     return Function(
@@ -216,14 +216,14 @@ _STR = (
     _string("to_lowercase", lambda e: e.str.to_lowercase(), _TEXT, "in small letters"),
     _string("to_uppercase", lambda e: e.str.to_uppercase(), _TEXT, "in capital letters"),
     _string(
-        "starts_with", lambda e, t: e.str.starts_with(t), BOOL, "whether it begins with that text", _text("prefix")
+        "starts_with", lambda e, t: e.str.starts_with(t), BOOL, "whether it begins with that string", _text("prefix")
     ),
-    _string("ends_with", lambda e, t: e.str.ends_with(t), BOOL, "whether it ends with that text", _text("suffix")),
+    _string("ends_with", lambda e, t: e.str.ends_with(t), BOOL, "whether it ends with that string", _text("suffix")),
     _string(
         "contains",
         lambda e, t: e.str.contains(t, literal=True),
         BOOL,
-        "whether that text, taken literally, is part of it",
+        "whether that string, taken literally, is part of it",
         _text("pattern"),
     ),
     _string(
@@ -245,10 +245,8 @@ _STR = (
     ),
     _string("strip_prefix", lambda e, t: e.str.strip_prefix(t), _TEXT, "without that beginning", _text("prefix")),
     _string("strip_suffix", lambda e, t: e.str.strip_suffix(t), _TEXT, "without that end", _text("suffix")),
-    _replaced("str.replace", lambda e, old, new: e.str.replace(old, new, literal=True), "the first such text replaced"),
-    _replaced(
-        "str.replace_all", lambda e, old, new: e.str.replace_all(old, new, literal=True), "every such text replaced"
-    ),
+    _replaced("str.replace", lambda e, old, new: e.str.replace(old, new, literal=True), "the first match replaced"),
+    _replaced("str.replace_all", lambda e, old, new: e.str.replace_all(old, new, literal=True), "every match replaced"),
     Function(
         name="str.zfill",
         receiver=frozenset({STRING}),
@@ -261,7 +259,7 @@ _STR = (
         receiver=frozenset({STRING}),
         build=_split,
         parameters=(_text("by"),),
-        summary="the list of texts between the separators",
+        summary="the list of strings between the separators",
     ),
     _parsed(
         "str.to_date",
@@ -281,7 +279,7 @@ _STR = (
 
 
 def _given(made: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand:
-    """An element of a list as the language gives values: integers as int64, categories as texts."""
+    """An element of a list as the language gives values: integers as int64, categories as strings."""
     if kind(dtype) == INTEGER and dtype != UINT64:
         made, dtype = made.cast(INT64), INT64
     elif isinstance(dtype, pl.Categorical | pl.Enum):

@@ -1,4 +1,4 @@
-"""Which functions and methods does the language have, and what is said to somebody who writes another one?
+"""The functions and methods of the language, and the hint for the name of any other.
 
 Pure; the allow-list, put together from the modules that declare it. Everything that Polars has and that mixes rows is
 refused by name: the plan of an epoch knows which row is where before any row is read, so a value may depend on its

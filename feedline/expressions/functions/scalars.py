@@ -151,9 +151,9 @@ def _cast(strict: bool) -> Callable[..., Operand]:
     def build(x: Operand, dtype: pl.DataType, *, span: Span) -> Operand:
         source, target = x.kind, kind(dtype)
         if target == STRING and source in (FLOAT, DECIMAL):
-            raise Fault(f"a text of {describe(x.dtype)} has no fixed form: cast it to an integer before", x.span)
+            raise Fault(f"{describe(x.dtype)} has no fixed form as a string: cast it to an integer first", x.span)
         if source == STRING and target == BOOLEAN:
-            raise Fault('a text is no boolean: compare it, as in `x == "true"`', x.span)
+            raise Fault('a string is not a boolean: compare it, as in `x == "true"`', x.span)
         if source in (DATE, TIMESTAMP) and target != STRING:
             raise Fault(f'{describe(x.dtype)} is no number: write `.dt.epoch("s")`', x.span)
         expr = x.widened().expr if source == DECIMAL else x.expr

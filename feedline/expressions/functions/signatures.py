@@ -1,4 +1,4 @@
-"""What does a function of the language take, and how are written arguments checked against that?
+"""The parameters of the language's functions, and the check of written arguments against them.
 
 Pure. A `Function` is declared once: name, receiver, typed parameters, one line of documentation and the builder that
 turns checked arguments into a Polars expression. Errors, the documentation and the allow-list all come from that
@@ -28,9 +28,9 @@ _EXPECTED = {
     "literal": "a literal; for another column write `coalesce(x, y)` or `when(condition, x, y)`",
     "integer": "a literal integer",
     "number": "a literal number",
-    "text": "a literal text",
+    "text": "a literal string",
     "boolean": "True or False",
-    "type": f"the name of a type as a text: one of {', '.join(CAST_TYPES)}",
+    "type": f"the name of a type as a string: one of {', '.join(CAST_TYPES)}",
 }
 MAX_INTEGER = 2**31 - 1  # of an argument: positions, lengths, digits
 MAX_TEXT = 4096  # characters of an argument

@@ -15,8 +15,8 @@ from feedline.transforms.ops import (
     vocabulary,
     weighted,
 )
+from feedline.transforms.registry.calls import resolve
 from feedline.transforms.registry.op import OPS
-from feedline.transforms.registry.resolve import resolve
 from feedline.transforms.registry.user_code import bind
 
 __all__ = [

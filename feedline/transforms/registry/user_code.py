@@ -22,6 +22,7 @@ from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, describe
 from feedline.spec.arrow_types import type_named
 from feedline.spec.features import FeatureSpec, OpCall
+from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.op import (
     OPS,
     BoundOp,
@@ -31,7 +32,6 @@ from feedline.transforms.registry.op import (
     Parameters,
     any_ids,
 )
-from feedline.transforms.registry.resolve import checked_parameters, resolve
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
 from feedline.transforms.values.arrays import mapped

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from feedline.errors import FeedlineError
@@ -150,13 +150,12 @@ def _measured(
     largest = max(pending, key=lambda one: one.rows)
     sample, row_bytes = sample_rows(snapshot, largest, recipe)
     choices = choose(sample, goal)
-    facts = {name: getattr(recipe, name) for name in Recipe.__slots__}
     ratio = row_bytes * largest.rows / max(largest.bytes, 1)
     if len(pending) < threads:  # else cores would have nothing to do
         decoded = row_bytes * sum(one.rows for one in pending)
         unit_bytes = min(unit_bytes, max(_LEAST_UNIT_BYTES, int(decoded / threads)))
     sizes = Sizes(unit_bytes=max(unit_bytes, 1), row_bytes=row_bytes, decoded_per_stored=ratio)
-    return Recipe(**{**facts, "encodings": tuple(choice.encoding for choice in choices)}), sizes, choices
+    return replace(recipe, encodings=tuple(choice.encoding for choice in choices)), sizes, choices
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""What is asked of `optimize`, and what that means for a table: the checked settings as a recipe for its partitions.
+"""The settings of `optimize`, checked against a table, as a recipe for its partitions.
 
 Runs where `optimize` is planned. The recipe lacks its encodings until rows have been sampled.
 """
@@ -26,6 +26,8 @@ from feedline.warehouse.parquet.writer import NOTE_KEY, Limits
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
+Names = str | Sequence[str]
+
 _VERSION = 1
 # What files note beside their columns and says how they are read: it would be wrong of columns that moved or are new.
 _ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}
@@ -33,14 +35,14 @@ _ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `optimize` is asked for.
+    """How `optimize` writes a table.
 
-    `cluster_by`, `sort_by`: columns; none keeps the order. `order`: the columns that come first in files, `popular`
-    telling that they come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
+    `cluster_by`, `sort_by`: columns; none keeps the order. `order`: the columns that come first in files;
+    `popular`: they come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
     bytes; `file_bytes`: a file is ended before the row group that would pass them. `small_partitions`: a partition with
     fewer rows than a row group becomes one file (`merge`), or keeps its files, each rewritten by itself (`keep`).
-    `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: whatever holds
-    no null stays nullable.
+    `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: columns without
+    nulls stay nullable.
     """
 
     cluster_by: tuple[str, ...] = ()
@@ -55,6 +57,13 @@ class Settings:
     flatten: tuple[str, ...] = ()
     flatten_coverage: float = 0.01
     keep_nullable: bool = False
+
+    @classmethod
+    def of(cls, *, order: Names = "keep", **options: Any) -> Settings:
+        """Settings whose columns are named by one string or several; `order` may be "keep" or "popular", too."""
+        options |= {name: names_of(options.pop(name, ())) for name in ("cluster_by", "sort_by", "flatten")}
+        first = () if order in ("keep", "popular") else names_of(order)
+        return cls(order=first, popular=order == "popular", **options)
 
     def __post_init__(self) -> None:
         """Refuses values out of range (TableArgumentError)."""
@@ -74,6 +83,11 @@ class Settings:
             raise TableArgumentError(
                 "--sort-by sorts within the keys of --cluster-by: got no --cluster-by. Name its columns"
             )
+
+
+def names_of(names: Names) -> tuple[str, ...]:
+    """Columns that are named by one string or several."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What has to be known of a whole table before its first file is rewritten? Where nulls are, and the keys of its maps.
+"""What `optimize` has to know of a whole table before it writes a file: where nulls are, and the keys of its maps.
 
 Runs where `optimize` is planned (`survey`) and in its tasks (`survey_files`). A column without a null anywhere is
 stored without the levels that mark nulls, which decode faster. Footers prove it for most columns: the snapshot has the
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -130,8 +130,7 @@ def whole_file(snapshot: Snapshot, file: int) -> Fragment:
 
 def fragment_of_group(fragment: Fragment, row_group: int) -> Fragment:
     """The order to read one row group of a file, by its index there."""
-    facts = {name: getattr(fragment, name) for name in Fragment.__slots__}
-    return Fragment(**{**facts, "row_groups": (row_group,), "expected": (UNCOUNTED,)})
+    return replace(fragment, row_groups=(row_group,), expected=(UNCOUNTED,))
 
 
 def _tasks(

@@ -1,10 +1,9 @@
-"""Which columns and partitions do jobs read? A small record of every run, and what it says about a table.
+"""The usage record: which columns and partitions of a table runs read, and how popular each column is.
 
-`record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` where somebody asks. A run
-is one JSON line in a file of its own, `usage/<table>/<time>-<number>.json` below `work_dir`: so it appears whole or not
-at all, on a disk (written aside and renamed) and on an object store alike, and hosts that share a `work_dir` share the
-record. The last `KEPT` runs of a table are kept. A record that cannot be written is a warning, never a failed run; one
-that cannot be read is left out.
+`record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` in commands. A run is one
+JSON line in a file of its own, `usage/<table>/<time>-<number>.json` below `work_dir`: it appears whole or not at all,
+on disks and object stores, and hosts that share a `work_dir` share the record. The last `KEPT` runs of a table are
+kept. A record that cannot be written is a warning, never a failed run; one that cannot be read is left out.
 
 Popularity: a column's reads are the bytes of it that runs read. With columns in the order of reads per stored byte, the
 curve says which share of the table's bytes serves the first half, 80 %, … of all reads.
@@ -18,9 +17,9 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ class ColumnUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Popularity:
-    """What the record says of a table: columns by popularity (unread ones last), and means over runs.
+    """Columns by the runs that read them (unread ones last), and means over runs.
 
-    `column_share`: of the table's columns, read by a run, on average; `byte_share`: of the bytes of the row groups it
-    read. `used_column_share`, `used_byte_share`: of the whole table, columns that any run read. `curve`: (share of
-    reads, share of the table's bytes that serves it). `partitions`: folder and runs, most read first.
+    `column_share`, `byte_share`: of the table's columns, and of the bytes of the row groups it read, that a run reads.
+    `used_column_share`, `used_byte_share`: of the table, columns that any run read. `curve`: (share of reads, share of
+    the table's bytes that serves it). `partitions`: folder and runs, most read first.
     """
 
     table: str
@@ -102,17 +102,18 @@ class Popularity:
 def record_usage(
     work_dir: str, snapshot: Snapshot, parts: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
 ) -> None:
-    """Note what a run reads: columns and `parts` of columns, of the row groups of which it keeps `rows`.
+    """Record what a run reads: columns and `parts` of columns, of the row groups of which it keeps `rows`.
 
-    Never raises for what can fail.
+    A store or disk that fails is logged, not raised.
     """
     try:
         use = _use(snapshot, parts, np.flatnonzero(rows), job)
         line = json.dumps(asdict(use), separators=(",", ":")).encode() + b"\n"
-        location = locate(absolute(work_dir))
-        put(location, f"{_folder(snapshot.uri)}/{_stamp(use.time)}-{secrets.token_hex(4)}.json", [line])
-        for stale in _names(location, _folder(snapshot.uri))[:-KEPT]:
-            location.filesystem.delete_file(join(location.path, f"{_folder(snapshot.uri)}/{stale}"))
+        location, folder = locate(absolute(work_dir)), _folder(snapshot.uri)
+        digits = "".join(character for character in use.time if character.isdigit())
+        put(location, f"{folder}/{digits[:20]}-{secrets.token_hex(4)}.json", [line])
+        for stale in _names(location, folder)[:-KEPT]:
+            location.filesystem.delete_file(join(location.path, f"{folder}/{stale}"))
     except (OSError, FeedlineError, pa.ArrowException) as error:
         logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
 
@@ -122,28 +123,24 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
 
     Raises StoreError where the store of `work_dir` kept failing, TableError where it may not be listed.
     """
-    location = locate(absolute(work_dir))
-    names = _names(location, _folder(absolute(table)))
+    location, folder = locate(absolute(work_dir)), _folder(absolute(table))
 
     def load(name: str) -> Use | None:
         try:
-            facts: dict[str, Any] = json.loads(
-                memoryview(get(location, f"{_folder(absolute(table))}/{name}")).tobytes()
-            )
+            facts: dict[str, Any] = json.loads(bytes(get(location, f"{folder}/{name}")))
             return Use(**{**facts, "partitions": tuple(facts["partitions"])})
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
             logger.warning("the usage record %s cannot be read: it is left out", name)
             return None
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-usage") as pool:
-        return [use for use in pool.map(load, names) if use is not None]
+    found = in_threads(load, _names(location, folder), threads=_THREADS)
+    return [use for use in found if use is not None]
 
 
 def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
-    """What the recorded runs say of the table as it is now."""
+    """The popularity of the table's columns as it is now, in the recorded runs."""
     stored = {name: int(snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in snapshot.file_columns}
-    runs = Counter(name for use in uses for name in use.columns)
-    read: Counter[str] = Counter()
+    runs, read = Counter(name for use in uses for name in use.columns), Counter[str]()
     for use in uses:
         read.update(use.columns)
     columns = [
@@ -151,7 +148,8 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
     ]
     total = sum(stored.values())
     used = [column for column in columns if column.runs]
-    partitions = Counter(folder for use in uses for folder in use.partitions)
+    columns_read = [len(use.columns) / use.table_columns for use in uses if use.table_columns]
+    bytes_read = [sum(use.columns.values()) / use.row_group_bytes for use in uses if use.row_group_bytes]
     return Popularity(
         table=snapshot.uri,
         runs=len(uses),
@@ -159,12 +157,12 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
         first=uses[0].time if uses else None,
         last=uses[-1].time if uses else None,
         columns=tuple(sorted(columns, key=lambda column: -column.runs)),  # stable: the table's order among equals
-        column_share=_mean([len(use.columns) / use.table_columns for use in uses if use.table_columns]),
-        byte_share=_mean([sum(use.columns.values()) / use.row_group_bytes for use in uses if use.row_group_bytes]),
+        column_share=fmean(columns_read or [0.0]),
+        byte_share=fmean(bytes_read or [0.0]),
         used_column_share=len(used) / len(columns),
         used_byte_share=sum(column.stored_bytes for column in used) / total if total else 0.0,
         curve=_curve(columns, total),
-        partitions=tuple(partitions.most_common()),
+        partitions=tuple(Counter(folder for use in uses for folder in use.partitions).most_common()),
     )
 
 
@@ -196,24 +194,20 @@ def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.in
 
 
 def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float], ...]:
-    used = sorted(
-        (column for column in columns if column.read_bytes),
-        key=lambda column: -column.read_bytes / max(column.stored_bytes, 1),
-    )
-    read = np.cumsum([column.read_bytes for column in used], dtype=np.float64)
-    stored = np.cumsum([column.stored_bytes for column in used], dtype=np.float64)
+    used = [column for column in columns if column.read_bytes]
     if not used or not total:
         return ()
-    served = np.concatenate(([0.0], read / read[-1]))
-    shares = np.interp(SHARES, served, np.concatenate(([0.0], stored / total)))
-    return tuple((share, float(held)) for share, held in zip(SHARES, shares, strict=True))
+    used.sort(key=lambda column: -column.read_bytes / max(column.stored_bytes, 1))
+    read = np.cumsum([0, *(column.read_bytes for column in used)], dtype=np.float64)
+    stored = np.cumsum([0, *(column.stored_bytes for column in used)], dtype=np.float64)
+    held = np.interp(SHARES, read / read[-1], stored / total)
+    return tuple(zip(SHARES, held.tolist(), strict=True))
 
 
 def _names(location: Location, folder: str) -> list[str]:
     """The records' names, oldest first."""
-    files, place = location.filesystem, join(location.path, folder)
-    name = join(shown(location.uri), folder)
-    selector = pafs.FileSelector(place, allow_not_found=True)
+    files, name = location.filesystem, join(shown(location.uri), folder)
+    selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
     with explain_errors(name, doing="listed"):
         infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
@@ -221,11 +215,3 @@ def _names(location: Location, folder: str) -> list[str]:
 
 def _folder(uri: str) -> str:
     return f"usage/{hashlib.sha256(shown(uri).encode()).hexdigest()[:16]}"
-
-
-def _stamp(time: str) -> str:
-    return "".join(character for character in time if character.isdigit())[:20]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0

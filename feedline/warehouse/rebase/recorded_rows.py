@@ -1,4 +1,4 @@
-"""Which identities had the rows of a row group? Remembered under `work_dir/rows` while blocks are computed.
+"""Records of row identities under `work_dir/rows`, written while blocks are computed.
 
 Runs in Dask workers, which write, and where a rebase is planned, which reads. A record holds the identities of the rows
 that one piece of a block reads, in their order, 8 bytes per row. It is named by the identity, the file (its path and
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,21 +23,17 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError
 from feedline.hashing import Words
-from feedline.spec import PipelineSpec
-from feedline.warehouse.reading.fragment import Fragment, field_of, ones, unpacked
+from feedline.warehouse.reading.fragment import Fragment, ones, unpacked
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, Sample
-from feedline.warehouse.rebase.row_identity import Identity, identity_of, kind_of
+from feedline.warehouse.reading.sample import Sample
+from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bound_again, sampled_again
-from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
 from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
 
-# 8 bytes per selected row, in `work_dir`: more of them than this are recorded only for a `source.row_key`.
-RECORDED_ROWS = 100_000_000
 _FOLDER = "rows"
 
 
@@ -50,36 +45,8 @@ class Recording:
     work_dir: str
 
 
-def recording_of(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str], *, rows: int) -> Recording | None:
-    """Where and as what a plan's blocks record identities, made of the row key or of what they read; None for nowhere.
-
-    Raises SpecError for a `source.row_key` that is not in the files, or of a kind that cannot be told apart.
-    """
-    key = spec.source.row_key
-    if key is None and (rows > RECORDED_ROWS or not is_local(spec.work_dir)):
-        return None
-    by = spec.shuffle.by if spec.shuffle is not None else None
-    schema = snapshot.schema
-    for name in key or ():
-        if name not in schema.names or kind_of(schema.field(name).type) is None:
-            got = str(schema.field(name).type) if name in schema.names else "no column of that name"
-            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, texts or lists"
-            raise spec.error(("source", "row_key"), message)
-    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if spec.source.sample is not None else ""}
-    names = dict.fromkeys([*(columns if key is None else key), *([by] if by is not None else [])])
-    stored = pa.schema([field_of(schema, name) for name in names if name not in left_out])
-    sample = spec.source.sample
-    kept = json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
-    identity = identity_of(stored, columns, key=key, by=by, kept=kept)
-    if identity is None and key is not None:
-        raise spec.error(
-            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
-        )
-    return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
-
-
 @dataclass(slots=True)
-class Known:
+class RowIdentities:
     """What is known of one row group's kept rows: identities, hashes of `shuffle.by`, and of which rows."""
 
     rows: Words
@@ -87,7 +54,7 @@ class Known:
     known: npt.NDArray[np.bool_]
 
     @classmethod
-    def nothing(cls, rows: int) -> Known:
+    def nothing(cls, rows: int) -> RowIdentities:
         """Of none of them."""
         return cls(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64), np.zeros(rows, np.bool_))
 
@@ -205,15 +172,15 @@ class Records:
                 found.setdefault(words[0], []).append((int(words[1]), int(words[2]), info.base_name))
         return found
 
-    def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, Known]:
+    def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, RowIdentities]:
         """What is known of some row groups of a file (index in the file -> its kept rows)."""
-        found = {row_group: Known.nothing(rows) for row_group, rows in kept.items()}
+        found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
         for first, last, name in self._names.get(_digest(path, footer_digest), ()):
             if any(first <= row_group <= last and not found[row_group].known.all() for row_group in kept):
                 self._fill(found, f"{self._folder}/{name}")
         return found
 
-    def _fill(self, found: Mapping[int, Known], name: str) -> None:
+    def _fill(self, found: Mapping[int, RowIdentities], name: str) -> None:
         try:
             table, spans = content_store.load(self._work_dir, name, tables=2)
         except (OSError, TableError):

@@ -1,19 +1,18 @@
-"""What tells one row from another, when its file has been rewritten and its place means nothing any more?
+"""The hash of `source.row_key` that tells one row from another after its file has been rewritten.
 
 Runs in every process that works on blocks, and where a rebase is planned. Pure. A row's identity is a 64-bit hash of
-some of its columns: those of `source.row_key`, or else up to eight that the pipeline reads, of all kinds. Each value
-becomes a 64-bit word, the words are added up, each times an odd constant made of its column's name, and the sum is
-mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in every version). Of a list only
-length and first value count. Rows that are equal in all of these are interchangeable to a rebase: it counts how many
-there are of them. A null in a row key names no row: such rows have the identity `NAMELESS`, which is none. Why eight:
-see docs/decisions/0007.
+its key columns. Each value becomes a 64-bit word, the words are added up, each times an odd constant made of its
+column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in
+every version). Of a list only length and first value are hashed. A null in a row key names no row: such rows have the
+identity `NAMELESS`, which is none. Runs of earlier versions that had no row key recorded identities made of up to
+eight columns that they read (`unkeyed_identity`); these still serve a rebase of those runs. See docs/decisions/0013.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -28,14 +27,14 @@ from feedline.hashing import Words, digest, mix
 
 NAMELESS = np.uint64(2**64 - 1)  # no value hashes to it but by chance (0 is what a key of zeros hashes to)
 _VERSION = 1
-_COLUMNS = 8  # 46, all of the benchmark's pipeline, take 7 % of a block's time, eight 1.6 to 3
+_UNKEYED_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Columns and their kinds, what else decides which rows are kept (`kept`, a text), and the column of `shuffle.by`.
+    """Columns and their kinds, what else decides which rows are kept (`kept`), and the column of `shuffle.by`.
 
-    `unique`: the columns are a row key, of which no two rows may have the same.
+    `unique`: the columns are a row key, which no two rows may share; false only for what `unkeyed_identity` makes.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -82,62 +81,65 @@ class Identity:
         return _hashed(frame, (self.by,))
 
 
-def identity_of(
-    schema: pa.Schema,
-    columns: Sequence[str],
-    *,
-    key: Sequence[str] | None = None,
-    by: str | None = None,
-    kept: str = "",
-) -> Identity | None:
-    """The identity made of the columns of a row key, or of `columns` so far as they go; None where there is none.
+def identity_of(schema: pa.Schema, key: Sequence[str], *, by: str | None = None, kept: str = "") -> Identity | None:
+    """The identity made of the columns of a row key; None where files store none of them.
 
-    `schema`: the columns, and parts of columns, that files store. One of another name (a partition key: one value per
-    file) is left out, and so is one of a kind that cannot be hashed.
+    `schema`: the columns, and parts of columns, that files store: a partition key, one value per file, is none. `by`:
+    the column of `shuffle.by`; `kept`: what decides which rows are kept.
     """
-    stored = set(schema.names)
-    names = columns if key is None else key
-    kinds = {name: kind_of(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
-    found = {name: kind for name, kind in kinds.items() if kind is not None}
-    hashed = tuple((name, found[name]) for name in (_spread(found) if key is None else found))
-    runs = kind_of(schema.field(by).type) if by is not None and by in stored else None
-    if not hashed:
-        return None
-    return Identity(
-        columns=hashed, by=None if by is None or runs is None else (by, runs), kept=kept, unique=key is not None
-    )
+    return _identity(schema, tuple(_kinds(schema, key).items()), by, kept, unique=True)
 
 
-def matched(delivered: Words, rows: Words) -> tuple[npt.NDArray[np.bool_], int]:
-    """Which of the rows were delivered, as often as each identity was, the first ones first; and how many of them
-    others are equal to."""
-    if not len(delivered) or not len(rows):
-        return np.zeros(len(rows), np.bool_), 0
-    names, counts = np.unique(delivered, return_counts=True)
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    place = np.minimum(np.searchsorted(names, ordered), len(names) - 1)
-    hit = names[place] == ordered
-    first = np.searchsorted(ordered, ordered, side="left")
-    again = np.zeros(len(rows), np.bool_)
-    again[order] = hit & (np.arange(len(rows)) - first < counts[place])
-    twins = np.searchsorted(ordered, ordered, side="right") - first > 1
-    return again, int((hit & twins).sum())
+def unkeyed_identity(
+    schema: pa.Schema, columns: Sequence[str], *, by: str | None = None, kept: str = ""
+) -> Identity | None:
+    """The identity that earlier versions recorded without a row key, for a pipeline that reads `columns`.
 
-
-def _spread(kinds: Mapping[str, str]) -> list[str]:
-    """A few columns of each kind in turn, far from each other: neighbours often repeat the same from row to row."""
+    It is made of a few columns of each kind in turn, far from each other: neighbours often repeat the same from row to
+    row. Rows that are equal in all of them are interchangeable.
+    """
+    kinds = _kinds(schema, columns)
     families: dict[str, list[str]] = {}
     for name, kind in kinds.items():
         families.setdefault(kind.split()[0], []).append(name)
     chosen: dict[str, None] = {}
-    share = -(-_COLUMNS // max(len(families), 1))
-    for turn in range(_COLUMNS):
+    share = -(-_UNKEYED_COLUMNS // max(len(families), 1))
+    for turn in range(_UNKEYED_COLUMNS):
         for names in families.values():
-            place = turn * max(len(names) // share, 1)
-            if place < len(names) and len(chosen) < _COLUMNS:
-                chosen[names[place]] = None
-    return list(chosen)
+            index = turn * max(len(names) // share, 1)
+            if index < len(names) and len(chosen) < _UNKEYED_COLUMNS:
+                chosen[names[index]] = None
+    return _identity(schema, tuple((name, kinds[name]) for name in chosen), by, kept, unique=False)
+
+
+def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
+    """The stored columns among some, in that order, and how each is hashed; those that cannot be are left out."""
+    stored = set(schema.names)
+    kinds = {name: kind_of(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _identity(
+    schema: pa.Schema, columns: tuple[tuple[str, str], ...], by: str | None, kept: str, *, unique: bool
+) -> Identity | None:
+    if not columns:
+        return None
+    runs = _kinds(schema, () if by is None else (by,))
+    return Identity(columns=columns, by=next(iter(runs.items()), None), kept=kept, unique=unique)
+
+
+def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
+    """bool [rows]: which rows were delivered, as often as each identity was; among equal rows, the first ones."""
+    if not len(delivered) or not len(rows):
+        return np.zeros(len(rows), np.bool_)
+    names, counts = np.unique(delivered, return_counts=True)
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    index = np.minimum(np.searchsorted(names, ordered), len(names) - 1)
+    first = np.searchsorted(ordered, ordered, side="left")
+    again = np.zeros(len(rows), np.bool_)
+    again[order] = (names[index] == ordered) & (np.arange(len(rows)) - first < counts[index])
+    return again
 
 
 def kind_of(kind: pa.DataType) -> str | None:

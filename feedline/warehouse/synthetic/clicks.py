@@ -1,9 +1,19 @@
-"""Which rows does a generated click table hold? `ClickRecipe` says it all; `ClickFile` makes the rows of one file.
+"""The rows of a generated click table: `ClickRecipe` describes the table, `ClickFile` makes the rows of one file.
 
-Runs in the generator's Dask tasks. Pure: a part is a function of the recipe, the day and the part's number. Every
-column of every file has its own stream of words, keyed by (seed, column) and counted by (row group, part, day), so
-neither the number of workers nor the other columns change a value. A part keeps its sessions and the *distinct* values
-of the user-side columns; rows are made one row group at a time. The columns are listed in `synthetic`.
+Runs in the generator's Dask tasks. Pure: a file is a function of the recipe, the day and the file's number in it. Every
+column of every file has its own stream of words, keyed by (seed, column) and counted by (row group, file, day), so
+neither the number of workers nor the other columns change a value. A file keeps its sessions and the *distinct* values
+of the user-side columns; rows are made one row group at a time. Columns, in file order:
+
+    request_id           int64        0 .. rows-1, the row's position in the table (day, file, row): unique
+    ts                   timestamp    microseconds, UTC without a zone, within the partition's day
+    session_id, user_id  int64
+    dense_0 ..           float32      log-normal minus a little (some are negative), `null_share` of them null
+    id_0 ..              int64        Zipf over 10^2 .. 10^7 ids, by column
+    str_0 ..             string       Zipf over 10^2 .. 10^4 words, by column
+    hist_0 ..            list<int64>  `history_min` .. `history_max` ids, newest first
+    clicked              int8         1 with probability sigmoid(`click_logit`)
+    dwell                float32      seconds, null where not clicked
 """
 
 from __future__ import annotations
@@ -49,34 +59,41 @@ _NUMBERS = {"user_share": (0, 1), "keep_probability": (0, 1), "null_share": (0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClickRecipe:
-    """The arguments of `generate_clicks`, checked: all that a task needs besides (day, part)."""
+    """A click table of `rows` rows over `days` partitions, from the day `start` on.
 
-    uri: str
+    `sessions_mean`: mean rows of a user session; lengths are geometric, and the last session of a file is cut.
+    `clustered`: a session's rows are together, in time order; else each file, and so each day, is sorted by `ts`.
+    `dense`, `ids`, `strings`, `histories`: columns of each kind. The histories and the first `user_share` of the others
+    are user-side: from one row of a session to the next, each stays the same with `keep_probability`. A changed history
+    has one new id in front and has lost its last; any other changed value is drawn again. `part_rows`: a file's rows,
+    at most; the default is four default row groups, about 60 MB. Raises SpecError for values out of range.
+    """
+
     rows: int
     days: int
-    sessions_mean: float
-    seed: int
-    dense: int
-    ids: int
-    strings: int
-    histories: int
-    history_min: int
-    history_max: int
-    user_share: float
-    keep_probability: float
-    null_share: float
-    row_group_rows: int
-    part_rows: int
-    clustered: bool
-    start: date
-    compression: str
+    sessions_mean: float = 8
+    seed: int = 0
+    dense: int = 13
+    ids: int = 26
+    strings: int = 2
+    histories: int = 6
+    history_min: int = 5
+    history_max: int = 49
+    user_share: float = 0.5
+    keep_probability: float = 0.95
+    null_share: float = 0.05
+    row_group_rows: int = 65_536
+    part_rows: int = 1 << 18
+    clustered: bool = True
+    start: date = date(2026, 1, 1)
+    compression: str = "zstd"
 
     def __post_init__(self) -> None:
-        """Refuses values that make no table (SpecError)."""
+        """Refuse values that make no table."""
         for name, (low, high) in _WHOLES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise SpecError(f"{name} is out of range: got {value!r}, expected a whole number from {low} to {high}.")
+                raise SpecError(f"{name} is out of range: got {value!r}, expected an integer from {low} to {high}.")
         for name, (low, high) in _NUMBERS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -94,6 +111,10 @@ class ClickRecipe:
         if self.parts(self.days - 1) > _MAX_PARTS:  # the last day holds the most rows
             raise SpecError(
                 f"A day has too many files: got {self.parts(self.days - 1)}, expected at most {_MAX_PARTS}."
+            )
+        if not _is_codec(self.compression):
+            raise SpecError(
+                f"compression is unknown: got {self.compression!r}, expected zstd, lz4, snappy, gzip, brotli or none."
             )
 
     def midnight(self, day: int) -> datetime:
@@ -139,7 +160,7 @@ class ClickRecipe:
 
 
 class ClickFile:
-    """One file in the making.
+    """The rows of one file, made row group by row group.
 
     Rows are numbered session by session and, within one, by time; `_order` holds them in the order of the file. A
     user-side column is a function from row numbers to an Arrow array.
@@ -281,6 +302,13 @@ def click_logit(table: pa.Table) -> Float64s:
         filled = np.diff(offsets) > 0
         logit[filled] += 1.5 * draws.effect(values[offsets[:-1][filled]])
     return logit
+
+
+def _is_codec(name: object) -> bool:
+    try:
+        return isinstance(name, str) and (name == "none" or pa.Codec.is_available(name))
+    except ValueError:
+        return False
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:
