@@ -1,9 +1,8 @@
-"""What does `feedline check` do? Looks at all files of a pipeline's table, says what is wrong, and remembers it.
+"""Run `feedline check`: read all files of a pipeline's table, and report and record what is wrong.
 
-Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. What is
-found is remembered in work_dir whatever `on_bad_file` says: it is a fact about the files, used by whoever skips.
-Files that are found good are forgotten there: by a deep check all that it looked at, by another those whose footer
-was bad.
+Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. Bad
+files are recorded in work_dir whatever `on_bad_file` says, for runs that skip them. Files that turn out good are
+removed from the record: by a deep check all that it read, by another those whose footer was bad.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class CheckReport:
         return () if self.gaps is None else self.gaps.absent
 
     def facts(self) -> dict[str, Any]:
-        """Plain numbers and texts, for `--json`."""
+        """Numbers and strings, for `--json`."""
         return {
             "table": self.table,
             "files": self.files,

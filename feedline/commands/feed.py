@@ -1,7 +1,7 @@
-"""What does a feeder process do from its start to its end? Reads the spec, starts its cluster, serves its trainer.
+"""Run a feeder process: read the spec, start its cluster, serve its trainer.
 
-Runs in: the feeder (`python -m feedline feed`). Two forms: over a connection that its trainer made (it ends with that
-trainer), or listening for trainers, one after the other (`feedline run`, with which it ends).
+Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection, and ends with
+it, or listens for trainers, one after the other, until `feedline run` ends.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ _ORDERLY_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """Which pipeline, for which rank, how many ranks share this host; the process that started the feeder, and the
-    folder it made for Dask's workers, to be removed at the end."""
+    """The pipeline, rank and number of ranks on this host.
+
+    parent: the process that started the feeder. scratch: the folder it made for Dask's workers, removed at the end.
+    """
 
     path: str
     overrides: dict[str, object]
@@ -55,7 +57,7 @@ class FeedRequest:
     local_ranks: int
     parent: int | None = None
     scratch: str | None = None
-    dashboard: bool = False  # up before the first batch: somebody is about to look at it
+    dashboard: bool = False  # load its pages before the first batch
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def feed_listening(request: FeedRequest) -> int:
                 if channel is not None:
                     left = _serve_and_report(channel, pipeline, cluster, request)
                     listener.open()
-                    _say(left)  # whoever hears it may come
+                    _say(left)  # the next trainer may come
         finally:
             listener.close()
 

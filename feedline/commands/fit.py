@@ -1,7 +1,7 @@
-"""The command about what ops learn: `feedline fit` learns it, `feedline fit --show` says what was learnt.
+"""Run `feedline fit` and `feedline fit --show`.
 
-Runs in: the process of the command, as `cli` has it. Threads of this process do the work, or the Dask workers that
-`cluster` asks for. Ctrl-C and SIGTERM end it in order: what counted before still counts.
+Runs in: the process of the command. Threads of this process do the work, or the Dask workers of `cluster`. Ctrl-C and
+SIGTERM end it in order: the artifact set from before is still current.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
 
 _SHOWN_FEATURES = 4
-_SHOWN_FACTS = 3  # in a table
-_SHOWN_CHARACTERS = 60  # of a value
+_SHOWN_FACTS = 3
+_SHOWN_CHARACTERS = 60
 
 
 def fit(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
-    show: Annotated[bool, typer.Option("--show", help="Say what was fitted, and on what; fit nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show what was fitted, and on which rows; fit nothing.")] = False,
     missing: Annotated[bool, typer.Option("--missing", help="Fit only what was not fitted yet.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set fit.where='…'")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
-    """Learn from the table what ops have to know, such as vocabularies and means, and keep it under `artifacts`."""
+    """Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     if show and missing:
         raise SpecError("--show fits nothing: got --missing beside it. Leave out one of the two")
@@ -129,13 +129,13 @@ def _show_report(report: FitReport, console: Console) -> None:
         _show_vectors(report, console)
         return
     console.print(_table(report.fits))
-    said = "nothing was missing"
+    summary = "nothing was missing"
     if report.made:
-        said = (
+        summary = (
             f"{_counted(report.made, 'statistic')} of {report.rows:,} rows in "
             f"{_counted(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
         )
-    console.print(f"{said}: {report.folder}", highlight=False, soft_wrap=True)
+    console.print(f"{summary}: {report.folder}", highlight=False, soft_wrap=True)
     _show_vectors(report, console)
 
 

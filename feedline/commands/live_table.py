@@ -46,7 +46,7 @@ class Change:
 
 
 class RecentRates:
-    """One rank's counters of the last seconds; another trainer's begin anew."""
+    """One rank's counters of the last seconds; another trainer's start again."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -1,6 +1,6 @@
-"""What would a run do, in numbers? The dry run behind `feedline plan`.
+"""Describe a plan, for `feedline plan`: as plain numbers (`describe`, for `--json`) and as a table (`plan_table`).
 
-Runs in: the CLI. `describe` turns a plan into plain numbers (what `--json` prints), `plan_table` into a table.
+Runs in: the CLI.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The commands about a table's layout: `feedline optimize` writes it anew, `feedline usage` says what is read of it.
+"""Run `feedline optimize`, which rewrites a table, and `feedline usage`, which shows what runs read of it.
 
-Runs in: the process of the command, as `cli` has it. `optimize` starts a Dask cluster of this machine for its tasks.
+Runs in: the process of the command. `optimize` starts a Dask cluster on this machine for its tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN_COLUMNS = 3  # of those that grew most
 _PART = 0.1  # of what a column or table grew by: what is less explains nothing
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-WorkDir = Annotated[str, typer.Option(help="Where runs of Feedline keep their usage record.")]
+WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
 
 def optimize(
@@ -47,11 +47,11 @@ def optimize(
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
-    goal: Annotated[str, typer.Option("--for", help="What encodings are chosen for: decode, balanced, size.")] = (
-        "balanced"
-    ),
+    goal: Annotated[str, typer.Option("--for", help="Goal of the encodings: decode, balanced, size.")] = ("balanced"),
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    row_group_bytes: Annotated[str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB.")] = None,
+    row_group_bytes: Annotated[
+        str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
+    ] = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
         str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
@@ -61,12 +61,16 @@ def optimize(
     keep_nullable: Annotated[bool, typer.Option(help="Leave columns without nulls nullable.")] = False,
     projection: Annotated[str, typer.Option(help="Columns (a,b,c) or a pipeline.yaml whose reading is compared.")] = "",
     work_dir: WorkDir = ".feedline",
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes, instead of threads.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads: all cores, unless said.")] = None,
-    memory: Annotated[str | None, typer.Option(help="What tasks may use: half of what is free, unless said.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes (default: threads of this process).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Worker threads (default: all cores).")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit of all tasks (default: half of free memory).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table anew so that reading it is cheap: clustered, compacted, each column in its best encoding."""
+    """Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding."""
     if goal not in GOALS:
         raise SpecError(f"--for is unknown: got {goal!r}, expected one of {', '.join(GOALS)}")
     console = Console(stderr=as_json)
@@ -162,10 +166,10 @@ def _bytes(option: str, text: str) -> int:
 
 
 def describe_report(report: OptimizeReport) -> dict[str, Any]:
-    """The report as plain numbers and texts."""
+    """The report as numbers and strings."""
     facts = asdict(report)
     for side, table in (("before", report.before), ("after", report.after)):
-        del facts[side]["notes"]  # of the files' own, which no report is about
+        del facts[side]["notes"]  # those of the files themselves
         facts[side]["ratio"] = table.ratio
         facts[side]["requests_per_row_group"] = table.requests_per_row_group
     return facts

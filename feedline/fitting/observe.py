@@ -1,4 +1,4 @@
-"""What does one task of a fit do? It observes some files' rows, or merges what others observed.
+"""Run one task of a fit: observe the rows of some files, or merge states of other tasks.
 
 Runs in: Dask workers, or threads of the process that fits. Tasks are stateless and repeatable, and know what they need
 from small values (`FitJob`): the columns to observe as features, the keys of what learns from them. A task reads its

@@ -1,4 +1,4 @@
-"""How does a statistic that outgrows memory go on, on disk?
+"""Keep statistics that outgrow memory on disk.
 
 Runs on the workers, in the tasks that merge states, and where a fit is finished. A state's rows are named by keys
 (`Learner.keys`), so that it can be cut: a row belongs to one of `PARTS` parts by the first bits of a hash of its keys,

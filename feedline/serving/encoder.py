@@ -1,8 +1,8 @@
-"""How do rows become arrays outside a run: one request or one file at a time, with the bytes that training gives?
+"""Encode rows outside a run, one request or file at a time, with the bytes that training gives.
 
-Runs in: whatever process serves a model or transforms a file: no Dask, no torch, no table, no labels. It is made of the
-pieces that a block's task is made of (`project`, `CompiledFeatures.apply`, `encode`), so that it cannot drift from
-them. Features are compiled once for every schema that rows come in. A `Serving` may be used by any number of threads.
+Runs in: the process that serves a model or transforms a file: no Dask, no torch, no table, no labels. It calls the
+functions of a block's task (`project`, `CompiledFeatures.apply`, `encode`), so both give the same bytes. Features are
+compiled once for every schema of rows. Any number of threads may use a `Serving`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Serving:
         return Encoded(schema=columns, encoded=encoded)
 
     def schema(self, table: Callable[[], pa.Schema]) -> BatchSchema:
-        """The columns of a batch of all groups, by the types of training or, where nobody recorded them, the table's.
+        """The columns of a batch of all groups, by the types of training or, without a record, the table's.
 
         Raises SpecError where something has not been learnt yet, or a feature's column is not there.
         """

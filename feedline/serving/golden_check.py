@@ -1,8 +1,8 @@
-"""Does this installation compute what the one that fitted computed? Golden vectors: rows, and what they became.
+"""Record golden vectors, rows and their features, and check an installation against them.
 
-Runs in: the process that fits (`record`), the process that proves an installation (`check`). Ids and lengths have to be
-equal. Floats have to be equal bit by bit where versions and processor are those that made the vectors; elsewhere they
-may be `ULPS` apart, because numpy chooses its logarithms by the processor's instructions. NaN is equal to NaN.
+Runs in: the process that fits (`record`) and the process that checks an installation (`check`). Ids and lengths must be
+equal. Floats must be equal to the bit where versions and processor are those of the vectors; elsewhere they may be
+`ULPS` apart, because numpy chooses its logarithms by the processor's instructions. NaN equals NaN.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenOrigin:
-    """By whom vectors were made, and of what.
+    """The installation and table that vectors were made with.
 
     fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
     where the rows of a table come from.
@@ -98,7 +98,7 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
 
 
 def forget_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
-    """Delete the vectors of these features, whatever their source: they may hold rows that nobody wants to be kept."""
+    """Delete the vectors of these features, whatever their source: they may hold rows that must not be kept."""
     location, id = locate(absolute(folder)), features_id(features)
     for home in (_home(request.pipeline), FOLDER):
         for info in _listed(location, home):

@@ -1,9 +1,9 @@
 """Give columns that hold nothing but nulls the type that the features' ops fix.
 
-Runs in: the processes that serve, for rows whose types nobody recorded. Pure, but for what `outcome` does. A request of
+Runs in: the processes that serve, for rows without recorded types. Pure, but for what `outcome` does. A request of
 Python values says nothing of the type of `[None]` or `[[]]`. Where every type that a column's features take makes the
 same of such values, the first of them is as good as any; where they make different things, or none is taken, the type
-has to be said.
+has to be given.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _empty_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
 
 
 def refuse_unsettled(found: Unsettled, feature: str, chain: str, remedy: str) -> SpecError:
-    """The error for a column whose type has to be said."""
+    """The error for a column whose type has to be given."""
     made = [f"{one} of {kind}" for kind, one in found.made.items()]
     got = f"its ops ({chain}) make {made[0]} and {made[-1]}" if made else f"no type is taken by its ops ({chain})"
     return SpecError(

@@ -1,4 +1,4 @@
-"""In which types may a request's columns come, and how do they become the types that training saw?
+"""Convert the columns of a request to the types of training, and refuse what does not fit them.
 
 Pure. A float32 column that arrives as float64 must not be transformed as float64: the last bit of a logarithm would
 differ from training's. So columns are brought to training's types first, by these rules, inside lists, structs and
