@@ -63,7 +63,7 @@ def held(parts: Parts) -> Counter[Any]:
     return counts
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     chunks=st.lists(st.lists(st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)), min_size=1),
     limit=st.sampled_from([1, 200, 10**9]),

@@ -15,7 +15,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
@@ -385,10 +385,15 @@ def test_times():
     assert not convertible(pa.list_view(pa.int64()), pa.list_(pa.int64()))
 
 
+@pytest.fixture(scope="module")
+def pipeline(path: Path) -> Pipeline:
+    return Pipeline.from_yaml(path)
+
+
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 60), max_size=5))
-def test_parts_give_what_the_whole_gives(path: Path, cuts: list[int]):
+def test_parts_give_what_the_whole_gives(pipeline: Pipeline, cuts: list[int]):
     rows = pa.concat_tables([TABLE.slice(i % 4, 1) for i in range(60)])
-    pipeline = Pipeline.from_yaml(path)
     whole = pipeline.transform(rows)
     parts = [pipeline.transform(rows[a:b]) for a, b in pairwise(sorted({0, *cuts, 60}))]
     assert np.array_equal(np.concatenate([part.dense for part in parts]), whole.dense)
