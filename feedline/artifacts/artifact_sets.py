@@ -172,7 +172,7 @@ def safe_name(name: str) -> str:
     return f"{_SLUG.sub('_', name)[:_SLUG_CHARACTERS]}-{digest}"
 
 
-def chosen(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> ArtifactSetRecord | None:
+def choose_set(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> ArtifactSetRecord | None:
     """The set of a pipeline, among those of `request.owner`; None where none matches. Pure."""
     source = request.source
     fitting = [one for one in sets if one.source is not None and not _differs(request, one.source)]
@@ -269,7 +269,7 @@ def _is_root(root: str, table: Sequence[str]) -> bool:
 def find_set(folder: str, request: ArtifactSetKey) -> ArtifactSetRecord | None:
     """The set of a pipeline; None where none matches. Raises as `load_sets`."""
     exact = load_set(folder, request.owner, request.source)
-    return exact if exact is not None else chosen(request, load_sets(folder, request.owner))
+    return exact if exact is not None else choose_set(request, load_sets(folder, request.owner))
 
 
 def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord | None:
@@ -292,7 +292,7 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
     content = read_file(folder, OLD_POINTER)
     if content is None:
         return None
-    body = checked(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
+    body = parse_json(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
     return ArtifactSetRecord(pipeline=None, source=None, manifest=body["manifest"], fitted=body["fitted"], saved="")
 
 
@@ -334,11 +334,11 @@ def set_file(pipeline: str, source: FitSource) -> str:
 
 def _parsed(content: bytes, path: str) -> ArtifactSetRecord:
     kinds = {"pipeline": str, "source": dict, "manifest": str, "fitted": dict, "saved": str}
-    body = checked(content, path, kinds)
+    body = parse_json(content, path, kinds)
     try:
         source = FitSource(**{**body["source"], "table": tuple(body["source"]["table"])})
     except (KeyError, TypeError):
-        raise altered(path) from None
+        raise altered_error(path) from None
     return ArtifactSetRecord(
         pipeline=body["pipeline"],
         source=source,
@@ -375,25 +375,25 @@ def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
         raise _unreadable(join(folder, name), error) from error
 
 
-def checked(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
+def parse_json(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
     """A JSON document of this format. Raises CorruptFileError, SpecError for another version."""
     try:
         body = json.loads(content)
         version = body["format"]
     except (ValueError, KeyError, TypeError):
-        raise altered(path) from None
+        raise altered_error(path) from None
     if version != FORMAT:
         raise SpecError(
             f"artifacts at {shown(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
             f"with this version of Feedline: feedline fit"
         )
     if not all(isinstance(body.get(key), kind) for key, kind in needed.items()):
-        raise altered(path)
+        raise altered_error(path)
     found: dict[str, Any] = body
     return found
 
 
-def altered(path: str) -> CorruptFileError:
+def altered_error(path: str) -> CorruptFileError:
     """The error for a file with another digest or structure."""
     return CorruptFileError(
         f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"

@@ -33,12 +33,12 @@ from feedline.artifacts.artifact_sets import (
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
-    altered,
-    checked,
+    altered_error,
     find_set,
     load_old_set,
     load_sets,
     other_pipelines,
+    parse_json,
     read_file,
     refusal,
 )
@@ -436,8 +436,8 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
     if content is None:
         raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != digest:
-        raise altered(join(folder, name))
-    body = checked(bytes(content), join(folder, name), {"fits": list})
+        raise altered_error(join(folder, name))
+    body = parse_json(bytes(content), join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
@@ -459,7 +459,7 @@ def _load_table(folder: str, file: TableFile) -> pa.Table:
     if content is None:
         raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
-        raise altered(join(folder, file.name))
+        raise altered_error(join(folder, file.name))
     table = pq.read_table(pa.BufferReader(content))
     for place in range(table.num_columns):  # in one piece each, so that ops read numbers where they are
         column = table.column(place)

@@ -126,7 +126,7 @@ def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, re
     error = None
     quality: list[dict[str, Any]] = []
     try:
-        _serve(channel, pipeline, cluster, request, stats, told=_say_plan, served=quality.append)
+        _serve(channel, pipeline, cluster, request, stats, on_plan=_say_plan, on_quality=quality.append)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
@@ -164,12 +164,12 @@ def _serve(
     stats: FeederStats,
     *,
     log: str | None = None,
-    told: Callable[[Plan], None] = lambda plan: None,
-    served: Callable[[dict[str, Any]], None] = lambda quality: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_quality: Callable[[dict[str, Any]], None] = lambda quality: None,
 ) -> None:
     def resolve(hello: dict[str, Any]) -> Plan:
         plan = _resolved(pipeline, cluster, request, hello)
-        told(plan)
+        on_plan(plan)
         return plan
 
     feeder = Feeder(
@@ -186,7 +186,7 @@ def _serve(
         feeder.serve()
     finally:
         if (total := feeder.monitor.total) is not None:
-            served(total.to_json())
+            on_quality(total.to_json())
 
 
 def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:

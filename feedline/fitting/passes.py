@@ -43,7 +43,7 @@ from feedline.fitting.observe import (
     merge_states,
     observe_fragments,
 )
-from feedline.fitting.reduction import FAN_IN, Workers, mapped, reduced
+from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, Spilled, discard, parts_of
 from feedline.planning.binding import (
     artifact_set_key,
@@ -295,7 +295,9 @@ class _Run:
             self._say(done)
 
         self._say(done)
-        states = reduced(self._workers, observe_fragments, merge_states, job, tasks, done=tell) if tasks else NO_ROWS
+        states = (
+            reduce_tasks(self._workers, observe_fragments, merge_states, job, tasks, done=tell) if tasks else NO_ROWS
+        )
         if not states.rows:
             raise self._nothing()
         self._rows = states.rows
@@ -308,7 +310,7 @@ class _Run:
             parts: Sequence[str] = ()
             if isinstance(state, Spilled) and len(state.files) > 1:
                 tasks = [(place, state, part) for part in range(PARTS)]
-                parts = mapped(self._workers, merge_spilled, job, tasks)
+                parts = map_tasks(self._workers, merge_spilled, job, tasks)
             try:
                 artifact = want.learner.finish(parts_of(want.learner, state, job.scratch, parts))
             except FeedlineError as error:

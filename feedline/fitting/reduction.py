@@ -58,7 +58,7 @@ class Workers(Protocol):
         ...
 
 
-def reduced(
+def reduce_tasks(
     workers: Workers,
     each: Callable[[Any, Any], Any],
     merge: Callable[[Any, list[Any]], Any],
@@ -111,7 +111,7 @@ def reduced(
         workers.forget([*running, *(handle for handles in waiting.values() for handle in handles)])
 
 
-def mapped(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> list[Any]:
+def map_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> list[Any]:
     """[function(job, task) for task in tasks], for small results. Raises what a task raises."""
     handles = [workers.start(function, job, task, urgent=False) for task in tasks]
     left = set(handles)

@@ -178,17 +178,17 @@ def compare(made: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Differenc
 def _difference(name: str, made: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
     one, two = made.combine_chunks(), expected.combine_chunks()
     if one.type != two.type or len(one) != len(two):
-        return _told(name, one, two, 0, count=len(two), ulps=None, allowed=False)
+        return _difference_at(name, one, two, 0, count=len(two), ulps=None, allowed=False)
     (lengths, values), (wanted, others) = _flat(one), _flat(two)
     uneven = np.flatnonzero(lengths != wanted)
     if len(uneven):
-        return _told(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
+        return _difference_at(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
     apart = [_apart(*pair) for pair in zip(values, others, strict=True)]
     wrong = np.logical_or.reduce([far > 0 for far in apart])
     if not wrong.any():
         return None
     floats = [far for far, column in zip(apart, values, strict=True) if column.dtype.kind == "f"]
-    return _told(
+    return _difference_at(
         name,
         one,
         two,
@@ -204,7 +204,7 @@ def _apart(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     return ulps_between(one, other) if one.dtype.kind == "f" else np.where(one == other, 0, _FAR)
 
 
-def _told(
+def _difference_at(
     name: str, made: pa.Array, expected: pa.Array, row: int, *, count: int, ulps: int | None, allowed: bool
 ) -> Difference:
     texts = [
