@@ -18,7 +18,8 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PROCESSES := --numprocesses 2 --dist loadfile
+# A file's tests run in one process, the files in the order of tests/conftest.py: the long ones first.
+PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-unit test-nightly lint lint-style lint-format lint-types bench clean distclean

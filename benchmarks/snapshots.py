@@ -51,6 +51,7 @@ GROUPS, GROUP_ROWS = 3, 20
 BASES = 16  # real files that all others are links to
 FILES_PER_DAY = 100
 FIRST_DAY = datetime.date(2020, 1, 1)
+_SMALLEST = 512  # made footers: fewer cost less than what surrounds them
 LONG_AGO = 1_700_000_000  # older than the clock's grain: a young file is read again
 
 
@@ -277,7 +278,7 @@ def real(folder: Path, files: int, console: Console) -> None:
 def synthetic(folder: Path, largest: int, console: Console) -> None:
     """Sizes up to the largest, each twice the one before."""
     table = Table("made footers", "cold us/file", "warm us/file", "plan us/file", "warm + plan s", "cold MB", "peak MB")
-    for files in sorted(size for size in (largest >> shift for shift in range(4)) if size):
+    for files in sorted(size for size in (largest >> shift for shift in range(4)) if size >= _SMALLEST):
         place = folder / f"made-{files}"
         write_table(place / "table", 0)
         write_pipeline(place, files)

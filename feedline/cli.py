@@ -29,16 +29,16 @@ from feedline.commands.schema import describe_schema, schema_table
 from feedline.commands.table_layout import optimize, usage
 from feedline.commands.transform import transform
 from feedline.errors import PlanError, SpecError
-from feedline.loader.facts import summary_of
+from feedline.loader.facts import describe_rebase, summary_of
 from feedline.loader.ranks import detect_rank
 from feedline.loader.ring.launch import read_overrides
-from feedline.loader.state import read_state, told
+from feedline.loader.state import read_state
 from feedline.pipeline import Pipeline
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.spec.overrides import parse_overrides
 from feedline.version import VERSION
-from feedline.warehouse.selection.waves import CountProgress, heard_by
+from feedline.warehouse.selection.waves import CountProgress, on_count_progress
 from feedline.warehouse.synthetic.clicks import ClickRecipe
 from feedline.warehouse.synthetic.generate import generate_clicks
 
@@ -130,7 +130,7 @@ def plan(
 ) -> None:
     """Show what a run would do: what is pruned and why, what is read, rows, steps, memory."""
     asked = Pipeline(load_spec(pipeline, parse_overrides(overrides or [])))
-    with heard_by(_say_counted):
+    with on_count_progress(_say_counted):
         resolved = asked.plan(world_size=world_size)
     facts = describe_ops(resolved) if ops else describe(resolved, world_size=world_size)
     if as_json:
@@ -167,14 +167,17 @@ def rebase(
     """Plan the rest of a state's epoch on the table as it is now, and write the state that continues there."""
     plan = Pipeline(load_spec(pipeline, parse_overrides(overrides or []))).rebase(before := read_state(state))
     after = plan.state_after(before)
-    rest = None if after == before else plan.facts()["rest"]
+    rest = None if after == before else plan.facts().rest
     Console(stderr=True).print(
-        "the table is as it was" if rest is None else told(rest), highlight=False, soft_wrap=True, markup=False
+        "the table is as it was" if rest is None else describe_rebase(rest),
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
     )
     if output is not None:
         output.write_text(json.dumps(after) + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps({"state": after, "rest": rest}))
+        print(json.dumps({"state": after, "rest": None if rest is None else rest.to_json()}))
     elif output is None:
         print(json.dumps(after))
 

@@ -16,7 +16,7 @@ from feedline.fitting.passes import Say, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
-from feedline.loader.facts import warning_of
+from feedline.loader.facts import Hello, describe_bad_files
 from feedline.loader.row_arrays import Encoded
 from feedline.planning.plan import Plan
 from feedline.planning.resolve import (
@@ -77,9 +77,7 @@ class Pipeline:
         lanes = lanes_for(self.spec, world_size)
         return preview_plan(self.spec, snapshot or self.snapshot(map=map), lanes=lanes, map=map)
 
-    def resolve(
-        self, hello: Mapping[str, Any], *, job: str, map: Map | None = None, workers: Workers | None = None
-    ) -> Plan:
+    def resolve(self, hello: Hello, *, job: str, map: Map | None = None, workers: Workers | None = None) -> Plan:
         """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
         With `fit: auto`, `workers` fit what is missing (default: threads of this process).
@@ -202,4 +200,4 @@ def _warn(plan: Plan) -> None:
     for text in plan.gaps.warnings():
         warnings.warn(text, UserWarning, stacklevel=3)
     if plan.skipped:
-        warnings.warn(warning_of(plan.bad_files()), UserWarning, stacklevel=3)
+        warnings.warn(describe_bad_files(plan.bad_files()), UserWarning, stacklevel=3)

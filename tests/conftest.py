@@ -33,6 +33,11 @@ hypothesis.settings.register_profile("feedline", deadline=None, max_examples=60,
 hypothesis.settings.load_profile("feedline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of `tests/system/` first: they take longest, and two processes that share the files end together."""
+    items.sort(key=lambda item: "system" not in item.path.parent.parts)
+
+
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A click warehouse of 20,000 rows in three days, several files and row groups per day; read it only."""

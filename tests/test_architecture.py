@@ -59,8 +59,9 @@ INSIDE = {
     ],
     "transforms": [{"values"}, {"kernels"}, {"learning"}, {"registry"}, {"ops"}, {"catalogue", "compile"}],
     "loader": [
-        {"encoding", "facts", "state", "ranks"},
-        {"ring"},
+        {"encoding", "ranks"},
+        {"facts"},
+        {"state", "ring"},
         {"batch", "rank_agreement"},
         {"row_arrays"},
         {"dataset"},

@@ -47,7 +47,7 @@ from feedline.errors import CorruptFileError
 from feedline.transforms.compile.fit_requests import shown_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
-from feedline.warehouse.reading.seen_rows import TableRows, seen_among
+from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
 from feedline.warehouse.storage.retry import with_retries
@@ -199,7 +199,7 @@ class StoredArtifactSet:
             return self.ref.out_of_fold
         manifest = self.manifest
         fit = None if manifest is None else manifest.fits.get(key)
-        return True if fit is None else seen_among(fit.fitted_on.seen, self.ref.rows)
+        return True if fit is None else rows_seen(fit.fitted_on.seen, self.ref.rows)
 
     @property
     def manifest(self) -> Manifest | None:

@@ -27,7 +27,7 @@ from feedline.loader.encoding.quality import Observer
 from feedline.loader.encoding.slot import RowSlice, draft, encoded_rows, write
 from feedline.warehouse.reading.fragment import Chunk
 from feedline.warehouse.reading.read import CHUNK_ROWS, read_fragment
-from feedline.warehouse.reading.row_position import located
+from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 
@@ -177,7 +177,7 @@ class _Encoder:
             self._parts.append(self._encode(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]))
         except DataError as error:
             compiled = self._compiled
-            raise located(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
+            raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
         self.observer.source(frame)

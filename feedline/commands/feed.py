@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from feedline.errors import FeedlineError
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.launch import feeder_threads, log_path, shorten_log
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
@@ -29,8 +30,9 @@ from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan, code_of
 from feedline.resources import available_memory_bytes
 from feedline.service.cluster.cluster import Cluster
-from feedline.service.feeder import Feeder, FeederStats
+from feedline.service.feeder import Feeder, FeederCounters
 from feedline.service.fit_workers import DaskWorkers
+from feedline.service.supervisor import FeederEvent
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
 from feedline.warehouse.storage.parallel import stop_waiting
@@ -83,7 +85,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
     with _feeder_signals(request, channel):
         try:
             with _cluster_for(request) as (pipeline, cluster):
-                _serve(channel, pipeline, cluster, request, FeederStats(), log=log)
+                _serve(channel, pipeline, cluster, request, FeederCounters(), log=log)
         except FeedlineError as error:
             with contextlib.suppress(ChannelClosedError):
                 channel.send_json({"type": "error", "name": type(error).__name__, "message": str(error)})
@@ -105,55 +107,53 @@ def feed_listening(request: FeedRequest) -> int:
         listener = Listener(socket_path(job_fingerprint(pipeline.spec), request.rank, request.world_size))
         try:
             listener.open()
-            _say({"type": "ready", "dashboard": cluster.dashboard, "pid": os.getpid()})
+            _print(FeederEvent(type="ready", dashboard=cluster.dashboard, pid=os.getpid()))
             while True:
                 channel = listener.accept()
                 if channel is not None:
                     left = _serve_and_report(channel, pipeline, cluster, request)
                     listener.open()
-                    _say(left)  # the next trainer may come
+                    _print(left)  # whoever reads it may come
         finally:
             listener.close()
 
 
-def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> dict[str, Any]:
-    """Serve one trainer; returns what there is to say about its leaving."""
-    stats = FeederStats()
+def _serve_and_report(channel: Channel, pipeline: Pipeline, cluster: Cluster, request: FeedRequest) -> FeederEvent:
+    """Serve one trainer; returns the event of its leaving."""
+    counters = FeederCounters()
     left = threading.Event()
-    reporter = threading.Thread(target=_report, args=(stats, left), daemon=True)
+    reporter = threading.Thread(target=_report, args=(counters, left), daemon=True)
     reporter.start()
-    _say({"type": "trainer", "pid": channel.peer_pid()})
+    _print(FeederEvent(type="trainer", pid=channel.peer_pid()))
     error = None
-    quality: list[dict[str, Any]] = []
+    quality: list[Quality] = []
     try:
-        _serve(channel, pipeline, cluster, request, stats, on_plan=_say_plan, on_quality=quality.append)
+        _serve(channel, pipeline, cluster, request, counters, on_plan=_print_plan, on_quality=quality.append)
     except FeedlineError as met:
         error = f"{type(met).__name__}: {met}"
     finally:
         channel.close()
         left.set()
         reporter.join()
-    return {"type": "left", "error": error, "stats": asdict(stats), "quality": quality}
+    return FeederEvent(type="left", error=error, stats=counters.stats(), quality=tuple(quality))
 
 
-def _report(stats: FeederStats, left: threading.Event) -> None:
+def _report(counters: FeederCounters, left: threading.Event) -> None:
     """Every now and then, and soon after the first batch: should we die then, that was progress."""
     ticks, progress = 0, False
     while not left.wait(_STATUS_S / 5):
         ticks += 1
-        if ticks % 5 == 0 or progress != (stats.batches > 0):
-            progress = stats.batches > 0
-            _say({"type": "stats", "stats": asdict(stats)})
+        if ticks % 5 == 0 or progress != (counters.batches > 0):
+            progress = counters.batches > 0
+            _print(FeederEvent(type="stats", stats=counters.stats()))
 
 
-def _say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
+def _print(event: FeederEvent) -> None:
+    print(json.dumps(event.to_json()), flush=True)
 
 
-def _say_plan(plan: Plan) -> None:
-    facts = plan.facts()
-    names = ("snapshot", "plan", "rows_dropped", "bad_files", "nulls", "absent", "schema")
-    _say({"type": "plan", **{name: facts[name] for name in names}})
+def _print_plan(plan: Plan) -> None:
+    _print(FeederEvent(type="plan", plan=plan.facts()))
 
 
 def _serve(
@@ -161,14 +161,14 @@ def _serve(
     pipeline: Pipeline,
     cluster: Cluster,
     request: FeedRequest,
-    stats: FeederStats,
+    counters: FeederCounters,
     *,
     log: str | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
-    on_quality: Callable[[dict[str, Any]], None] = lambda quality: None,
+    on_quality: Callable[[Quality], None] = lambda quality: None,
 ) -> None:
-    def resolve(hello: dict[str, Any]) -> Plan:
-        plan = _resolved(pipeline, cluster, request, hello)
+    def resolve(hello: Hello) -> Plan:
+        plan = _resolve(pipeline, cluster, request, hello)
         on_plan(plan)
         return plan
 
@@ -179,25 +179,25 @@ def _serve(
         rank=request.rank,
         world_size=request.world_size,
         memory_bytes=memory_budget(pipeline.spec, local_ranks=request.local_ranks),
-        stats=stats,
-        about={"imports_s": seconds_to_get_ready(), "log": log},
+        counters=counters,
+        about=FeederFacts(imports_s=seconds_to_get_ready(), log=log, dashboard=None, feeder=os.getpid()),
     )
     try:
         feeder.serve()
     finally:
         if (total := feeder.monitor.total) is not None:
-            on_quality(total.to_json())
+            on_quality(total)
 
 
-def _resolved(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: dict[str, Any]) -> Plan:
+def _resolve(pipeline: Pipeline, cluster: Cluster, request: FeedRequest, hello: Hello) -> Plan:
     """The plan that a trainer asks for; noted in the usage record by rank 0 of a job that begins."""
     job = job_fingerprint(pipeline.spec)
     plan = pipeline.resolve(hello, job=job, map=cluster.map, workers=DaskWorkers(cluster))
-    if hello.get("snapshot") is None and hello.get("rebase") is None:  # a run that goes on may have had those rows
+    if hello.snapshot is None and hello.rebase is None:  # a run that goes on may have had those rows
         plan.without_gaps()
     plan = replace(plan, job=replace(plan.job, environment=cluster.environment))
     cluster.check_job(plan.job)
-    if request.rank == 0 and hello.get("snapshot") is None:  # else it goes on, with the snapshot that it began with
+    if request.rank == 0 and hello.snapshot is None:  # else it goes on, with the snapshot that it began with
         spec = pipeline.spec
         record_usage(spec.work_dir, plan.snapshot, plan.parts, plan.selection.rows, job=spec.name)
     return plan

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from feedline.commands.feed import memory_budget
 from feedline.expressions.column_parts import flattened_column, has_column, part_of
-from feedline.loader.facts import lines_of, summary_of
+from feedline.loader.facts import BadFileFacts, lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads
 from feedline.planning.nulls import first_lines
 from feedline.planning.plan import Plan
@@ -52,7 +52,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "features": plan.features.fingerprint[:32],
         "files": len(snapshot.files),
         "files_ignored": snapshot.ignored,
-        "bad_files": plan.bad_files(),
+        "bad_files": [bad.to_json() for bad in plan.bad_files()],
         **plan.gaps.facts(),
         "stages": stages(plan),
         **_decided(selection.report),
@@ -187,10 +187,8 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     )
     for name, text in rows[:3]:
         table.add_row(name, text)
-    if facts["bad_files"]:
-        table.add_row(
-            "bad files", "\n".join([summary_of(facts["bad_files"]), *map(escape, lines_of(facts["bad_files"]))])
-        )
+    if bad_files := [BadFileFacts.from_json(bad) for bad in facts["bad_files"]]:
+        table.add_row("bad files", "\n".join([summary_of(bad_files), *map(escape, lines_of(bad_files))]))
     for name, lines in (("nulls left", facts["nulls"]), ("columns missing", facts["absent"])):
         if lines:
             table.add_row(name, "\n".join(map(escape, first_lines([line["text"] for line in lines]))))

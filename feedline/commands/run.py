@@ -19,16 +19,15 @@ from typing import Any
 from rich.console import Console
 
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates
-from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
-from feedline.loader.facts import warning_of
+from feedline.loader.facts import BadFileFacts, FeederStats, Hello, PlanFacts, describe_bad_files
 from feedline.loader.ring.client import FeederClient
+from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.service.supervisor import Rank, Supervisor
+from feedline.service.supervisor import FeederEvent, Rank, Supervisor
 from feedline.spec import PipelineSpec
-from feedline.version import VERSION
 
 _POLL_S = 0.25
 _WAITING = 0.1  # share of the last seconds from which on a side is shown as waiting
@@ -52,7 +51,7 @@ class RunSummary:
     snapshot: str | None = None
     plan: str | None = None
     dashboard: str | None = None
-    bad_files: list[dict[str, Any]] = field(default_factory=list)  # left out of the plan: path, reason, rows
+    bad_files: tuple[BadFileFacts, ...] = ()  # left out of the plan
     quality: dict[str, dict[str, Any]] = field(default_factory=dict)  # measures by feature, see docs/quality.md
 
 
@@ -101,15 +100,15 @@ def run_null(request: RunRequest, console: Console, stop: Stop) -> RunSummary:
         for feed in feeds.values():
             feed.start()
         for rank, feed in feeds.items():
-            hello = {"feedline": VERSION, "rank": rank, "world_size": request.world_size}
+            hello = Hello(rank=rank, world_size=request.world_size)
             views.append(start_draining(feed, hello, rank=rank, epochs=request.spec.epochs, stop=stop))
         paces = [RecentRates() for _ in views]
         with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(view.done for view in views):
                 time.sleep(_POLL_S)
-                if not said_dashboard and views[0].facts:
+                if not said_dashboard and views[0].answer is not None:
                     said_dashboard = True
-                    _say_start(console, views[0].facts)
+                    _say_start(console, views[0].answer)
                 for view in views:
                     _say_warnings(console, view)
                     if view.error is not None:
@@ -147,10 +146,10 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
         paces = [RecentRates() for _ in supervisor.ranks]
         with LiveTable(console, title=request.spec.name) as progress:
             while not stop() and not all(_served(rank, request.spec.epochs) for rank in supervisor.ranks):
-                for rank, message in supervisor.poll(_POLL_S):
-                    _say_event(console, rank, message)
-                    if message["type"] == "plan" and rank is supervisor.ranks[0]:
-                        _say_findings(console, message)
+                for rank, event in supervisor.poll(_POLL_S):
+                    _say_event(console, rank, event)
+                    if event.plan is not None and rank is supervisor.ranks[0]:
+                        _say_findings(console, event.plan)
                 progress.show(list(map(served_view, supervisor.ranks, paces, repeat(request.spec.epochs))))
     finally:
         supervisor.close()
@@ -160,28 +159,26 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     summary = RunSummary(seconds=time.perf_counter() - began, ranks=list(request.ranks), epochs=request.spec.epochs)
     for rank in supervisor.ranks:
         summary.dashboard = summary.dashboard or rank.dashboard
-        summary.bad_files = summary.bad_files or rank.plan.get("bad_files", [])
-        summary.snapshot = summary.snapshot or rank.plan.get("snapshot")
-        summary.plan = summary.plan or rank.plan.get("plan")
-        summary.rows_dropped = summary.rows_dropped or rank.plan.get("rows_dropped", 0)
-        for stats in [*rank.finished, *([rank.stats] if rank.stats else [])]:
-            summary.rows += stats["rows"]
-            summary.batches += stats["batches"]
-            summary.bytes_delivered += stats["nbytes"]
-            summary.bytes_read += stats["delivery"]["nbytes_read"]
-            summary.steps = stats["steps"]
-            waited = stats["wait_blocks_s"] / len(request.ranks)
+        if rank.plan is not None and summary.plan is None:
+            summary.bad_files, summary.rows_dropped = rank.plan.bad_files, rank.plan.rows_dropped
+            summary.snapshot, summary.plan = rank.plan.snapshot, rank.plan.plan
+        for stats in [*rank.finished, *([rank.stats] if rank.stats is not None else [])]:
+            summary.rows += stats.rows
+            summary.batches += stats.batches
+            summary.bytes_delivered += stats.nbytes
+            summary.bytes_read += stats.delivery.nbytes_read
+            summary.steps = stats.steps
+            waited = stats.wait_blocks_s / len(request.ranks)
             summary.wait_fraction = min(1.0, summary.wait_fraction + waited / max(summary.seconds, 1e-9))
     summary.rows_per_s = summary.rows / summary.seconds
-    schemas = [rank.plan["schema"] for rank in supervisor.ranks if "schema" in rank.plan]
-    counted = [Quality.from_json(facts) for rank in supervisor.ranks for facts in rank.quality]
-    summary.quality = _measured(schemas, counted)
+    plans = [rank.plan for rank in supervisor.ranks if rank.plan is not None]
+    summary.quality = _measures(plans, [counted for rank in supervisor.ranks for counted in rank.quality])
     return summary
 
 
-def _measured(schemas: Sequence[str], parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
+def _measures(plans: Sequence[PlanFacts], parts: Sequence[Quality]) -> dict[str, dict[str, Any]]:
     """The measures of what all ranks of this host delivered."""
-    return measures(merge(parts), BatchSchema.from_json(schemas[0])) if parts else {}
+    return measures(merge(parts), plans[0].schema) if parts else {}
 
 
 def _command(request: RunRequest, rank: int) -> FeederCommand:
@@ -193,23 +190,24 @@ def _command(request: RunRequest, rank: int) -> FeederCommand:
     )
 
 
-def _say_start(console: Console, facts: dict[str, Any]) -> None:
-    if facts.get("dashboard"):
-        console.print(f"Dask dashboard: {facts['dashboard']}", highlight=False, soft_wrap=True)
+def _say_start(console: Console, answer: Answer) -> None:
+    facts, dashboard = answer.facts, answer.feeder.dashboard
+    if dashboard:
+        console.print(f"Dask dashboard: {dashboard}", highlight=False, soft_wrap=True)
     console.print(
-        f"plan {facts['plan'][:12]}: {facts['rows']:,} rows, {facts['steps']:,} steps per rank and epoch, "
-        f"{facts['rows_dropped']:,} rows dropped",
+        f"plan {facts.plan[:12]}: {facts.rows:,} rows, {facts.steps:,} steps per rank and epoch, "
+        f"{facts.rows_dropped:,} rows dropped",
         highlight=False,
         soft_wrap=True,
     )
     _say_findings(console, facts)
 
 
-def _say_findings(console: Console, facts: dict[str, Any]) -> None:
+def _say_findings(console: Console, facts: PlanFacts) -> None:
     """What a plan's facts say of the table: bad files, nulls that features cannot hold, columns that files lack."""
-    bad_files = [warning_of(facts["bad_files"])] if facts["bad_files"] else []
-    nulls = [f"warning: {text}" for text in facts["nulls"]]
-    for text in (*bad_files, *nulls, *facts["absent"]):
+    bad_files = [describe_bad_files(facts.bad_files)] if facts.bad_files else []
+    nulls = [f"warning: {text}" for text in facts.nulls]
+    for text in (*bad_files, *nulls, *facts.absent):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -219,21 +217,21 @@ def _say_warnings(console: Console, view: DrainProgress) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_event(console: Console, rank: Rank, message: dict[str, Any]) -> None:
-    page = message.get("dashboard")
+def _say_event(console: Console, rank: Rank, event: FeederEvent) -> None:
+    page = event.dashboard
     texts = {
         "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
-        "trainer": f"rank {rank.rank}: trainer {message.get('pid')} attached",
-        "left": f"rank {rank.rank}: trainer left" + (f" after {message['error']}" if message.get("error") else ""),
-        "died": f"rank {rank.rank}: feeder died (exit status {message.get('status')}), starting another",
+        "trainer": f"rank {rank.rank}: trainer {event.pid} attached",
+        "left": f"rank {rank.rank}: trainer left" + (f" after {event.error}" if event.error else ""),
+        "died": f"rank {rank.rank}: feeder died (exit status {event.status}), starting another",
     }
-    if message["type"] in texts:
-        console.print(texts[message["type"]], highlight=False, soft_wrap=True)
+    if event.type in texts:
+        console.print(texts[event.type], highlight=False, soft_wrap=True)
 
 
 def _served(rank: Rank, epochs: int) -> bool:
     """Whether a trainer had this rank's last step of its last epoch, and left."""
-    return any(stats["epochs"] >= epochs for stats in rank.finished)
+    return any(stats.epochs >= epochs for stats in rank.finished)
 
 
 def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankView:
@@ -246,7 +244,7 @@ def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankVie
         epoch=view.epoch,
         epochs=epochs,
         step=view.step,
-        steps=int(view.facts.get("steps", 0)),
+        steps=view.answer.facts.steps if view.answer is not None else 0,
         rows=view.rows,
         rows_per_s=view.rows / view.seconds if view.done and view.seconds else change.rows_per_s,
         batches_per_s=change.batches_per_s,
@@ -257,33 +255,30 @@ def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankVie
 
 def served_view(rank: Rank, pace: RecentRates, epochs: int) -> RankView:
     """What is shown of a rank that serves a trainer, or waits for one."""
-    stats = rank.stats
-    slots = stats.get("ring_slots", 0)
+    stats = rank.stats or FeederStats()
     counters = Counters(
-        rows=stats.get("rows", 0),
-        batches=stats.get("batches", 0),
-        trainer_s=stats.get("wait_blocks_s", 0.0),
-        feeder_s=stats.get("wait_slots_s", 0.0),
+        rows=stats.rows, batches=stats.batches, trainer_s=stats.wait_blocks_s, feeder_s=stats.wait_slots_s
     )
     change = pace.add(counters)
     waiting = max(("feeder", change.feeder), ("trainer", change.trainer), key=itemgetter(1))
     return RankView(
         rank=rank.rank,
         state="feeding" if rank.trainer else "waiting",
-        epoch=stats.get("epoch", 0),
+        epoch=stats.epoch,
         epochs=epochs,
-        step=stats.get("step", 0),
-        steps=stats.get("steps", 0),
+        step=stats.step,
+        steps=stats.steps,
         rows=counters.rows,
         rows_per_s=change.rows_per_s,
         batches_per_s=change.batches_per_s,
-        ring_fill=1 - stats["ring_free"] / slots if slots else None,
+        ring_fill=1 - stats.ring_free / stats.ring_slots if stats.ring_slots else None,
         waits=waiting[0] if waiting[1] > _WAITING else "",
     )
 
 
 def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest) -> RunSummary:
-    facts = views[0].facts
+    answer = views[0].answer
+    facts = None if answer is None else answer.facts
     longest = max((view.seconds for view in views), default=0.0)
     rows = sum(view.rows for view in views)
     return RunSummary(
@@ -292,15 +287,15 @@ def _summary(views: Sequence[DrainProgress], seconds: float, request: RunRequest
         seconds=longest or seconds,
         rows_per_s=rows / longest if longest else 0.0,
         wait_fraction=sum(view.wait_s for view in views) / max(sum(view.seconds for view in views), 1e-9),
-        bytes_read=sum(view.feeder.get("delivery", {}).get("nbytes_read", 0) for view in views),
+        bytes_read=sum(view.feeder.delivery.nbytes_read for view in views if view.feeder is not None),
         bytes_delivered=sum(view.nbytes for view in views),
         epochs=request.spec.epochs,
-        steps=facts.get("steps", 0),
-        rows_dropped=facts.get("rows_dropped", 0),
+        steps=0 if facts is None else facts.steps,
+        rows_dropped=0 if facts is None else facts.rows_dropped,
         ranks=list(request.ranks),
-        snapshot=facts.get("snapshot"),
-        plan=facts.get("plan"),
-        dashboard=facts.get("dashboard"),
-        bad_files=facts.get("bad_files", []),
-        quality=_measured([facts.get("schema", "[]")], [view.quality for view in views if view.quality is not None]),
+        snapshot=None if facts is None else facts.snapshot,
+        plan=None if facts is None else facts.plan,
+        dashboard=None if answer is None else answer.feeder.dashboard,
+        bad_files=() if facts is None else facts.bad_files,
+        quality={} if facts is None else _measures([facts], [view.quality for view in views if view.quality]),
     )

@@ -26,7 +26,7 @@ from feedline.transforms.learning.learner import Learner
 from feedline.transforms.registry.user_functions import RequiredFunction, check_functions
 from feedline.warehouse.reading.fragment import Chunk, Fragment
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.reading.row_position import located
+from feedline.warehouse.reading.row_position import with_row_position
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample
 from feedline.warehouse.reading.seen_rows import Mark, bind_marks
 
@@ -251,4 +251,4 @@ def _observed(observing: Observing, chunks: Sequence[Chunk]) -> pl.DataFrame:
     try:
         return observing.observed.apply(pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0])
     except DataError as error:
-        raise located(error, chunks, observing.where, observing.schema, sample=observing.sample) from error
+        raise with_row_position(error, chunks, observing.where, observing.schema, sample=observing.sample) from error

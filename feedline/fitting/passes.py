@@ -65,7 +65,7 @@ from feedline.transforms.compile.compiled import CompiledFeatures
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.fragment import Fragment, fragment_at
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT
-from feedline.warehouse.reading.seen_rows import names_of
+from feedline.warehouse.reading.seen_rows import source_names
 from feedline.warehouse.selection.pruning_report import deciding_parts, needed_bytes
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -337,7 +337,7 @@ class _Run:
                 rows=self._rows,
                 pipeline=self._spec.name,
                 fit_where=self._spec.fit.where,
-                named=names_of(self._spec.source.table, self._spec.source.format),
+                named=source_names(self._spec.source.table, self._spec.source.format),
             ),
             facts=artifact.facts,
             shown=want.learner.show(artifact),

@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader.batch import Batch
 from feedline.loader.encoding.layout import BatchSchema, SlotLayout
-from feedline.loader.facts import warning_of
+from feedline.loader.facts import Hello, PlanFacts, RebaseRequest, describe_bad_files, describe_rebase
 from feedline.loader.rank_agreement import Store, agree
 from feedline.loader.ranks import RankInfo, detect_rank
 from feedline.loader.ring.client import FeederClient
@@ -36,14 +36,10 @@ from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths
 from feedline.loader.state import (
     checked_state,
     environment_warning,
-    first_step_of,
     rebased_state,
     state_of,
-    steps_of,
-    told,
 )
 from feedline.spec import PipelineSpec, load_spec
-from feedline.version import VERSION
 
 _said_ranks: set[RankInfo] = set()
 # MPI's own runtime connects its ranks; those of "fake", PyTorch's stand-in for tests, are not there.
@@ -140,9 +136,9 @@ class FeedlineDataset(IterableDataset[Batch]):
         assert course.answer is not None
         facts = course.answer.facts
         epoch, step = course.start
-        if step >= steps_of(facts, epoch):
+        if step >= facts.steps_of(epoch):
             epoch, step = epoch + 1, 0
-        step = max(step, first_step_of(facts, epoch))
+        step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
         self._current = None  # an older iterator would be handed the new one's batches
         self._feed.begin(course.answer, epoch, step)
@@ -153,9 +149,9 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on every rank: of the one that the next batch is of."""
-        facts = self._open()
+        facts = self._open().facts
         epoch, step = self._course.at
-        return steps_of(facts, epoch if step < steps_of(facts, epoch) else epoch + 1)
+        return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at step 0 of this epoch."""
@@ -197,7 +193,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         Counts the batches that were handed out; with `after`, those up to that batch, which is right even where
         something between the dataset and the training step prefetches.
         """
-        facts = self._open()
+        facts = self._open().facts
         return state_of(facts, *(self._course.at if after is None else (after.epoch, after.step + 1)))
 
     def load_state_dict(
@@ -220,12 +216,12 @@ class FeedlineDataset(IterableDataset[Batch]):
             if value not in ("same", known):
                 raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{known}"')
         resume = checked_state(state)
-        rebase = {"state": resume} if snapshot == "rebase" else None
+        rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
         answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
         if (text := environment_warning(resume, answer.facts)) is not None:
             warnings.warn(text, UserWarning, stacklevel=2)
         if rebase is not None:
-            _say_rebased(self._ranks, answer.facts, resume)
+            _print_rebase(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
         place = (resume["epoch"], resume["step"])
         self._current = None
@@ -243,7 +239,8 @@ class FeedlineDataset(IterableDataset[Batch]):
     @property
     def facts(self) -> dict[str, Any]:
         """The plan's facts: steps, rows, rows_dropped, snapshot, fingerprints, the dashboard's address."""
-        return dict(self._open())
+        answer = self._open()
+        return {**answer.facts.to_json(), **answer.feeder.to_json()}
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
@@ -293,32 +290,35 @@ class FeedlineDataset(IterableDataset[Batch]):
         if not self._closer.alive:
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
-    def _open(self) -> dict[str, Any]:
-        """The plan's facts; the first time, a feeder is asked for them."""
+    def _open(self) -> Answer:
+        """The answer to the last hello; the first time, a feeder is asked."""
         if self._course.answer is None:
             answer, layout = self._ask(None)
             self._course = _Course(answer, layout, self._course.start, self._course.at, self._course.reading)
-            return answer.facts
-        return self._course.answer.facts
+            return answer
+        return self._course.answer
 
     def _ask(
-        self, resume: Mapping[str, Any] | None, *, accept_features: bool = False, rebase: Any = None
+        self,
+        resume: Mapping[str, Any] | None,
+        *,
+        accept_features: bool = False,
+        rebase: RebaseRequest | None = None,
     ) -> tuple[Answer, SlotLayout]:
         """Exchange hello, the first time and for each state: which plan, and what are its facts? Changes nothing."""
         self._refuse_workers()
-        hello = {"feedline": VERSION, "rank": self._ranks.rank, "world_size": self._ranks.world_size, "rebase": rebase}
-        hello.update(dict.fromkeys(("snapshot", "lanes", "plan", "features")))
+        hello = Hello(rank=self._ranks.rank, world_size=self._ranks.world_size, rebase=rebase)
         if resume is not None:
-            hello.update({key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")})
-            hello["features"] = None if accept_features else resume["features"]
-        before = self._course.answer.facts if self._course.answer is not None else {}
+            named = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
+            hello = replace(hello, **named, features=None if accept_features else resume["features"])
+        before = self._course.answer.facts if self._course.answer is not None else None
         answer = _agree(self._feed, self._ranks, hello)
-        bad_files, nulls = answer.facts.get("bad_files"), answer.facts.get("nulls", ())
-        if bad_files and bad_files != before.get("bad_files"):
-            warnings.warn(warning_of(bad_files), UserWarning, stacklevel=3)
-        for text in nulls if nulls != before.get("nulls") else ():
+        facts = answer.facts
+        if facts.bad_files and (before is None or facts.bad_files != before.bad_files):
+            warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=3)
+        for text in facts.nulls if before is None or facts.nulls != before.nulls else ():
             warnings.warn(text, UserWarning, stacklevel=3)
-        return answer, SlotLayout(BatchSchema.from_json(answer.facts["schema"]))
+        return answer, SlotLayout(facts.schema)
 
 
 class _Epoch(Iterator[Batch]):
@@ -342,20 +342,13 @@ _NO_WORKERS = (
 )
 
 
-def _agree(feed: FeederClient, ranks: RankInfo, hello: dict[str, Any]) -> Answer:
+def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
     """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
     connected = ranks.world_size > 1 and _distributed() == (ranks.rank, ranks.world_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
-    answers: list[Answer] = []
-
-    def open_plan(asked: dict[str, Any]) -> dict[str, Any]:
-        answers.append(feed.open(asked))
-        return answers[-1].facts
-
-    agree(store, open_plan, hello, rank=ranks.rank, world_size=ranks.world_size)
-    return answers[-1]
+    return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def _distributed() -> tuple[int, int] | None:
@@ -378,7 +371,8 @@ def _say_ranks(ranks: RankInfo) -> None:
         print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
 
 
-def _say_rebased(ranks: RankInfo, facts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
     if ranks.rank == 0:
-        text = "the table is as it was" if facts["snapshot"] == state["snapshot"] else told(facts["rest"])
+        rest = facts.rest if facts.snapshot != state["snapshot"] else None
+        text = "the table is as it was" if rest is None else describe_rebase(rest)
         print("\n".join(f"feedline: rebase: {line}" for line in text.splitlines()), file=sys.stderr)

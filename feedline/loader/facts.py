@@ -1,31 +1,285 @@
-"""How do people hear of the bad files that a plan leaves out?
+"""Facts that cross processes, as frozen values with a JSON form; and what people read of them.
 
-Runs in: the trainer, the CLI, `Pipeline`. Pure: from what a plan's facts say (path, reason, rows) to text.
+Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch. The trainer's `Hello` asks for a plan,
+`PlanFacts` and `FeederFacts` answer it, and `FeederStats` count the feeder's work. `from_json` refuses a malformed
+message by the name of its class and key; unknown keys are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from types import NoneType
+from typing import Any, Self
 
-_SHOWN = 20  # files that a text lists
+from feedline.errors import FeederError
+from feedline.loader.encoding.layout import BatchSchema
+
+_SHOWN_FILES = 20
+_FILE_KINDS = {"unchanged": "as they were", "rewritten": "rewritten", "gone": "gone", "new": "new"}
+# How a field's annotation is checked; a field of another one is checked by whoever makes the value of it.
+_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("an integer", (int,)),
+    "int | None": ("an integer or null", (int, NoneType)),
+    "float": ("a number", (int, float)),
+    "str": ("a string", (str,)),
+    "str | None": ("a string or null", (str, NoneType)),
+    "Mapping[str, Any]": ("a mapping", (Mapping,)),
+    "tuple[str, ...]": ("a list", (list, tuple)),
+}
 
 
-def warning_of(bad_files: Sequence[Mapping[str, Any]]) -> str:
-    """The whole message, one line per file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebaseRequest:
+    """The state whose epoch is to be continued on the table as it is now."""
+
+    state: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": dict(self.state)}
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**_checked(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A trainer's request for a plan: its rank and, on resume, the names and numbers in its state that must match.
+
+    A `snapshot` of None lets the feeder take one; `features` of None accepts any.
+    """
+
+    rank: int
+    world_size: int
+    snapshot: str | None = None
+    lanes: int | None = None
+    plan: str | None = None
+    features: str | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    rebase: RebaseRequest | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return values | {"rebase": None if self.rebase is None else self.rebase.to_json()}
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        values = _checked(cls, message)
+        if values.get("rebase") is not None:
+            values["rebase"] = RebaseRequest.from_json(values["rebase"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadFileFacts:
+    """A bad file that a plan leaves out: its path, the reason, and its rows (None: its footer cannot be read)."""
+
+    path: str
+    reason: str
+    rows: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**_checked(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestFacts:
+    """The epoch that a rebase shortened: its steps (those before `first_step` included), the rows that remain, and
+    the `changes` of the table as the rebase's file has them."""
+
+    epoch: int
+    first_step: int
+    steps: int
+    rows: int
+    rows_dropped: int
+    changes: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"changes": dict(self.changes)}
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**_checked(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFacts:
+    """The facts of a plan that a trainer needs: `steps` and rows are those of a whole epoch.
+
+    `snapshot`, `plan` and `features` are the names in a state; `environment` names what features are computed with.
+    `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
+    """
+
+    snapshot: str
+    plan: str
+    features: str
+    environment: str
+    seed: int
+    lanes: int
+    batch_size: int
+    steps: int
+    rows: int
+    rows_dropped: int
+    bad_files: tuple[BadFileFacts, ...]
+    nulls: tuple[str, ...]
+    absent: tuple[str, ...]
+    schema: BatchSchema
+    rest: RestFacts | None = None
+
+    def steps_of(self, epoch: int) -> int:
+        """Steps of an epoch, the same for every rank; of a rebased one, those before the rebase included."""
+        return self.rest.steps if self.rest is not None and self.rest.epoch == epoch else self.steps
+
+    def first_step_of(self, epoch: int) -> int:
+        """The first step that an epoch can deliver: in a rebased epoch, that of the rebase."""
+        return self.rest.first_step if self.rest is not None and self.rest.epoch == epoch else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {
+            "bad_files": [bad.to_json() for bad in self.bad_files],
+            "nulls": list(self.nulls),
+            "absent": list(self.absent),
+            "schema": self.schema.to_json(),
+            "rest": None if self.rest is None else self.rest.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        values = _checked(cls, message)
+        if not isinstance(values["bad_files"], Sequence):
+            raise _malformed(cls, "bad_files", values["bad_files"], "a list")
+        values["bad_files"] = tuple(BadFileFacts.from_json(bad) for bad in values["bad_files"])
+        values["nulls"], values["absent"] = tuple(values["nulls"]), tuple(values["absent"])
+        try:
+            values["schema"] = BatchSchema.from_json(values["schema"])
+        except (TypeError, ValueError):
+            raise _malformed(cls, "schema", values["schema"], "a schema's JSON") from None
+        if values.get("rest") is not None:
+            values["rest"] = RestFacts.from_json(values["rest"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederFacts:
+    """The feeder that answered: process id, seconds from its start to the end of its imports, log, dashboard."""
+
+    imports_s: float
+    log: str | None
+    dashboard: str | None
+    feeder: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**_checked(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """Sums over the blocks that a feeder received; `resubmitted` counts second attempts."""
+
+    blocks: int = 0
+    nbytes_read: int = 0
+    nbytes_encoded: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    encode_s: float = 0.0
+    resubmitted: int = 0
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        return cls(**_checked(cls, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederStats:
+    """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
+
+    `epochs` is one more than the last epoch whose last batch was handed to the trainer; `step` is the next one of
+    `epoch`, which has `steps`.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wait_blocks_s: float = 0.0
+    wait_slots_s: float = 0.0
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    epochs: int = 0
+    ring_slots: int = 0
+    ring_free: int = 0
+    delivery: BlockStats = field(default_factory=BlockStats)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: object) -> Self:
+        values = _checked(cls, message)
+        return cls(**values | {"delivery": BlockStats.from_json(values.get("delivery", {}))})
+
+
+def describe_bad_files(bad_files: Sequence[BadFileFacts]) -> str:
+    """The summary, and one line per file."""
     return f"{summary_of(bad_files)}:\n" + "\n".join(lines_of(bad_files))
 
 
-def summary_of(bad_files: Sequence[Mapping[str, Any]]) -> str:
-    """How much is left out."""
-    rows = sum(bad["rows"] or 0 for bad in bad_files)
-    unknown = sum(bad["rows"] is None for bad in bad_files)
+def summary_of(bad_files: Sequence[BadFileFacts]) -> str:
+    """How many files and rows are left out."""
+    rows = sum(bad.rows or 0 for bad in bad_files)
+    unknown = sum(bad.rows is None for bad in bad_files)
     note = f", besides those of {unknown:,} whose footer cannot be read" if unknown else ""
     files = "1 bad file" if len(bad_files) == 1 else f"{len(bad_files):,} bad files"
     return f"{files} left out of the plan, {rows:,} rows{note}"
 
 
-def lines_of(bad_files: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Path and reason, the first of very many."""
-    lines = [f"  {bad['path']}: {bad['reason']}" for bad in bad_files[:_SHOWN]]
-    return lines if len(bad_files) <= _SHOWN else [*lines, f"  and {len(bad_files) - _SHOWN:,} more"]
+def lines_of(bad_files: Sequence[BadFileFacts]) -> list[str]:
+    """Path and reason of the first files, and the number of the others."""
+    lines = [f"  {bad.path}: {bad.reason}" for bad in bad_files[:_SHOWN_FILES]]
+    return lines if len(bad_files) <= _SHOWN_FILES else [*lines, f"  and {len(bad_files) - _SHOWN_FILES:,} more"]
+
+
+def describe_rebase(rest: RestFacts) -> str:
+    """The outcome of a rebase, one line per kind of fact."""
+    changes = rest.changes
+    files, rows = changes["files"], changes["rows"]
+    counted = ", ".join(f"{files[key]:,} {name}" for key, name in _FILE_KINDS.items())
+    place = f"epoch {changes['epoch']} before step {changes['step']:,}"
+    lines = [
+        f"snapshot {changes['from'][:12]} -> {changes['to'][:12]}: files {counted}",
+        f"delivered: {rows['delivered']:,} rows of {place}; {rows['delivered_gone']:,} of them are gone since",
+        f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
+    ]
+    left = rest.steps - rest.first_step
+    lines.append(f"left: {rest.rows:,} rows in {left:,} steps, {rest.rows_dropped:,} rows dropped")
+    return "\n".join(lines)
+
+
+def _checked(cls: type[Any], message: object) -> dict[str, Any]:
+    """The message's values of the fields of a class. Raises FeederError for one that lacks, or is of another type."""
+    if not isinstance(message, Mapping):
+        raise FeederError(f"a message is malformed: got {message!r:.80}, expected the JSON of {cls.__name__}")
+    values = {}
+    for each in fields(cls):
+        if each.name in message:
+            values[each.name] = value = message[each.name]
+            expected, types = _TYPES.get(str(each.type), ("", (object,)))
+            if not isinstance(value, types) or (isinstance(value, bool) and expected):
+                raise _malformed(cls, each.name, value, expected)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise _malformed(cls, each.name, "nothing", "a value")
+    return values
+
+
+def _malformed(cls: type[Any], name: str, value: object, expected: str) -> FeederError:
+    return FeederError(f"a message is malformed: got {value!r:.80} as {cls.__name__}.{name}, expected {expected}")

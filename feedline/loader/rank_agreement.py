@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol, Self
 
 from feedline.errors import FeedlineError, PlanError, from_wire
+from feedline.loader.facts import Hello
+from feedline.loader.ring.feeder_connection import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -37,59 +40,90 @@ class Store(Protocol):
 
 def agree(
     store: Store,
-    open_plan: Callable[[dict[str, Any]], dict[str, Any]],
-    hello: Mapping[str, Any],
+    open_plan: Callable[[Hello], Answer],
+    hello: Hello,
     *,
     rank: int,
     world_size: int,
     pause: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-    """The facts of this rank's plan, which all ranks have. Raises, on every rank, what one of them met, and PlanError
-    where their plans or features differ."""
+) -> Answer:
+    """This rank's answer, with the plan that all ranks have.
+
+    Raises, on every rank, the error of one of them, and PlanError where their plans or features differ.
+    """
     place = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
-    asked = dict(hello)
     if rank != 0:
         leader = messages.one(f"{place}/leader", "rank 0 to plan")
-        if "error" in leader:
-            raise from_wire(leader["error"], leader["message"])
-        plan = hello["plan"] if hello["rebase"] is None else leader["plan"]  # rank 0 made a new one, for all
-        asked |= {"snapshot": leader["snapshot"], "lanes": leader["lanes"], "plan": plan, "rebase": None}
+        leader.raise_error()
+        plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 made a new one, for all
+        hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
-        facts = open_plan(asked)
-        said = {key: facts[key] for key in (*_COMPARED, "snapshot", "lanes")}
+        answer = open_plan(hello)
+        outcome = _Outcome(**{name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)})
     except BaseException as error:
-        failure = {"error": type(error).__name__, "message": str(error)}
-        if not isinstance(error, FeedlineError):
-            failure = {"error": "FeederError", "message": f"stopped by {failure['error']}: {error}"}
-        store.set(f"{place}/{rank or 'leader'}", json.dumps(failure))
+        store.set(f"{place}/{rank or 'leader'}", _failure(error).to_json())
         if rank == 0 or not isinstance(error, FeedlineError):
             raise
     else:
-        store.set(f"{place}/{rank or 'leader'}", json.dumps(said))
+        store.set(f"{place}/{rank or 'leader'}", outcome.to_json())
     if rank == 0:
         others = messages.all([f"{place}/{other}" for other in range(1, world_size)])
-        store.set(f"{place}/verdict", json.dumps(_verdict(said, others)))
-    verdict = messages.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks")
-    if verdict:
-        raise from_wire(verdict["error"], verdict["message"])
-    return facts
+        store.set(f"{place}/verdict", _verdict(outcome, others).to_json())
+    messages.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks").raise_error()
+    return answer
 
 
-def _verdict(leader: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What a rank writes into the store: the names of its plan, or an error; the verdict is an error or nothing."""
+
+    snapshot: str | None = None
+    lanes: int | None = None
+    plan: str | None = None
+    features: str | None = None
+    error: str | None = None
+    message: str = ""
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise from_wire(self.error, self.message)
+
+    def to_json(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            raise PlanError(
+                f"a rank's outcome is malformed: got {text!r:.80} in the store of torch.distributed. Start all ranks "
+                "from one installation"
+            ) from None
+
+
+def _failure(error: BaseException) -> _Outcome:
+    if isinstance(error, FeedlineError):
+        return _Outcome(error=type(error).__name__, message=str(error))
+    return _Outcome(error="FeederError", message=f"stopped by {type(error).__name__}: {error}")
+
+
+def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
     """The error of the first rank that has one; empty where all agree. Pure."""
-    for rank, said in enumerate(others, start=1):
-        if "error" in said:
-            return {"error": said["error"], "message": f"rank {rank}: {said['message']}"}
+    for rank, outcome in enumerate(others, start=1):
+        if outcome.error is not None:
+            return _Outcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
         for key in _COMPARED:
-            if said[key] != leader[key]:
+            mine, theirs = getattr(leader, key), getattr(outcome, key)
+            if theirs != mine:
                 text = (
-                    f"the ranks do not agree on the {key}: got {said[key]} on rank {rank}, expected {leader[key]} as "
-                    "on rank 0. Start every rank with the same pipeline.yaml and overrides"
+                    f"the ranks do not agree on the {key}: got {theirs} on rank {rank}, expected {mine} as on rank 0. "
+                    "Start every rank with the same pipeline.yaml and overrides"
                 )
-                return {"error": "PlanError", "message": text}
-    return {}
+                return _Outcome(error="PlanError", message=text)
+    return _Outcome()
 
 
 class _RankMessages:
@@ -100,10 +134,10 @@ class _RankMessages:
         self._pause = pause
         self._now_s = now_s
 
-    def one(self, key: str, awaited: str) -> dict[str, Any]:
+    def one(self, key: str, awaited: str) -> _Outcome:
         return self._wait([key], lambda: awaited)[0]
 
-    def all(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+    def all(self, keys: Sequence[str]) -> list[_Outcome]:
         """Of every rank but 0."""
 
         def awaited() -> str:
@@ -113,7 +147,7 @@ class _RankMessages:
 
         return self._wait(keys, awaited)
 
-    def _wait(self, keys: Sequence[str], awaited: Callable[[], str]) -> list[dict[str, Any]]:
+    def _wait(self, keys: Sequence[str], awaited: Callable[[], str]) -> list[_Outcome]:
         began = said = self._now_s()
         pause = _FIRST_PAUSE_S
         while not self._there(keys):
@@ -127,7 +161,7 @@ class _RankMessages:
                 logger.warning("waited %.0f s for %s", now - began, awaited())
             self._pause(pause)
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [_Outcome.from_json(self._store.get(key)) for key in keys]
 
     def _there(self, keys: Sequence[str]) -> bool:
         try:

@@ -1,7 +1,6 @@
-"""What does a state say, and is it one? Plain numbers and texts, the same for every rank.
+"""Make, check and continue the state of a training: a few plain numbers and strings, the same for every rank.
 
-Runs in: the trainer, the feeder, the CLI. Pure; no torch. Also what follows from a plan's facts about an epoch, for one
-epoch may be only the rest of one (`rest`, after a rebase), and what a rebase changed, as text.
+Runs in: the trainer, the feeder, the CLI. Pure; no torch.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from feedline.errors import StateError
+from feedline.loader.facts import PlanFacts
 
 STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
 # What a state may say besides: older ones do not.
 ENVIRONMENT_KEY = "environment"
-_FILES = {"unchanged": "as they were", "rewritten": "rewritten", "gone": "gone", "new": "new"}
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,17 +52,17 @@ def read_state(path: Path) -> dict[str, Any]:
     return checked_state(found)
 
 
-def state_of(facts: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
+def state_of(facts: PlanFacts, epoch: int, step: int) -> dict[str, Any]:
     """The state before a step; after an epoch's last step it is the next epoch's first."""
-    if step >= steps_of(facts, epoch):
+    if step >= facts.steps_of(epoch):
         epoch, step = epoch + 1, 0
-    named = {key: facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-    return {"version": STATE_VERSION, **named, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts[ENVIRONMENT_KEY]}
+    named = {key: getattr(facts, key) for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
+    return {"version": STATE_VERSION, **named, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts.environment}
 
 
-def environment_warning(state: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
-    """What to say where features were computed elsewhere before: by other versions, or on other instructions."""
-    before, now = (set(str(known.get(ENVIRONMENT_KEY, "")).split(", ")) for known in (state, facts))
+def environment_warning(state: Mapping[str, Any], facts: PlanFacts) -> str | None:
+    """The warning for a state whose features were computed by other versions or with other instructions, or None."""
+    before, now = (set(str(one).split(", ")) for one in (state.get(ENVIRONMENT_KEY, ""), facts.environment))
     if ENVIRONMENT_KEY not in state or before == now:
         return None
     return (
@@ -73,38 +72,15 @@ def environment_warning(state: Mapping[str, Any], facts: Mapping[str, Any]) -> s
     )
 
 
-def rebased_state(facts: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """What becomes of a state in a rebase with these facts: itself, where the table is as it was."""
-    if facts["snapshot"] == state["snapshot"]:
+def rebased_state(facts: PlanFacts, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that continues after a rebase with these facts: the same one where the table has not changed.
+
+    It keeps the environment of the given state: planning a rebase computes no features.
+    """
+    if facts.snapshot == state["snapshot"]:
         return dict(state)
-    environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
-    rest = state_of({**facts, **environment}, facts["rest"]["epoch"], facts["rest"]["first_step"])
-    return rest if environment else {key: rest[key] for key in STATE_KEYS}  # whoever plans a rebase computes nothing
-
-
-def steps_of(facts: Mapping[str, Any], epoch: int) -> int:
-    """Steps of an epoch, the same for every rank; of one that was rebased, those before the rebase included."""
-    rest = facts.get("rest")
-    return int(rest["steps"] if rest is not None and rest["epoch"] == epoch else facts["steps"])
-
-
-def first_step_of(facts: Mapping[str, Any], epoch: int) -> int:
-    """The first step that an epoch can deliver: that of the rebase, in the epoch that was rebased."""
-    rest = facts.get("rest")
-    return int(rest["first_step"]) if rest is not None and rest["epoch"] == epoch else 0
-
-
-def told(rest: Mapping[str, Any]) -> str:
-    """What a rebase found, for people: one line per kind of fact."""
-    changes = rest["changes"]
-    files, rows = changes["files"], changes["rows"]
-    counted = ", ".join(f"{files[key]:,} {name}" for key, name in _FILES.items())
-    place = f"epoch {changes['epoch']} before step {changes['step']:,}"
-    lines = [
-        f"snapshot {changes['from'][:12]} -> {changes['to'][:12]}: files {counted}",
-        f"delivered: {rows['delivered']:,} rows of {place}; {rows['delivered_gone']:,} of them are gone since",
-        f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
-    ]
-    left = rest["steps"] - rest["first_step"]
-    lines.append(f"left: {rest['rows']:,} rows in {left:,} steps, {rest['rows_dropped']:,} rows dropped")
-    return "\n".join(lines)
+    assert facts.rest is not None
+    rest = state_of(facts, facts.rest.epoch, facts.rest.first_step)
+    if ENVIRONMENT_KEY not in state:
+        return {key: rest[key] for key in STATE_KEYS}
+    return rest | {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]}

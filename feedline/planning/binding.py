@@ -26,7 +26,7 @@ from feedline.transforms.learning.learner import ArtifactSet, FitRequest
 from feedline.transforms.registry.op import OpError
 from feedline.warehouse.reading.fragment import field_of
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample, Sample, bind_sample, with_weight
-from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, names_of
+from feedline.warehouse.reading.seen_rows import Mark, TableRows, bind_marks, source_names
 from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
 from feedline.warehouse.selection.missing_columns import first_absence
@@ -65,7 +65,7 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
     """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=shown(snapshot.uri),
-        named=names_of(spec.source.table, spec.source.format),
+        named=source_names(spec.source.table, spec.source.format),
         where=spec.source.where,
         sample=Sample.of(spec.source.sample),
     )
@@ -253,10 +253,9 @@ def _hashed(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadColumns:
-    """The columns of its table that a pipeline reads: for features, filter and sample, and
-    `named` (`shuffle.by`, row key).
+    """The columns of its table that a pipeline reads: for features, filter, sample and marks, and `named` ones.
 
-    marks: conditions that recognise rows which fits have seen.
+    named: `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen.
     """
 
     features: CompiledFeatures
@@ -297,5 +296,6 @@ class ReadColumns:
         return [condition for condition in (self.where, self.sample, *self.marks) if condition is not None]
 
     def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
-        made = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
-        return tuple(dict.fromkeys(name for each in names for name in each if not (made and name == SAMPLE_WEIGHT)))
+        generated = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
+        left_out = {SAMPLE_WEIGHT} if generated else set()
+        return tuple(dict.fromkeys(name for each in names for name in each if name not in left_out))

@@ -27,6 +27,7 @@ from feedline.errors import PlanError
 from feedline.expressions import BoundExpression
 from feedline.expressions.column_parts import has_column
 from feedline.loader.encoding.layout import SlotLayout
+from feedline.loader.facts import BadFileFacts, PlanFacts, RestFacts
 from feedline.loader.state import rebased_state
 from feedline.planning.binding import (
     ReadColumns,
@@ -224,48 +225,48 @@ class Plan:
         """What a state calls the snapshot: its id and, after a plus sign, that of the rebase."""
         return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
 
-    def facts(self) -> dict[str, Any]:
-        """What a trainer has to know, as JSON values. `steps` and `rows` are those of a whole epoch."""
+    def facts(self) -> PlanFacts:
+        """What a trainer has to know; `steps` and rows are those of a whole epoch."""
         schedule = self._schedule(0, self.split_rows, None)
-        return {
-            "snapshot": self.snapshot_name,
-            "plan": self.fingerprint,
-            "features": self.features_fingerprint,
-            "environment": environment_text(self.job.environment),
-            "seed": self.seed,
-            "lanes": self.lanes,
-            "batch_size": self.spec.batch.size,
-            "steps": schedule.steps,
-            "rows": schedule.rows,
-            "rows_dropped": schedule.rows_dropped,
-            "bad_files": self.bad_files(),
-            "nulls": self.gaps.warnings(),
-            "absent": self.gaps.notes(),
-            "schema": self.layout.schema.to_json(),
-            "rest": self._rest_facts(),
-        }
+        return PlanFacts(
+            snapshot=self.snapshot_name,
+            plan=self.fingerprint,
+            features=self.features_fingerprint,
+            environment=environment_text(self.job.environment),
+            seed=self.seed,
+            lanes=self.lanes,
+            batch_size=self.spec.batch.size,
+            steps=schedule.steps,
+            rows=schedule.rows,
+            rows_dropped=schedule.rows_dropped,
+            bad_files=self.bad_files(),
+            nulls=tuple(self.gaps.warnings()),
+            absent=tuple(self.gaps.notes()),
+            schema=self.layout.schema,
+            rest=self._rest_facts(),
+        )
 
-    def bad_files(self) -> list[dict[str, Any]]:
-        """The files that were left out of the snapshot: path, reason, and rows (None: not known)."""
-        return [{"path": bad.file, "reason": bad.reason, "rows": bad.rows} for bad in self.skipped]
+    def bad_files(self) -> tuple[BadFileFacts, ...]:
+        """The files that were left out of the snapshot."""
+        return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
         return rebased_state(self.facts(), state)
 
-    def _rest_facts(self) -> dict[str, Any] | None:
+    def _rest_facts(self) -> RestFacts | None:
         """The epoch that a rebase shortened: its steps, including those before the rebase, and its remaining rows."""
         if self.rebase is None:
             return None
         schedule = self.schedule(self.rebase.epoch)
-        return {
-            "epoch": self.rebase.epoch,
-            "first_step": self.rebase.first_step,
-            "steps": schedule.steps,
-            "rows": schedule.rows,
-            "rows_dropped": schedule.rows_dropped,
-            "changes": dict(self.rebase.changes),
-        }
+        return RestFacts(
+            epoch=self.rebase.epoch,
+            first_step=self.rebase.first_step,
+            steps=schedule.steps,
+            rows=schedule.rows,
+            rows_dropped=schedule.rows_dropped,
+            changes=dict(self.rebase.changes),
+        )
 
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""

@@ -1,16 +1,15 @@
-"""The rest of an epoch whose table was rewritten while it ran, planned on a new snapshot.
+"""Plan the rest of an epoch, whose table was rewritten while it ran, on a new snapshot.
 
-Runs in: the feeder or the process of `feedline rebase`, once per rebase. From the old plan and the state follows which
-kept rows of which row group were delivered (`delivered`). Then, file by file:
+Runs in: the feeder or the process of `feedline rebase`, once per rebase. The old plan and the state say which kept rows
+of which row group were delivered (`delivered_rows`). Then, file by file:
 
-- unchanged (same path, size and footer digest): the same rows are delivered, by their position;
-- gone, in a partition without new files: nothing is left of it;
-- rewritten (same path, other bytes, or new files in a partition that lost some): where nothing of the old files was
-  delivered, every row of the new ones is left. Else the identities that blocks recorded, as they were delivered, are
-  looked for among those of the new files, which are read once for it. A delivered row without a recorded identity makes
-  the rebase impossible, and an error.
+- unchanged (same path, size and footer digest): the same rows count as delivered, by their position;
+- deleted, in a partition without new files: no row remains;
+- rewritten (same path, other bytes, or new files in a partition that lost some): where no row of the old files was
+  delivered, every row of the new ones remains. Otherwise the identities that blocks recorded as they were computed are
+  matched with those of the new files, which are read once. A delivered row without a recorded identity is an error.
 
-Files of new partitions, and files added to unchanged ones, hold rows that were never delivered, and join the epoch.
+Rows of new partitions, and of files added to unchanged ones, were never delivered, and join the epoch.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from feedline.blocks.request import PieceRequest
 from feedline.errors import DataError, StateError, TableError
 from feedline.hashing import Words
 from feedline.planning.binding import unkeyed_recording
-from feedline.planning.delivered import Delivered, delivered
+from feedline.planning.delivered_rows import DeliveredRows, find_delivered_rows
 from feedline.planning.plan import Plan
 from feedline.planning.schedule import Block
-from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpacked
+from feedline.warehouse.reading.fragment import Fragment, field_of, fragment_at, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.rebase.file_changes import FileChanges, by_file, file_changes, same_filter, same_words
@@ -42,26 +41,26 @@ from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map, in_threads
 
-_NAMED = 3  # files that an error lists by name
+_NAMED = 3  # file names in one message
 
 
 def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = None) -> Rebase:
     """The rest of the old plan's epoch from `step` on, on the new plan's snapshot.
 
     Raises StateError where rows of rewritten files were delivered whose identities were not recorded, or where the
-    snapshots are not `comparable`; DataError where two rows have the same `source.row_key`.
+    snapshots cannot be compared (`require_comparable`); DataError where two rows have the same `source.row_key`.
     """
-    comparable(old, new.snapshot)
-    return _Rebasing(old, new, epoch=epoch, step=step, map=map or in_threads).run()
+    require_comparable(old, new.snapshot)
+    return _RebasePlanner(old, new, epoch=epoch, step=step, map=map or in_threads).run()
 
 
-def comparable(old: Plan, snapshot: Snapshot) -> None:
+def require_comparable(old: Plan, snapshot: Snapshot) -> None:
     """Refuse a snapshot on which the old plan's filter may keep other rows of the same files, or whose partition keys
     are others. Raises StateError."""
     if set(old.snapshot.partition_columns) != set(snapshot.partition_columns):
         raise StateError(
             f"the table's partition keys changed: got {', '.join(snapshot.partition_columns) or 'none'}, expected "
-            f"{', '.join(old.snapshot.partition_columns) or 'none'}. Finish the epoch on the old table, or begin anew"
+            f"{', '.join(old.snapshot.partition_columns) or 'none'}. Finish the epoch on the old table, or restart it"
         )
     filters = {"source.where": old.where, "source.sample.where": None if old.sample is None else old.sample.where}
     used = [(name, key, same_filter) for key, filter in filters.items() if filter for name in sorted(filter.parts)]
@@ -77,13 +76,13 @@ def comparable(old: Plan, snapshot: Snapshot) -> None:
             place = "source.partitions" if name in snapshot.partition_columns else "source.schema.columns"
             raise StateError(
                 f"column {name!r}, which {key} uses, has another type than it had, so other rows of the same files may "
-                f"be kept: got {now}, expected {was}. Write the new files with the old type, or begin the epoch anew, "
+                f"be kept: got {now}, expected {was}. Write the new files with the old type, or restart the epoch, "
                 f"with the type declared in {place}: new files then do not change it"
             )
 
 
-class _Rebasing:
-    """One rebase while it is computed."""
+class _RebasePlanner:
+    """Computes one rebase."""
 
     def __init__(self, old: Plan, new: Plan, *, epoch: int, step: int, map: Map) -> None:
         self._old, self._new = old, new
@@ -97,8 +96,7 @@ class _Rebasing:
         self._excluded: dict[int, Bools] = {}
 
     def run(self) -> Rebase:
-        """Everything in its order."""
-        found = delivered(self._schedule, self._step, self._order)
+        found = find_delivered_rows(self._schedule, self._step, self._order)
         done = self._done(found)
         for before, after in self._files.unchanged.items():
             self._keep(before, after, done)
@@ -113,7 +111,7 @@ class _Rebasing:
         )
 
     def _changes(self, done: Mapping[int, Bools]) -> dict[str, Any]:
-        """What was found, as plain numbers. The id of a rebase hashes all of them, those that never vary included."""
+        """Counts for the report. The id of a rebase hashes all of them, including those that are constant."""
         counts = _counts(self._files, self._old, self._new)
         rows = {
             "delivered": sum(int(mask.sum()) for mask in done.values()),
@@ -125,10 +123,10 @@ class _Rebasing:
         place = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
         return {**place, "rewritten": "error", "files": counts["files"], "rows": rows}
 
-    # -- what was delivered ---------------------------------------------------------------------------------------
+    # -- delivered rows -------------------------------------------------------------------------------------------
 
-    def _done(self, found: Delivered) -> dict[int, Bools]:
-        """Per row group of the old table that delivered any row: bool [its kept rows], earlier rebases included."""
+    def _done(self, found: DeliveredRows) -> dict[int, Bools]:
+        """Per row group of the old table that delivered any row: bool [its kept rows], including earlier rebases."""
         old, rest = self._old, self._old.rest(self._epoch)
         kept = old.selection.rows
         done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
@@ -144,7 +142,7 @@ class _Rebasing:
         return done
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
-        """How a block's rows were permuted."""
+        """The permutation of a block's rows."""
         request = self._old.request(block, self._epoch)
         if request.permutation is None:
             return None
@@ -164,7 +162,7 @@ class _Rebasing:
         recorded = self._recording is not None and self._recording.identity.by is not None
         for position, known in enumerate(self._known(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
-            left = ~unpacked(bits, len(known.known))
+            left = ~unpack_mask(bits, len(known.known))
             parts.append((known.runs[left], known.known[left]))
         place = slice(piece.skip, piece.skip + piece.rows)
         if recorded and np.concatenate([known for _, known in parts])[place].all():
@@ -192,10 +190,10 @@ class _Rebasing:
         found = self._records.of(fragment.path, fragment.footer_digest, kept)
         return [found[row_group] for row_group in fragment.row_groups]
 
-    # -- what is left ---------------------------------------------------------------------------------------------
+    # -- remaining rows -------------------------------------------------------------------------------------------
 
     def _keep(self, before: int, after: int, done: Mapping[int, Bools]) -> None:
-        """An unchanged file: what was delivered of it stays delivered."""
+        """Keep the delivered rows of an unchanged file."""
         were, are = self._old.snapshot.row_groups_of(before), self._new.snapshot.row_groups_of(after)
         for was, now in zip(were.tolist(), are.tolist(), strict=True):
             if self._old.selection.rows[was] != self._new.selection.rows[now]:
@@ -209,7 +207,7 @@ class _Rebasing:
                 self._excluded[now] = done[was]
 
     def _match(self, before: list[int], after: list[int], done: Mapping[int, Bools]) -> None:
-        """A partition's files that changed: find the delivered rows of the old ones among those of the new."""
+        """Find the delivered rows of a partition's old files among those of its new files."""
         old, new = self._old, self._new
         groups = [group for file in before for group in old.snapshot.row_groups_of(file).tolist() if group in done]
         fragments = [fragment for file in after for fragment in _fragments(new, file)]
@@ -281,7 +279,7 @@ class _Rebasing:
         return np.concatenate(found)
 
     def _refuse_twins(self, identities: Words, fragment: Fragment) -> None:
-        """A row key that two rows have is none."""
+        """Refuse a row key that two rows share."""
         assert self._recording is not None
         twice = len(identities) - len(np.unique(identities)) if self._recording.identity.unique else 0
         if twice:
@@ -291,7 +289,7 @@ class _Rebasing:
             )
 
     def _unrecorded(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
-        """That rows of some files cannot be told from those that were delivered."""
+        """The error for files whose delivered rows cannot be recognised."""
         paths = list(dict.fromkeys(fragment.path for fragment in fragments))
         more = f" and {len(paths) - _NAMED} more files" if len(paths) > _NAMED else ""
         keyed = self._old.spec.source.row_key is not None
@@ -304,7 +302,7 @@ class _Rebasing:
 
 
 def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
-    """Files by what became of them, and kept rows that came and went, net per partition."""
+    """Files by their change, and kept rows added and deleted, net per partition."""
     deleted = added = 0
     for partition in {**files.old, **files.new}:
         was = _kept(old, files.old.get(partition, ()))
@@ -326,7 +324,7 @@ def _kept(plan: Plan, files: Iterable[int]) -> int:
 
 
 def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
-    """A file's splits: their row groups (in the table) that keep rows, and the order to read them."""
+    """Per split of a file: its row groups (in the table) that keep rows, and the fragment that reads them."""
     for split in plan.splits.of_file(file):
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]

@@ -17,12 +17,13 @@ from typing import Any
 from feedline.artifacts.store import ArtifactSetRef
 from feedline.artifacts.type_records import save_types
 from feedline.errors import FeedlineError, StateError
+from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
 from feedline.planning.agreement import RunStart, agree
 from feedline.planning.artifact_choice import resolve_artifacts
 from feedline.planning.binding import artifact_set_key, artifacts_dir, planned_schema
 from feedline.planning.plan import Plan, make_plan, select
-from feedline.planning.rebase import comparable, rebase
+from feedline.planning.rebase import rebase, require_comparable
 from feedline.planning.schedule import rank_lanes
 from feedline.planning.skip_bad_files import Take, good_snapshot
 from feedline.planning.table_snapshot import fresh_snapshot, snapshot_of_source
@@ -52,21 +53,21 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     return snapshot
 
 
-def resolve_hello(spec: PipelineSpec, hello: Mapping[str, Any], *, job: str, fit: Fit, map: Map | None = None) -> Plan:
+def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: Map | None = None) -> Plan:
     """The plan that a trainer's hello asks for: its state's, or one that all ranks of this start agree on.
 
     Raises StateError, with both values, where the trainer's state belongs to another plan or other features.
     """
-    start = RunStart(job=job, rank=int(hello["rank"]), world_size=int(hello["world_size"]))
-    _refuse_other_settings(spec, hello)
-    lanes = spec.lanes or hello.get("lanes") or start.world_size
+    start = RunStart(job=job, rank=hello.rank, world_size=hello.world_size)
+    _refuse_other_settings(spec, hello.to_json())
+    lanes = spec.lanes or hello.lanes or start.world_size
     rank_lanes(lanes, start.rank, start.world_size)
-    plan_id, features = hello.get("plan"), hello.get("features")
-    if hello.get("rebase") is not None:
-        snapshot, rest = _agreed_rebase(spec, hello["rebase"], start, map)
+    plan_id, features = hello.plan, hello.features
+    if hello.rebase is not None:
+        snapshot, rest = _agreed_rebase(spec, hello.rebase, start, map)
         plan_id = None  # of the plan before the rebase
-    elif hello.get("snapshot") is not None:
-        snapshot, rest = _load_named(spec, str(hello["snapshot"]))
+    elif hello.snapshot is not None:
+        snapshot, rest = _load_named(spec, hello.snapshot)
     else:
         snapshot, rest = _agreed_snapshot(spec, start, map), None
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
@@ -98,11 +99,11 @@ def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | N
     snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
     if snapshot.id == old.snapshot.id:
         return old
-    comparable(old, snapshot)
+    require_comparable(old, snapshot)
     new = make_plan(spec, snapshot, lanes=old.lanes, map=map)
-    made = rebase(old, new, epoch=epoch, step=step, map=map)
-    made.save(spec.work_dir)
-    return replace(new, rebase=made)
+    rest = rebase(old, new, epoch=epoch, step=step, map=map)
+    rest.save(spec.work_dir)
+    return replace(new, rebase=rest)
 
 
 def resolve_snapshot(
@@ -150,14 +151,14 @@ def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Sn
 
 
 def _agreed_rebase(
-    spec: PipelineSpec, request: Mapping[str, Any], start: RunStart, map: Map | None
+    spec: PipelineSpec, request: RebaseRequest, start: RunStart, map: Map | None
 ) -> tuple[Snapshot, Rebase | None]:
     """The rebase that all ranks of this start use: the first computes it, the others load it."""
-    content = json.dumps([start.job, request], sort_keys=True)
+    content = json.dumps([start.job, request.to_json()], sort_keys=True)
     agreed = agree(
         replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
         spec.work_dir,
-        lambda: resolve_rebase(spec, request["state"], map=map).snapshot_name,
+        lambda: resolve_rebase(spec, request.state, map=map).snapshot_name,
     )
     return _load_named(spec, agreed)
 

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from feedline.loader.encoding.layout import ROWS_WORD
 from feedline.loader.encoding.quality import Quality
+from feedline.loader.facts import FeederStats, Hello
 from feedline.loader.ring.client import FeederClient
+from feedline.loader.ring.feeder_connection import Answer
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class DrainProgress:
     """What one rank received, growing while it is drained."""
 
     rank: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    answer: Answer | None = None
     epoch: int = 0
     step: int = 0
     rows: int = 0
@@ -32,7 +33,7 @@ class DrainProgress:
     wait_s: float = 0.0
     seconds: float = 0.0
     ring_fill: float = 0.0
-    feeder: dict[str, Any] = field(default_factory=dict)
+    feeder: FeederStats | None = None
     quality: Quality | None = None
     warnings: list[str] = field(default_factory=list)  # what was not as expected
     error: BaseException | None = None
@@ -40,13 +41,11 @@ class DrainProgress:
     thread: threading.Thread | None = None
 
 
-def drain(
-    feed: FeederClient, hello: dict[str, Any], progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]
-) -> None:
+def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]) -> None:
     """Receive `epochs` epochs and throw them away; what happens is written to `progress`, errors too."""
     try:
         answer = feed.open(hello)
-        progress.facts = answer.facts
+        progress.answer = answer
         began = time.perf_counter()
         for epoch in range(epochs):
             feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
@@ -72,7 +71,7 @@ def drain(
 
 
 def start_draining(
-    feed: FeederClient, hello: dict[str, Any], *, rank: int, epochs: int, stop: Callable[[], bool]
+    feed: FeederClient, hello: Hello, *, rank: int, epochs: int, stop: Callable[[], bool]
 ) -> DrainProgress:
     """Drain in a thread of its own."""
     progress = DrainProgress(rank=rank)

@@ -13,13 +13,14 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from feedline.errors import FeedlineError, StateError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.encoding.slot import Draft, draft, write
+from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
 from feedline.loader.ring.reports import report_packet
@@ -45,9 +46,8 @@ _RING_SHARE = 0.25
 
 
 @dataclass(slots=True)
-class FeederStats:
-    """Since the feeder began: batches and rows announced, bytes written, seconds waiting for blocks and for slots;
-    `epochs`: one more than the last epoch whose last batch the trainer has had."""
+class FeederCounters:
+    """What `FeederStats` says, while it is counted."""
 
     batches: int = 0
     rows: int = 0
@@ -61,6 +61,10 @@ class FeederStats:
     ring_slots: int = 0
     ring_free: int = 0
     delivery: DeliveryStats = field(default_factory=DeliveryStats)
+
+    def stats(self) -> FeederStats:
+        """The counts so far."""
+        return FeederStats.from_json(asdict(self))
 
 
 class TrainerGoneError(Exception):
@@ -91,13 +95,13 @@ class Feeder:
         self,
         channel: Channel,
         cluster: Cluster,
-        resolve: Callable[[dict[str, Any]], Plan],
+        resolve: Callable[[Hello], Plan],
         *,
         rank: int,
         world_size: int,
         memory_bytes: int,
-        stats: FeederStats,
-        about: Mapping[str, Any],
+        counters: FeederCounters,
+        about: FeederFacts,
     ) -> None:
         self._channel = channel
         self._cluster = cluster
@@ -115,9 +119,9 @@ class Feeder:
         self._pace = TrainerPace()
         self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
         self._dashboard_asked = False
-        self.stats = stats
+        self.counters = counters
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
-        self._about = dict(about)
+        self._about = about
 
     def serve(self) -> None:
         """Serve until the trainer goes. Raises FeedlineError, after it was sent to the trainer."""
@@ -158,9 +162,9 @@ class Feeder:
         waited = time.perf_counter() - began
         if self._stream is not None and not self._stream.ended:
             if self._stream.measured is None:
-                self.stats.wait_blocks_s += waited
+                self.counters.wait_blocks_s += waited
             else:
-                self.stats.wait_slots_s += waited
+                self.counters.wait_slots_s += waited
                 self._load_dashboard()  # there is time now
         if self._wake_fd in events:
             with contextlib.suppress(BlockingIOError):
@@ -204,20 +208,21 @@ class Feeder:
             elif message["type"] == "grow":
                 self._ring.grow()
             elif message["type"] == "epoch_done":
-                self.stats.epochs = max(self.stats.epochs, int(message["epoch"]) + 1)
+                self.counters.epochs = max(self.counters.epochs, int(message["epoch"]) + 1)
 
-    def _on_hello(self, hello: dict[str, Any]) -> None:
-        self._hello_number = int(hello.get("number", 0))
-        _refuse_other_installations(hello)
-        if (hello["rank"], hello["world_size"]) != (self._rank, self._world_size):
+    def _on_hello(self, message: dict[str, Any]) -> None:
+        self._hello_number = int(message.get("number", 0))
+        _refuse_other_installations(message)
+        hello = Hello.from_json(message)
+        if (hello.rank, hello.world_size) != (self._rank, self._world_size):
             raise StateError(
-                f"the trainer is another rank: got rank {hello['rank']} of {hello['world_size']}, expected "
-                f"{self._rank} of {self._world_size}"
+                f"the trainer is another rank: got rank {hello.rank} of {hello.world_size}, expected {self._rank} of "
+                f"{self._world_size}"
             )
         self._end_stream()
         self._plan = plan = self._resolve(hello)
         self.monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
-        facts = {**plan.facts(), **self._about, "dashboard": self._cluster.dashboard, "feeder": os.getpid()}
+        facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
     def _on_begin(self, message: dict[str, Any]) -> None:
@@ -233,7 +238,7 @@ class Feeder:
             self._stream = self._open(number, epoch, step)
         self._stream.last = bool(message["last"])
         self.monitor.begin(epoch, message["seen"])
-        self.stats.epoch, self.stats.step, self.stats.steps = epoch, step, self._stream.schedule.steps
+        self.counters.epoch, self.counters.step, self.counters.steps = epoch, step, self._stream.schedule.steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
         assert self._plan is not None
@@ -250,7 +255,7 @@ class Feeder:
             request=lambda block: plan.request(block, epoch),
             window=_window(len(lanes), self._memory_bytes, self._cluster.fixed_window),
             wake=self._wake,
-            stats=self.stats.delivery,
+            stats=self.counters.delivery,
         )
         borders = {lane: schedule.block_starts(lane) for lane in lanes}
         return _Stream(number, epoch, step, schedule, delivery, borders)
@@ -308,7 +313,7 @@ class Feeder:
         return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
 
     def _count(self, stream: _Stream, measured: Draft) -> None:
-        stats = self.stats
+        stats = self.counters
         self._pace.step(time.perf_counter(), stats.wait_blocks_s)
         stats.batches += 1
         stats.rows += measured.header.rows
@@ -330,7 +335,7 @@ class Feeder:
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
         self._reported_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, asdict(self.stats), self.monitor.seen()))
+        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.seen()))
         if warnings:
             self._channel.send_json({"type": "warnings", "texts": list(warnings)})
 
@@ -339,10 +344,10 @@ def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
     return Window(lanes=lanes, memory_bytes=int(memory_bytes * (1 - _RING_SHARE)), fixed_blocks=fixed_blocks)
 
 
-def _refuse_other_installations(hello: Mapping[str, Any]) -> None:
+def _refuse_other_installations(message: Mapping[str, Any]) -> None:
     for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
-        if hello[key] != mine:
+        if message.get(key) != mine:
             raise StateError(
-                f"trainer and feeder have another {key}: got {hello[key]}, expected {mine}. Start both from one "
-                f"installation"
+                f"trainer and feeder have another {key}: got {message.get(key)}, expected {mine}. Start both from one "
+                "installation"
             )

@@ -15,14 +15,18 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Self, get_args
 
 from feedline.errors import FeederError
+from feedline.loader.encoding.quality import Quality
+from feedline.loader.facts import FeederStats, PlanFacts
 from feedline.loader.ring.launch import end_process, feeder_words, own_arguments, standard_input
 from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
 _FUTILE_DEATHS = 3
 _EXIT_S = 5.0
+
+EventType = Literal["ready", "trainer", "plan", "stats", "left", "died"]
 
 
 @dataclass(slots=True)
@@ -37,12 +41,55 @@ class Rank:
     scratch: str | None = None
     dashboard: str | None = None
     trainer: int | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
-    finished: list[dict[str, Any]] = field(default_factory=list)  # of trainers that left
-    quality: list[dict[str, Any]] = field(default_factory=list)  # what those were delivered, as counts
-    plan: dict[str, Any] = field(default_factory=dict)  # of its last trainer: snapshot, plan, rows_dropped, schema …
+    stats: FeederStats | None = None  # of the trainer that is served
+    finished: list[FeederStats] = field(default_factory=list)  # of trainers that left
+    quality: list[Quality] = field(default_factory=list)  # counts of what those were delivered
+    plan: PlanFacts | None = None  # of its last trainer
     futile_deaths: int = 0
     last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederEvent:
+    """A line of JSON from a feeder of `feedline run`, or its death, of which the supervisor learns by itself.
+
+    ready: it waits for a trainer (dashboard, pid). trainer: one came (pid). plan: its plan was made. stats: progress.
+    left: it left (error, stats, quality). died: (status).
+    """
+
+    type: EventType
+    dashboard: str | None = None
+    pid: int | None = None
+    plan: PlanFacts | None = None
+    stats: FeederStats | None = None
+    quality: tuple[Quality, ...] = ()
+    error: str | None = None
+    status: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The event's facts; those of a plan stand beside its type."""
+        if self.plan is not None:
+            return {"type": self.type, **self.plan.to_json()}
+        numbers = {"dashboard": self.dashboard, "pid": self.pid, "error": self.error}
+        stats = None if self.stats is None else self.stats.to_json()
+        quality = [counted.to_json() for counted in self.quality]
+        return {"type": self.type, **numbers, "stats": stats, "quality": quality}
+
+    @classmethod
+    def from_json(cls, message: dict[str, Any]) -> Self:
+        """The inverse of `to_json`. Raises FeederError for malformed facts."""
+        kind: EventType = message["type"]
+        if kind == "plan":
+            return cls(type="plan", plan=PlanFacts.from_json(message))
+        stats = message.get("stats")
+        return cls(
+            type=kind,
+            dashboard=message.get("dashboard"),
+            pid=message.get("pid"),
+            stats=None if stats is None else FeederStats.from_json(stats),
+            quality=tuple(Quality.from_json(counted) for counted in message.get("quality", ())),
+            error=message.get("error"),
+        )
 
 
 class Supervisor:
@@ -50,24 +97,24 @@ class Supervisor:
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = list(ranks)
-        self._said: queue.Queue[tuple[Rank, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
+        self._received: queue.Queue[tuple[Rank, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
 
     def start(self) -> None:
         for rank in self.ranks:
             self._start(rank)
 
-    def poll(self, timeout_s: float) -> list[tuple[Rank, dict[str, Any]]]:
-        """The reports since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
+    def poll(self, timeout_s: float) -> list[tuple[Rank, FeederEvent]]:
+        """The events since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
 
         Raises FeederError where a feeder dies three times without having delivered a batch.
         """
-        reports: list[tuple[Rank, dict[str, Any]]] = []
+        events: list[tuple[Rank, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
-            item = self._said.get(timeout=timeout_s)
+            item = self._received.get(timeout=timeout_s)
             while True:
-                self._on(*item, reports)
-                item = self._said.get_nowait()
-        return reports
+                self._on(*item, events)
+                item = self._received.get_nowait()
+        return events
 
     def close(self) -> None:
         """End all feeders: SIGTERM first, then SIGKILL."""
@@ -100,42 +147,42 @@ class Supervisor:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                with contextlib.suppress(ValueError):  # something a library printed
-                    self._said.put((rank, process, json.loads(line)))
-        self._said.put((rank, process, None))
+                if (message := _event_message(line)) is not None:
+                    self._received.put((rank, process, message))
+        self._received.put((rank, process, None))
 
     def _on(
         self,
         rank: Rank,
         process: subprocess.Popen[str],
         message: dict[str, Any] | None,
-        reports: list[tuple[Rank, dict[str, Any]]],
+        events: list[tuple[Rank, FeederEvent]],
     ) -> None:
         if process is not rank.process:
             return
         if message is None:
-            self._on_death(rank, process, reports)
+            self._on_death(rank, process, events)
             return
-        kind = message["type"]
-        if kind == "ready":
-            rank.dashboard = message["dashboard"]
-        elif kind == "trainer":
-            rank.trainer = message["pid"]
-        elif kind == "plan":
-            rank.plan = message
-        elif kind == "stats":
-            rank.stats = message["stats"]
-        elif kind == "left":
-            rank.trainer = None
-            rank.stats = {}
-            rank.finished.append(message["stats"])
-            rank.quality += message["quality"]
-            rank.last_error = message["error"]
-        if message.get("stats", {}).get("batches"):
+        event = FeederEvent.from_json(message)
+        match event.type:
+            case "ready":
+                rank.dashboard = event.dashboard
+            case "trainer":
+                rank.trainer = event.pid
+            case "plan":
+                rank.plan = event.plan
+            case "stats":
+                rank.stats = event.stats
+            case "left":
+                rank.trainer = rank.stats = None
+                rank.finished += [] if event.stats is None else [event.stats]
+                rank.quality += event.quality
+                rank.last_error = event.error
+        if event.stats is not None and event.stats.batches:
             rank.futile_deaths = 0
-        reports.append((rank, message))
+        events.append((rank, event))
 
-    def _on_death(self, rank: Rank, process: subprocess.Popen[str], reports: list[tuple[Rank, dict[str, Any]]]) -> None:
+    def _on_death(self, rank: Rank, process: subprocess.Popen[str], events: list[tuple[Rank, FeederEvent]]) -> None:
         status = process.wait()
         rank.futile_deaths += 1
         if rank.futile_deaths >= _FUTILE_DEATHS:
@@ -143,5 +190,14 @@ class Supervisor:
                 f"the feeder of rank {rank.rank} died {rank.futile_deaths} times without delivering a batch (exit "
                 f"status {status}): see its messages above"
             )
-        reports.append((rank, {"type": "died", "status": status}))
+        events.append((rank, FeederEvent(type="died", status=status)))
         self._start(rank)
+
+
+def _event_message(line: str) -> dict[str, Any] | None:
+    """The JSON of an event; None for anything else, which a library printed."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and message.get("type") in get_args(EventType) else None

@@ -30,7 +30,7 @@ from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.optimize.landing import refuse_overlap
 from feedline.warehouse.reading.fragment import fragment_of
 from feedline.warehouse.reading.read import CHUNK_ROWS, batches
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
 from feedline.warehouse.storage.locations import is_uri, shown
@@ -145,7 +145,7 @@ def _table(source: str) -> Iterator[InputRows]:
         for index in range(len(splits)):
             fragment = fragment_of(snapshot, splits, snapshot.rows_per_row_group, index)
             kept = [0] * len(fragment.row_groups)
-            for batch in batches(fragment, columns, Sieve(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
+            for batch in batches(fragment, columns, RowFilter(), snapshot.schema, chunk_rows=CHUNK_ROWS, counts=kept):
                 place = f"file {fragment.uri}, row group {fragment.row_groups[batch.position]}"
                 yield place, sum(kept), batch.data
                 kept[batch.position] += batch.data.num_rows

@@ -1,6 +1,6 @@
-"""How do the declared ops look in the JSON Schema of pipeline.yaml, and on the page docs/ops.md?
+"""Describe the declared ops: their JSON Schema in pipeline.yaml, and the page docs/ops.md.
 
-Runs in: `feedline schema`, and whoever writes the page. Pure.
+Runs in: `feedline schema`, and whatever writes the page. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from feedline.transforms.registry.op import MAX_INT, Op, in_words
 from feedline.transforms.registry.user_code import python_schema
 from feedline.transforms.registry.user_functions import PYTHON, offered
 
-SECTIONS = {  # the modules of ops -> their headings
+SECTIONS = {  # modules of ops -> headings
     "dense": "Dense: normalisation",
     "fitted_dense": "Dense: normalisation by the column's own statistics",
     "vectors": "Dense: vectors",
@@ -35,7 +35,7 @@ _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "de
 
 
 def op_schema() -> dict[str, Any]:
-    """The JSON Schema of one op as it stands in a list of ops: a word, or a map of one key {op: parameters}."""
+    """The JSON Schema of one op in a list of ops: a word, or a map of one key {op: parameters}."""
     properties: dict[str, Any] = {}
     for found in OPS.values():
         if not found.fields:
@@ -75,23 +75,23 @@ def op_schema() -> dict[str, Any]:
 
 
 def document() -> str:
-    """The text of docs/ops.md: every op with what it takes and gives, its parameters, semantics and examples."""
+    """docs/ops.md: every op with its input and output, parameters, semantics and examples."""
     parts = [
         "# Ops",
         "Generated from the declarations in `feedline/transforms`; do not edit.",
         (
-            "An op stands in a feature's list of ops, as a word or as a map of one key, where a bare value is the op's "
+            "A feature's list of ops holds each op as a word, or as a map of one key, where a bare value is the op's "
             "first parameter: `price: [{fill_null: 0}, log1p]`, `price: [{clip: {min: 0, max: 1}}]`. Ops are "
-            "applied in order. An op on numbers or strings works on the elements of lists too where it says so; a null "
-            "list stays null, and becomes an empty list in the batch. The version of an op is part of the fingerprint "
-            "of a pipeline's features."
+            "applied in order. An op on numbers or strings also works on the elements of lists where it says so; a "
+            "null list stays null, and becomes an empty list in the batch. The version of an op is part of the "
+            "fingerprint of a pipeline's features."
         ),
-        "What no op here computes, a Python function may: [user-code.md](user-code.md).",
+        "For anything that no op here computes, use a Python function: [user-code.md](user-code.md).",
         (
-            "An op over several columns is what a feature is made by: `NAME: {op: cartesian, inputs: [a, b], ops: "
+            "An op over several columns is the source of a feature: `NAME: {op: cartesian, inputs: [a, b], ops: "
             "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "
-            "[{first_x: 10}]}`. A *weighted* list has a float32 weight beside each id; a *vector* is a list that is "
-            "equally long in every row ([pipeline.md](pipeline.md#features)). Ops over elements keep both."
+            "[{first_x: 10}]}`. A *weighted* list has a float32 weight beside each id; a *vector* is a list of the "
+            "same length in every row ([pipeline.md](pipeline.md#features)). Ops over elements keep both."
         ),
     ]
     for placement, title in SECTIONS.items():
@@ -133,7 +133,7 @@ def _summary(found: Op) -> str:
 
 def _bare_schema(schema: dict[str, Any]) -> dict[str, Any]:
     bare = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
-    if "anyOf" in bare:  # None is what Python calls a parameter that was left out
+    if "anyOf" in bare:  # None stands for a parameter that was left out
         bare["anyOf"] = [choice for choice in bare["anyOf"] if choice != {"type": "null"}]
     return bare
 

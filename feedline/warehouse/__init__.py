@@ -1,5 +1,5 @@
-"""The warehouse: what a Hive-partitioned Parquet table holds, which of its rows are wanted, and how they are read.
+"""The warehouse: Hive-partitioned Parquet tables, the rows selected from them, and how these are read.
 
-`table` is the front door; `snapshot` freezes a table, `selection` counts what a filter keeps, `splits` cuts it up,
-`reading` turns a split into frames.
+`table` is the entry point; `snapshot` freezes a table and cuts it into splits, `selection` counts the rows that a
+filter keeps, `reading` turns a split into frames.
 """

@@ -60,12 +60,12 @@ class BadFile:
     reason: str
 
     def line(self) -> str:
-        """The finding for people."""
+        """The finding as a line of a message."""
         return f"{self.file}: {self.reason}" + ("" if self.rows is not None else " (rows unknown, counted as 0)")
 
 
-class Frozen(Protocol):
-    """What is asked of a snapshot."""
+class SnapshotFiles(Protocol):
+    """The parts of a snapshot that are needed here."""
 
     @property
     def uri(self) -> str: ...
@@ -80,12 +80,12 @@ def reason_of(error: Exception | str, file: str) -> str:
 
 
 def load_findings(work_dir: str) -> dict[str, BadFile]:
-    """What was found so far, by file. Raises CorruptFileError where the record itself is damaged."""
+    """All findings so far, by file. Raises CorruptFileError where the record itself is damaged."""
     return {bad.file: bad for bad in _load(work_dir, _RECORD)}
 
 
 def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = ()) -> None:
-    """Add findings to the record, and forget those about files that turned out to be `sound`."""
+    """Add findings to the record, and forget those about files that are `sound`."""
     before = load_findings(work_dir)
     after = {**before, **{bad.file: bad for bad in found}}
     for file in sound:
@@ -95,18 +95,18 @@ def remember(work_dir: str, found: Iterable[BadFile], *, sound: Iterable[str] = 
 
 
 def save_skipped(work_dir: str, snapshot: str, skipped: Sequence[BadFile]) -> None:
-    """Keep what was left out of a snapshot, for everyone who loads it. `skipped` may be empty: it mostly is."""
+    """Keep the list of files left out of a snapshot, for whoever loads it (mostly empty)."""
     if skipped or load_skipped(work_dir, snapshot):
         content_store.create(work_dir, _skipped_name(snapshot), [_table(skipped)])
 
 
 def load_skipped(work_dir: str, snapshot: str) -> tuple[BadFile, ...]:
-    """What was left out of a snapshot."""
+    """The files left out of a snapshot."""
     return tuple(_load(work_dir, _skipped_name(snapshot)))
 
 
 def leave_out(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, list[BadFile]]:
-    """A listing less the files that are known to be bad and have not changed since; and those."""
+    """A listing without the files that are known to be bad and have not changed since; and these."""
     if not known:
         return listing, []
     found = _matches(listing.uri, listing.files, known)
@@ -116,7 +116,7 @@ def leave_out(listing: Listing, known: Mapping[str, BadFile]) -> tuple[Listing, 
     return listing.take(np.setdiff1d(np.arange(len(listing.files)), list(found))), list(found.values())
 
 
-def findings_in(snapshot: Frozen, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
+def findings_in(snapshot: SnapshotFiles, known: Mapping[str, BadFile]) -> dict[str, BadFile]:
     """The files of a snapshot that are known to be bad, by their path below its root."""
     if not known:
         return {}
@@ -146,14 +146,14 @@ def refuse_too_many(
 
 
 def refuse_all(table: str, skipped: Sequence[BadFile]) -> CorruptFileError:
-    """The error for a table of which nothing is left."""
+    """The error for a table of which no file is left."""
     return CorruptFileError(
         f"{table} has no file that can be read: all {len(skipped):,} are bad. Restore them.\n{list_findings(skipped)}"
     )
 
 
 def list_findings(skipped: Sequence[BadFile]) -> str:
-    """Findings for people, one per line, the first of very many."""
+    """Findings, one per line; the first 20 of many."""
     lines = [f"  {bad.line()}" for bad in skipped[:_SHOWN]]
     if len(skipped) > _SHOWN:
         lines.append(f"  and {len(skipped) - _SHOWN:,} more")
@@ -161,7 +161,7 @@ def list_findings(skipped: Sequence[BadFile]) -> str:
 
 
 class BadFilesMetError(Exception):
-    """Files turned out to be corrupt; internal: whoever made the map leaves them out. `reasons` by path."""
+    """Files turned out to be corrupt; internal: whoever made the map leaves them out. `reasons`: by path."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__(f"{len(reasons)} corrupt files: {', '.join(sorted(reasons)[:10])}")
@@ -195,7 +195,7 @@ class ForgivingMap:
 
 
 def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple[Any, ...], str | None]]:
-    """Run a task one fragment at a time: for each its values, or why it is corrupt."""
+    """Run a task one fragment at a time: for each (values, None), or ((), reason) where it is corrupt."""
     results: list[tuple[tuple[Any, ...], str | None]] = []
     for fragment in task.fragments:
         try:

@@ -1,6 +1,6 @@
 """A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
 
-The graph is made in the caller's process; `FrameReader` runs in whatever worker holds the partition. Dask passes the
+The graph is made in the caller's process; `FrameReader` runs in the worker that holds the partition. Dask passes the
 columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
 Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
 row group.
@@ -23,7 +23,7 @@ from feedline.warehouse.reading.fragment import Fragment, field_of
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.reading.sample import BoundSample, Sample, with_weight
 from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
-from feedline.warehouse.selection.select import Selection, bound_again, sampled_again
+from feedline.warehouse.selection.select import Selection, bind_sample_once, bind_where_once
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
 
@@ -43,8 +43,8 @@ class FrameReader:
     def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The fragment's kept rows; `columns` is Dask's projection, where there is one."""
         wanted = list(self.columns if columns is None else columns)
-        where = None if self.where is None else bound_again(self.where, self.schema)
-        sample = None if self.sample is None else sampled_again(self.sample, self.schema)
+        where = None if self.where is None else bind_where_once(self.where, self.schema)
+        sample = None if self.sample is None else bind_sample_once(self.sample, self.schema)
         # a projection to no column at all (len) still needs the rows: read one column and drop it
         table = read_arrow(fragment, wanted or self.columns[:1], where, self.schema, sample=sample)
         return _pandas(table)[wanted]

@@ -1,9 +1,9 @@
-"""Which files of a table cannot be read, before anything depends on them? All of them, not only the first.
+"""Find every file of a table that cannot be read, not only the first.
 
 Runs where `feedline check` runs; the tasks run in threads, or on a Dask cluster. Two passes: every footer (is it
 Parquet? do the schemas fit together?), and, where asked for, every page of some columns, decoded exactly as a run would
-decode them and thrown away. Tasks are small, and what they return is smaller: memory does not grow with the table's
-bytes, and by few hundred bytes per file.
+decode them and thrown away. Tasks and their results are small: memory does not grow with the
+table's bytes, and by a few hundred bytes per file.
 
 A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anything else that would stop a run
 (encrypted, no permission, a column of another kind): for these `skip` does nothing.
@@ -38,14 +38,14 @@ _TASK_FILES = 32
 
 
 class ProgressCallback(Protocol):
-    """Told how much of a pass is done."""
+    """Receives how much of a pass is done."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a file that is not corrupt: its full name, and the message."""
+    """A file that is not corrupt and cannot be read: its full name, and the reason."""
 
     file: str
     reason: str
@@ -71,7 +71,7 @@ class PageTask:
 
 @dataclass(slots=True)
 class Findings:
-    """What the checks found; `schema`: the files' columns as one table, of those files that fit together.
+    """The results of the checks. `schema`: the columns of the files that fit together, as one table.
 
     `kinds`: the distinct schemas that fit, each with its files (places in the listing).
     """
@@ -198,7 +198,7 @@ def check_pages(
 
 
 def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
-    """Run one task: for each fragment why it is corrupt, or what else is wrong, or neither."""
+    """Run one task: for each fragment (corruption, other problem), each None where there is none."""
     results: list[tuple[str | None, str | None]] = []
     for fragment in task.fragments:
         try:

@@ -1,7 +1,7 @@
-"""A table, as a person names it: the front door of the warehouse.
+"""`Table`: a table by its path or URI, to be read, written anew, or turned into a Dask DataFrame.
 
-Runs in the caller's process. A `Table` is only a name; every call takes its own snapshot of what is there at that
-moment. Whoever needs two calls to see the same rows takes a `snapshot()` and works with that.
+Runs in the caller's process. A `Table` is only a name: every call takes a snapshot of its own, so two calls may see
+different rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
-    With `format="delta"` or `"iceberg"` a table of that format, as it is now, or at a `version` (delta), a
+    With `format="delta"` or `"iceberg"` a table of that format, the newest state of it, or at a `version` (delta), a
     `snapshot_id` (iceberg) or an ISO time `as_of` (both).
 
     Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each

@@ -28,6 +28,7 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.errors import FeedlineError, SpecError
 from feedline.fitting.fit_report import fitted_facts
+from feedline.loader.facts import Hello
 from feedline.spec import load_spec
 
 SMALL, LARGE = [1.0, 2.0, 3.0, 10.0], [1000.0, 2000.0, 3000.0, 10_000.0]
@@ -296,18 +297,18 @@ def test_a_set_without_a_name_is_taken_where_it_matches(tmp_path: Path, small: s
 
 def test_who_goes_on_finds_the_set_whatever_others_with_its_features_note(tmp_path: Path, small: str):
     a, b = written(tmp_path, "a", small), written(tmp_path, "b", small, artifacts="there")
-    hello = {"rank": 0, "world_size": 1}
+    hello = Hello(rank=0, world_size=1)
     states = []
     for path in (a, b):
         Pipeline.from_yaml(path).fit()
         facts = Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()
-        states.append({key: facts[key] for key in ("snapshot", "plan", "features", "lanes")})
+        states.append({key: getattr(facts, key) for key in ("snapshot", "plan", "features", "lanes")})
     assert states[0] == states[1]  # the same values of the same rows
     for path, state in zip((a, b), states, strict=True):
         Pipeline.from_yaml(path, {"source.where": "day < 3"}).fit()
-        assert Pipeline.from_yaml(path).plan().facts()["features"] != state["features"]
-        again = Pipeline.from_yaml(path).resolve({**hello, **state}, job="0" * 64)
-        assert again.facts()["features"] == state["features"]
+        assert Pipeline.from_yaml(path).plan().facts().features != state["features"]
+        again = Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=1, **state), job="0" * 64)
+        assert again.facts().features == state["features"]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / f"{name}.yaml").write_text(json.dumps(document))
     plan = Pipeline.from_yaml(folder / "p.yaml").plan()
-    facts = {key: plan.facts()[key] for key in ("plan", "features", "seed", "lanes", "batch_size")}
+    facts = {key: getattr(plan.facts(), key) for key in ("plan", "features", "seed", "lanes", "batch_size")}
     state = {"version": 1, **facts, "snapshot": "f" * 64, "epoch": 0, "step": 1}
     (folder / "state.json").write_text(json.dumps(state))
     return folder

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
+from answers import answer_with
 from rich.console import Console
 
 from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRates, display, line, short_line
 from feedline.commands.run import drained_view, served_view
+from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
-from feedline.service.feeder import FeederStats
 from feedline.service.supervisor import Rank
 
 VIEW = RankView(
@@ -87,21 +88,23 @@ def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
     """By the very names that the feeder's statistics have; who waited long ago is forgotten."""
     rank, pace = Rank(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
     stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
-    rank.stats = asdict(stats)
+    rank.stats = stats
     served_view(rank, pace, 12)
     clock.now = 4.0
-    rank.stats = asdict(replace(stats, batches=21, rows=256 * 21, wait_slots_s=3.0, step=21))
+    rank.stats = replace(stats, batches=21, rows=256 * 21, wait_slots_s=3.0, step=21)
     view = served_view(rank, pace, 12)
     assert (view.rank, view.state, view.epoch, view.epochs, view.waits) == (3, "feeding", 2, 12, "feeder")
     assert (view.rows, view.rows_per_s, view.batches_per_s, view.ring_fill) == (5376, 1280, 5, 0.75)
     assert view.left_s == (78 - 21 + 9 * 78) / 5
-    rank.stats = {}
+    rank.stats = None
     assert served_view(rank, pace, 12).left_s is None
 
 
 def test_a_rank_that_is_drained_shows_who_waits_now(clock: Clock):
     pace = RecentRates(clock)
-    drained = DrainProgress(rank=0, facts={"steps": 10}, rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1)
+    drained = DrainProgress(
+        rank=0, answer=answer_with(steps=10), rows=100, batches=1, wait_s=50.0, seconds=50.0, step=1
+    )
     drained_view(drained, pace, 1)
     clock.now = 2.0
     drained.rows, drained.batches, drained.step, drained.wait_s, drained.seconds = 500, 5, 5, 50.1, 52.0

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from feedline.cli import app
 from feedline.commands.table_layout import describe_report, explain_growth
-from feedline.warehouse.optimize.footprint import Footprint, Projected
+from feedline.warehouse.optimize.footprint import Footprint, ProjectionCost
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
 from feedline.warehouse.parquet.encodings import Choice, EncodingCost
@@ -92,7 +92,7 @@ def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, foot
     total = sum(sizes.values())
     return Footprint(
         files=1, bytes=total + footers, row_groups=row_groups, rows=100, uncompressed_bytes=total,
-        compressed_bytes=total, projection=Projected(bytes=0, requests=0, requested_bytes=0), column_bytes=sizes,
+        compressed_bytes=total, projection=ProjectionCost(bytes=0, requests=0, requested_bytes=0), column_bytes=sizes,
         column_encodings=dict.fromkeys(sizes, (encoding,)),
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def test_keys_that_were_not_met_are_counted(pipeline: Path):
 
 
 def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
-    groups, rows = 100_000, 150_000
+    groups, rows = 20_000, 30_000
     frame = pl.DataFrame(
         {
             "shop": pl.Series(RANDOM.integers(0, groups, rows)).set(pl.Series(RANDOM.random(rows) < 0.01), None),
@@ -128,8 +128,8 @@ def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
         bound = resolve(OpCall(op=op, arguments=json.dumps(parameters)))
         learner = bound.learner([Value(expr=pl.col("shop"), dtype=pl.Int64())])
         assert learner is not None
-        states = [learner.observe(part.select(observed).get_columns()) for part in frame.iter_slices(50_000)]
-        scratch = Scratch(folder=str(tmp_path / op), limit_bytes=2_000_000)
+        states = [learner.observe(part.select(observed).get_columns()) for part in frame.iter_slices(10_000)]
+        scratch = Scratch(folder=str(tmp_path / op), limit_bytes=400_000)
         spilled = merge_all(learner, [state.to_arrow() for state in states], scratch)
         assert isinstance(spilled, Spilled)
         parts = parts_of(learner, spilled, scratch)

@@ -6,30 +6,34 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as c10d
+from answers import answer_with
 from pipelines import PATIENCE_S
 
 from feedline.errors import FeederError, FeedlineError, PlanError, SpecError
 from feedline.loader import dataset
+from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.rank_agreement import agree
 from feedline.loader.ranks import RankInfo
+from feedline.loader.ring.feeder_connection import Answer
 
-HELLO = {"snapshot": None, "lanes": None, "plan": None, "features": None, "rebase": None}
-FACTS = {"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1", "schema": "x" * 100_000}
-Open = Callable[[dict[str, Any]], dict[str, Any]]
+HELLO = Hello(rank=0, world_size=4)
+ANSWER = answer_with(snapshot="s1", lanes=3, plan="p1", features="f1", nulls=("x" * 100_000,))
+Open = Callable[[Hello], Answer]
 
 
-def outcomes(plans: list[Open], store: Any = None, hello: dict[str, Any] | None = None) -> list[Any]:
+def outcomes(plans: list[Open], store: Any = None, hello: Hello = HELLO) -> list[Any]:
     """What came of each rank, all at once."""
     store = store or c10d.HashStore()
 
     def rank(number: int) -> Any:
         try:
-            return agree(store, plans[number], hello or HELLO, rank=number, world_size=len(plans))
+            return agree(store, plans[number], hello, rank=number, world_size=len(plans))
         except BaseException as error:
             return error
 
@@ -38,22 +42,22 @@ def outcomes(plans: list[Open], store: Any = None, hello: dict[str, Any] | None 
 
 
 def test_others_plan_on_the_snapshot_of_rank_0():
-    asked: list[dict[str, Any]] = []
+    asked: list[Hello] = []
 
-    def plan(hello: dict[str, Any]) -> dict[str, Any]:
+    def plan(hello: Hello) -> Answer:
         asked.append(hello)
-        return dict(FACTS)
+        return ANSWER
 
     store = c10d.HashStore()
     for _ in range(2):  # agreements are numbered
         asked.clear()
-        assert outcomes([plan] * 3, store) == [FACTS] * 3
+        assert outcomes([plan] * 3, store) == [ANSWER] * 3
         assert asked[0] == HELLO
-        assert asked[1:] == [{**HELLO, "snapshot": "s1", "lanes": 3}] * 2
-    rebase = {**HELLO, "plan": "p0", "rebase": {"state": {}}}
+        assert asked[1:] == [replace(HELLO, snapshot="s1", lanes=3)] * 2
+    rebase = replace(HELLO, plan="p0", rebase=RebaseRequest(state={}))
     asked.clear()
-    assert outcomes([plan] * 2, hello=rebase) == [FACTS] * 2
-    assert asked == [rebase, {**rebase, "snapshot": "s1", "lanes": 3, "plan": "p1", "rebase": None}]
+    assert outcomes([plan] * 2, hello=rebase) == [ANSWER] * 2
+    assert asked == [rebase, replace(rebase, snapshot="s1", lanes=3, plan="p1", rebase=None)]
 
 
 def test_only_fingerprints_travel():
@@ -64,7 +68,7 @@ def test_only_fingerprints_travel():
             sizes.append(len(value))
             super().set(key, value)
 
-    outcomes([lambda _: dict(FACTS)] * 4, Counting())
+    outcomes([lambda _: ANSWER] * 4, Counting())
     assert len(sizes) == 5, "one of each rank, and the verdict"
     assert max(sizes) < 200
 
@@ -75,9 +79,9 @@ def test_a_plan_that_takes_longer_than_the_store_waits():
     store.set_timeout(timedelta(milliseconds=1))
     others_wait = threading.Event()
 
-    def slow(_: dict[str, Any]) -> dict[str, Any]:
+    def slow(_: Hello) -> Answer:
         assert others_wait.wait(PATIENCE_S)
-        return dict(FACTS)
+        return ANSWER
 
     pauses: list[float] = []
 
@@ -89,8 +93,8 @@ def test_a_plan_that_takes_longer_than_the_store_waits():
 
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(agree, store, slow, HELLO, rank=0, world_size=2)
-        other = pool.submit(agree, store, lambda _: dict(FACTS), HELLO, rank=1, world_size=2, pause=pause)
-        assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) == FACTS
+        other = pool.submit(agree, store, lambda _: ANSWER, HELLO, rank=1, world_size=2, pause=pause)
+        assert leader.result(PATIENCE_S) == other.result(PATIENCE_S) is ANSWER
 
 
 @pytest.mark.parametrize(
@@ -101,15 +105,15 @@ def test_a_plan_that_takes_longer_than_the_store_waits():
     ],
 )
 def test_every_rank_hears_of_another_plan(rank: int, facts: dict[str, str], message: str):
-    plans: list[Open] = [lambda _: dict(FACTS)] * 3
-    plans[rank] = lambda _: {**FACTS, **facts}
+    plans: list[Open] = [lambda _: ANSWER] * 3
+    plans[rank] = lambda _: answer_with(**facts)
     for error in outcomes(plans):
         assert isinstance(error, PlanError)
         assert message in str(error)
 
 
 def failing(error: BaseException) -> Open:
-    def plan(_: dict[str, Any]) -> dict[str, Any]:
+    def plan(_: Hello) -> Answer:
         raise error
 
     return plan
@@ -117,7 +121,7 @@ def failing(error: BaseException) -> Open:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_every_rank_hears_of_an_error(rank: int):
-    plans: list[Open] = [lambda _: dict(FACTS)] * 3
+    plans: list[Open] = [lambda _: ANSWER] * 3
     plans[rank] = failing(SpecError("no such column"))
     for error in outcomes(plans):
         assert isinstance(error, SpecError)
@@ -126,7 +130,7 @@ def test_every_rank_hears_of_an_error(rank: int):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_interrupted_leaves_nobody_waiting(rank: int):
-    plans: list[Open] = [lambda _: dict(FACTS)] * 3
+    plans: list[Open] = [lambda _: ANSWER] * 3
     plans[rank] = failing(KeyboardInterrupt())
     found = outcomes(plans)
     assert isinstance(found.pop(rank), KeyboardInterrupt)
@@ -142,9 +146,9 @@ def test_who_is_waited_for_is_said(caplog: pytest.LogCaptureFixture):
         now[0] += 59.0
 
     store = c10d.HashStore()
-    store.set("feedline/1/2", json.dumps(FACTS))
+    store.set("feedline/1/2", json.dumps({"snapshot": "s1", "lanes": 3, "plan": "p1", "features": "f1"}))
     with pytest.raises(PlanError, match=r"did not agree on a plan: waited 86\d\d\d s for ranks 1, 3 to plan"):
-        agree(store, lambda _: dict(FACTS), HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
+        agree(store, lambda _: ANSWER, HELLO, rank=0, world_size=4, pause=pause, now_s=lambda: now[0])
     assert "waited 118 s for ranks 1, 3 to plan" in caplog.text
 
 
@@ -154,7 +158,7 @@ def test_a_store_that_is_gone():
             raise RuntimeError("Connection was likely closed")
 
     with pytest.raises(FeedlineError, match=r"the store of torch\.distributed does not answer: Connection was"):
-        agree(Gone(), lambda _: dict(FACTS), HELLO, rank=1, world_size=2)
+        agree(Gone(), lambda _: ANSWER, HELLO, rank=1, world_size=2)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "fake"])
@@ -163,10 +167,10 @@ def test_a_backend_without_a_store_leaves_agreeing_to_the_feeders(
     backend: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ):
     """PyTorch's wheels come without MPI; "fake" holds the same empty `Store` in its place."""
-    asked: list[dict[str, Any]] = []
+    asked: list[Hello] = []
 
-    class Feed:
-        def open(self, hello: dict[str, Any]) -> str:
+    class Client:
+        def open(self, hello: Hello) -> str:
             asked.append(hello)
             return "answer"
 
@@ -176,7 +180,7 @@ def test_a_backend_without_a_store_leaves_agreeing_to_the_feeders(
         with pytest.raises(RuntimeError, match="pure virtual"):
             c10d.distributed_c10d._get_default_store().add("key", 1)
         ranks = RankInfo(rank=rank, world_size=2, local_ranks=2, source="torch.distributed")
-        assert dataset._agree(Feed(), ranks, HELLO) == "answer"
+        assert dataset._agree(Client(), ranks, HELLO) == "answer"
     finally:
         c10d.destroy_process_group()
     assert asked == [HELLO], "as without torch.distributed: each rank's feeder looks into work_dir"

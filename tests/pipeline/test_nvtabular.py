@@ -1,4 +1,4 @@
-"""Do the examples of docs/nvtabular.md compute what NVTabular's operators do? In pandas, as its sources say."""
+"""The examples of docs/nvtabular.md compute what NVTabular's operators do, by its sources, in pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do `batches`, `transform` and `to_dask` deliver the table's own values, and the same ones as training?"""
+"""`batches`, `transform` and `to_dask` deliver the table's own values, the same as training."""
 
 from __future__ import annotations
 

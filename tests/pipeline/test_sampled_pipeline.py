@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fences import FENCE
 from pipelines import Place, furnished
-from processes import ended
+from processes import ended, ended_here
 from sampling_definition import key_hash, place_hash, stays
 
 from feedline import Pipeline
@@ -83,7 +82,7 @@ def test_the_rows_of_the_definition_reach_the_batches(
     rows = expected(clicks, sample, where=where)
     assert delivered(path) == rows
     facts = Pipeline.from_yaml(path).plan().facts()
-    assert facts["rows"] == len(rows)
+    assert facts.rows == len(rows)
 
 
 def test_the_sample_is_independent_of_how_the_work_is_cut(place: Place, clicks: Path) -> None:
@@ -177,16 +176,16 @@ def test_a_table_with_a_sample_weight_of_its_own(place: Place, tmp_path: Path) -
         path = place.write(source={**source, "sample": {"fraction": 0.5}}, features=features)
         with pytest.raises(SpecError, match=rf"{where}: .*sample_weight has two meanings"):
             Pipeline.from_yaml(path).plan()
-    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts()["rows"]
+    assert Pipeline.from_yaml(place.write(source=source, features={"extra": ["sample_weight"]})).plan().facts().rows
     path = place.write(source={**source, "sample": {"fraction": 0.5}}, features={"extra": ["request_id"]})
     with pytest.raises(SpecError, match=r"shuffle\.by cannot be sample_weight, which source\.sample"):
         Pipeline.from_yaml(path, {"shuffle.by": "sample_weight"}).plan()
-    assert 9_000 < Pipeline.from_yaml(path).plan().facts()["rows"] < 11_000
+    assert 9_000 < Pipeline.from_yaml(path).plan().facts().rows < 11_000
 
 
 def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks: Path) -> None:
     path = write(place, {**SAMPLE, "key": ["session_id"]}, 'ds >= "2026-01-02"')
-    done = ended("plan", path, "--json")
+    done = ended_here("plan", path, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     files = [pq.ParquetFile(file) for file in sorted(clicks.rglob("*.parquet")) if "2026-01-01" not in str(file)]
@@ -207,7 +206,8 @@ def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     command = re.search(r"# feedline (generate .*)", document)[1]
     assert ended(*command.split()).returncode == 0
-    printed = ended("plan", "p.yaml", env={**os.environ, "COLUMNS": "200"}).stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    printed = ended_here("plan", "p.yaml").stdout
 
     def numbers(text: str) -> list[list[str]]:
         lines = [line.strip("│ ").split("│") for line in text.splitlines() if "│" in line]

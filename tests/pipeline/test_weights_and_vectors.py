@@ -1,4 +1,4 @@
-"""Do weighted lists, vectors and features of several columns come through a whole pipeline as the table holds them?"""
+"""Weighted lists, vectors and features of several columns come through a whole pipeline as the table holds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks of one start read one snapshot, and does a later start see what is new?"""
+"""All ranks of one start read one snapshot, and a later start sees what is new."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pipelines import PATIENCE_S, Place, furnished, image, oracle
+from pipelines import PATIENCE_S, Place, furnished
 from processes import SUPPORT, running
 
 from feedline import FeedlineDataset, Pipeline
@@ -143,18 +144,20 @@ def _ids(dataset: FeedlineDataset) -> set[int]:
 
 
 def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
-    path = place.write()
-    before = Pipeline.from_yaml(path).snapshot()
-    with FeedlineDataset(path, rank=0, world_size=2) as zero:
-        assert zero.facts["rows"] == 20_000
-        added = grow(place, "part-late.parquet")
-        with FeedlineDataset(path, rank=1, world_size=2) as one:
-            for rank, dataset in enumerate((zero, one)):
-                assert dataset.facts["snapshot"] == before.id
-                assert [image(batch) for batch in dataset] == oracle(path, rank=rank, world_size=2, snapshot=before)
-    with FeedlineDataset(path) as alone:
-        assert alone.facts["rows"] == 20_000 + added, "a fresh start sees it"
-        assert [image(batch) for batch in alone] == oracle(path)
+    pipeline = Pipeline.from_yaml(place.write())
+    zero = pipeline.resolve({"rank": 0, "world_size": 2}, job=JOB)
+    assert zero.facts()["rows"] == 20_000
+    added = grow(place, "part-late.parquet")
+    one = pipeline.resolve({"rank": 1, "world_size": 2}, job=JOB)
+    assert (one.snapshot_name, one.facts()) == (zero.snapshot_name, zero.facts())
+    ids = [
+        set(np.concatenate([batch.extra["request_id"] for batch in pipeline.batches(0, rank, 2, plan=plan)]).tolist())
+        for rank, plan in enumerate((zero, one))
+    ]
+    assert not ids[0] & ids[1]
+    assert len(ids[0] | ids[1]) == 20_000 - zero.facts()["rows_dropped"]
+    alone = pipeline.resolve({"rank": 0, "world_size": 1}, job=JOB)
+    assert alone.facts()["rows"] == 20_000 + added, "a later start sees it"
 
 
 def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
@@ -166,7 +169,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
             for rank in range(2)
         ]
         for rank in ranks:
-            assert rank.wait(240) == 0, rank.text  # sixteen feeders start one after the other
+            assert rank.wait(240) == 0, rank.text  # six feeders start one after the other
     said = [_said(rank.text) for rank in ranks]
     epochs = [scenes["an epoch"] for scenes in said]
     assert {epoch["source"] for epoch in epochs} == {"torch.distributed"}
@@ -180,10 +183,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
     for scene, error, texts in (
         ("another state on rank 1", "StateError", ["rank 1: ", "0" * 32, epochs[0]["state"]["plan"]]),
         ("another seed on rank 1", "PlanError", ["do not agree on the plan", "on rank 1", epochs[0]["state"]["plan"]]),
-        ("other features on rank 1", "PlanError", ["do not agree on the features", epochs[0]["state"]["features"]]),
         ("an error on rank 0", "PlanError", ["fewer rows than one global step"]),
-        ("an error on rank 1", "PlanError", ["rank 1: ", "fewer rows than one global step"]),
-        ("an error on both", "SpecError", ["the filter keeps no row"]),
     ):
         for scenes in said:
             assert scenes[scene]["error"] == error, scenes[scene]

@@ -1,4 +1,4 @@
-"""Are nulls that features cannot hold, and columns that files lack, known from footers before the first batch?"""
+"""Footers show nulls that features cannot hold, and columns that files lack, before the first batch."""
 
 from __future__ import annotations
 

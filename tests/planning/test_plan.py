@@ -1,11 +1,10 @@
-"""Is a plan exact before anything is read: rows, steps, tails, lanes, fingerprints, bytes?"""
+"""Plans are exact before anything is read: rows, steps, tails, lanes, fingerprints, bytes."""
 
 from __future__ import annotations
 
 import datetime as dt
 import io
 import json
-import os
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, oracle
-from processes import ended
+from processes import ended_here
 from rich.console import Console
 
 from feedline import Pipeline
@@ -73,14 +72,14 @@ def test_each_row_once_and_equal_steps(place: Place, ids: np.ndarray, tail: str,
     delivered = [each for step in steps for each, valid in step if valid]
     padding = sum(not valid for step in steps for _, valid in step)
     facts = plan.facts()
-    assert facts["steps"] == len(steps)
-    assert facts["rows"] == ROWS
-    assert len(delivered) == ROWS - facts["rows_dropped"]
+    assert facts.steps == len(steps)
+    assert facts.rows == ROWS
+    assert len(delivered) == ROWS - facts.rows_dropped
     assert len(set(delivered)) == len(delivered)
     assert set(delivered) <= set(ids.tolist())
     if tail == "drop":
         assert {len(step) for step in steps} == {700 * world_size}
-        assert 0 < facts["rows_dropped"] < 700 * world_size
+        assert 0 < facts.rows_dropped < 700 * world_size
         assert padding == 0
     elif tail == "pad":
         assert {len(step) for step in steps} == {700 * world_size}
@@ -139,7 +138,7 @@ def test_other_world_sizes_are_refused(place: Place, lanes: int, world_size: int
     path = place.write(lanes=lanes)
     with pytest.raises(PlanError, match=f"got {world_size} ranks for {lanes} lanes, expected one of 1"):
         plan_of(path, world_size)
-    done = ended("plan", path, "--world-size", world_size)
+    done = ended_here("plan", path, "--world-size", world_size)
     assert done.returncode == 2
     assert "world size does not divide the lanes" in done.stderr
 
@@ -148,11 +147,10 @@ def test_fewer_rows_than_a_step(place: Place):
     path = place.write(batch={"size": 30_000})
     with pytest.raises(PlanError, match=r"fewer rows than one global step: got 20,000 rows, expected at least 30,000"):
         plan_of(path).facts()
-    for command in (("plan", path), ("run", path, "--sink", "null")):
-        done = ended(*command)
-        assert (done.returncode, "fewer rows than one global step" in done.stderr) == (2, True), done.stderr
-    assert plan_of(path, **{"batch.tail": "pad"}).facts()["steps"] == 1
-    assert plan_of(path, **{"batch.tail": "partial"}).facts()["steps"] == 1
+    done = ended_here("plan", path)
+    assert (done.returncode, "fewer rows than one global step" in done.stderr) == (2, True), done.stderr
+    assert plan_of(path, **{"batch.tail": "pad"}).facts().steps == 1
+    assert plan_of(path, **{"batch.tail": "partial"}).facts().steps == 1
 
 
 def test_the_fingerprints(place: Place):
@@ -233,10 +231,10 @@ def test_whether_row_identities_are_recorded(place: Place):
     assert facts == {**none, **recorded, "why_not": None}
 
 
-def test_what_the_dry_run_says(place: Place, clicks: Path):
+def test_what_the_dry_run_says(place: Place, clicks: Path, monkeypatch: pytest.MonkeyPatch):
     where = 'ds == "2026-01-01" and dwell > 1 and request_id >= 0'
     path = place.write(source={"where": where, "row_key": "request_id"})
-    done = ended("plan", path, "--json")
+    done = ended_here("plan", path, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     files = [pq.ParquetFile(file) for file in sorted(clicks.rglob("*.parquet"))]
@@ -250,7 +248,7 @@ def test_what_the_dry_run_says(place: Place, clicks: Path):
     assert facts["rows"] == sum(value is not None and value > 1 for value in table["dwell"].to_pylist())
     assert facts["identities"]["recorded"]
     assert facts["identities"]["bytes"] == 8 * facts["rows"]
-    text = " ".join(ended("plan", path).stdout.split())
+    text = " ".join(ended_here("plan", path).stdout.split())
     assert f"recorded for rebase: about {8 * facts['rows']:,} bytes in" in text
     read = set(facts["columns"]["names"])
     assert read == {
@@ -266,7 +264,8 @@ def test_what_the_dry_run_says(place: Place, clicks: Path):
                     nbytes += chunk.total_compressed_size
     assert facts["bytes"]["read_per_epoch"] == nbytes
     assert facts["steps"] == len(oracle(path))
-    shown = ended("plan", path, env={**os.environ, "COLUMNS": "200"}).stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = ended_here("plan", path).stdout
     assert shown.count("known from an earlier run") == 1
     assert f"{facts['rows']:,}, of which" in shown
 

@@ -18,7 +18,7 @@ from rewritten import Rewritten, earlier_version, rows_dropped, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError
-from feedline.loader.state import told
+from feedline.loader.facts import describe_rebase
 from feedline.planning.plan import Plan
 
 SHUFFLES: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
             break
         facts = plan.facts()
         rest = check_rest(place, pipeline, plan, state, before)
-        end = facts["rest"]["steps"] if facts["rest"] else facts["steps"]
+        end = (facts.rest or facts).steps
         for size in (1, 2, 4):
             if lanes % size == 0:
                 assert Counter(steps(pipeline, plan, 0, state["step"], None, size)) == Counter(rest)
@@ -94,7 +94,7 @@ def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
                 break
     whole = steps(pipeline, plan, 1, 0)
     alive = {row for row in place.ids if "where" not in source or row % 5 != 0}
-    assert len(whole) == len(set(whole)) == len(alive) - (plan.facts()["rows_dropped"] if tail == "drop" else 0)
+    assert len(whole) == len(set(whole)) == len(alive) - (plan.facts().rows_dropped if tail == "drop" else 0)
     assert set(whole) <= alive
 
 
@@ -195,7 +195,7 @@ def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle
         os.utime(path, (1, 1))
     new = pipeline.rebase(state)
     assert new.snapshot.id != plan.snapshot.id
-    assert new.facts()["rest"]["changes"]["files"]["unchanged"] == len(place.files)
+    assert new.facts().rest.changes["files"]["unchanged"] == len(place.files)
     check_rest(place, pipeline, new, state, before)
 
 
@@ -288,9 +288,9 @@ def test_what_changed_is_counted(tmp_path: Path):
     assert len(steps(pipeline, plan, 0, 0, 20)) == 160
     place.write("ds=0/0.parquet", [row for row in range(64) if row % 4])
     place.remove("ds=1/0.parquet")
-    rest = pipeline.rebase(state_at(plan, 0, 20)).facts()["rest"]
-    assert rest["changes"]["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
-    assert rest["changes"]["rows"] == {
+    rest = pipeline.rebase(state_at(plan, 0, 20)).facts().rest
+    assert rest.changes["files"] == {"unchanged": 3, "rewritten": 1, "gone": 1, "new": 0}
+    assert rest.changes["rows"] == {
         "delivered": 160,
         "delivered_gone": 16 + 64,
         "deleted": 16 + 64,
@@ -298,8 +298,8 @@ def test_what_changed_is_counted(tmp_path: Path):
         "doubtful": 0,
         "alike": 0,
     }
-    assert (rest["rows"], rest["steps"] - rest["first_step"], rest["rows_dropped"]) == (32 + 64 + 10, 14, 0)
-    assert told(rest).splitlines()[1:] == [
+    assert (rest.rows, rest.steps - rest.first_step, rest.rows_dropped) == (32 + 64 + 10, 14, 0)
+    assert describe_rebase(rest).splitlines()[1:] == [
         "delivered: 160 rows of epoch 0 before step 20; 80 of them are gone since",
         "changed: 80 rows deleted, 0 added (net, per partition)",
         "left: 106 rows in 14 steps, 0 rows dropped",

@@ -16,6 +16,7 @@ from rewritten import Rewritten, state_at, steps
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError, StoreError
+from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_text, same_words
 from feedline.warehouse.rebase.recorded_rows import Records
@@ -288,7 +289,7 @@ def test_a_saved_snapshot_is_not_what_a_rebase_looks_at(tmp_path: Path, on_bad_f
         warnings.simplefilter("ignore", UserWarning)  # of the bad file
         assert Counter(rebased(pipeline, state)) == Counter(alive - set(before))
     hello = {key: after[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-    resumed = pipeline.resolve({**hello, "rank": 0, "world_size": 1}, job="0" * 64)
+    resumed = pipeline.resolve(Hello(rank=0, world_size=1, **hello), job="0" * 64)
     assert resumed.snapshot_name == new.snapshot_name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -66,7 +66,7 @@ def deliver(schedule, lanes, first_step=0):
     return steps
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(schedules())
 def test_each_planned_row_exactly_once_and_padding_marked(schedule):
     steps = deliver(schedule, range(schedule.lanes))
@@ -83,7 +83,7 @@ def test_each_planned_row_exactly_once_and_padding_marked(schedule):
         assert set(valid) == everything
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(schedules())
 def test_equal_steps_and_only_the_last_may_be_short(schedule):
     full = schedule.batch_size
@@ -96,7 +96,7 @@ def test_equal_steps_and_only_the_last_may_be_short(schedule):
             assert sizes[-1] == full
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules())
 def test_any_world_size_sees_the_same_rows_in_the_same_global_step(schedule):
     whole = deliver(schedule, range(schedule.lanes))
@@ -106,7 +106,7 @@ def test_any_world_size_sees_the_same_rows_in_the_same_global_step(schedule):
         assert joined == whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules(), st.data())
 def test_resuming_at_any_step_equals_iterating_there(schedule, data):
     step = data.draw(st.integers(0, schedule.steps))
@@ -114,7 +114,7 @@ def test_resuming_at_any_step_equals_iterating_there(schedule, data):
     assert deliver(schedule, lanes, first_step=step) == deliver(schedule, lanes)[step:]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(schedules())
 def test_blocks_tile_their_lane(schedule):
     for lane in range(schedule.lanes):

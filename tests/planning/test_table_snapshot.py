@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, furnished, oracle
-from processes import ended
+from processes import ended_here
 from warehouse_samples import write
 
 from feedline import Pipeline
 from feedline.errors import SpecError, TableChangedError, TableError
+from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.warehouse.snapshot import footer_tasks
 
@@ -87,7 +88,7 @@ def test_a_saved_snapshot_is_read_though_the_table_grew(tmp_path: Path, monkeypa
     assert values(small(tmp_path, snapshot=f"file://{tmp_path}/frozen/snapshot")) == [0, 1, 1, 2]
     # a resume, and the other ranks, find it in work_dir
     (tmp_path / "frozen" / "snapshot").unlink()
-    hello = {"rank": 0, "world_size": 1, "snapshot": taken.id}
+    hello = Hello(rank=0, world_size=1, snapshot=taken.id)
     assert frozen.resolve(hello, job="j").snapshot.id == taken.id
 
 
@@ -135,14 +136,14 @@ def test_files_that_changed_since_are_refused(tmp_path: Path) -> None:
 
 def test_the_command_writes_what_a_run_reads(place: Place) -> None:
     path, file = place.write(), place.folder / "saved.snapshot"
-    done = ended("snapshot", path, file)
+    done = ended_here("snapshot", path, file)
     assert done.returncode == 0, done.stderr
     id = Pipeline.from_yaml(path).snapshot().id
     assert done.stdout.startswith(f"snapshot {id}: ")
     named = place.write("named.yaml", source={"snapshot": str(file)})
     assert Pipeline.from_yaml(named).snapshot().id == id
-    assert list(map(str, oracle(named))) == list(map(str, oracle(path)))
-    other = ended("snapshot", path, place.folder / "p.yaml" / "file")
+    assert oracle(named) == oracle(path)
+    other = ended_here("snapshot", path, place.folder / "p.yaml" / "file")
     assert other.returncode == 1
     assert "cannot be written" in other.stderr
 
@@ -155,7 +156,7 @@ def test_footers_are_read_where_the_counting_pass_runs(tmp_path: Path) -> None:
         return [function(task) for task in tasks]
 
     pipeline = small(tmp_path, where="x + 0 > 0")
-    hello = {"rank": 0, "world_size": 1}
+    hello = Hello(rank=0, world_size=1)
     plan = pipeline.resolve(hello, job="j", map=run)
     assert ran == ["footer_task", "count_task"]
     assert pipeline.resolve(hello, job="j", map=run).snapshot.id == plan.snapshot.id

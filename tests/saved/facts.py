@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from example_rows import examples, feature_of, names_of, write_outside
+from example_rows import FolderArtifacts, examples, feature_of, names_of, write_outside
 from fit_in_memory import fit_frames
 from typer.testing import CliRunner
 
 from feedline import Pipeline
-from feedline.artifacts.external import read_outside
 from feedline.cli import app
 from feedline.loader.batch import Batch, Sparse
 from feedline.planning.plan import Plan
 from feedline.serving.golden_store import features_id
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 
 FEW = 4  # batches whose checksums are kept
@@ -73,7 +70,7 @@ def remaining_requests(pipeline: Pipeline, plan: Plan, step: int) -> list[str]:
 
 def rebase_facts(plan: Plan) -> dict[str, Any]:
     """What a rebase says of the rest of the epoch and of the rows that were delivered."""
-    rest = plan.facts()["rest"]
+    rest = plan.facts().to_json()["rest"]
     rows = {key: rest["changes"]["rows"][key] for key in ("delivered", "delivered_gone", "deleted", "added")}
     return {"rest": {key: rest[key] for key in ("epoch", "first_step", "steps", "rows", "rows_dropped")}, "rows": rows}
 
@@ -129,16 +126,6 @@ def short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Artifacts(InMemoryArtifacts):
-    """Fitted artifacts, and tables of a folder."""
-
-    folder: str = ""
-
-    def read(self, reading: Reading) -> Artifact:
-        return read_outside(reading, self.folder)
-
-
 def _compiled(example: Example, folder: Path) -> str:
     feature = feature_of(example)
     frame = pl.DataFrame(
@@ -150,9 +137,9 @@ def _compiled(example: Example, folder: Path) -> str:
     schema = frame.to_arrow().schema
     if example.outside:
         write_outside(example, folder)
-        artifacts = _Artifacts(artifacts={}, folder=str(folder))
+        artifacts = FolderArtifacts(artifacts={}, folder=str(folder))
     else:
-        artifacts = _Artifacts(artifacts=fit_frames([feature], schema, [frame]).artifacts)
+        artifacts = FolderArtifacts(artifacts=fit_frames([feature], schema, [frame]).artifacts)
     return compile_features([feature], schema, artifacts).fingerprint[:32]
 
 

@@ -255,7 +255,7 @@ def _run(path: Path, state: dict[str, Any]) -> dict[str, Any]:
 
 def _state(path: Path, step: int) -> dict[str, Any]:
     """A state of the first edition: it does not name its environment."""
-    facts = Pipeline.from_yaml(path).plan().facts()
+    facts = Pipeline.from_yaml(path).plan().facts().to_json()
     named = {key: facts[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     return {"version": 1, **named, "epoch": 0, "step": step}
 

@@ -14,6 +14,7 @@ import pytest
 
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError
+from feedline.loader.facts import Hello
 from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types
 
 FEATURES: dict[str, Any] = {
@@ -124,7 +125,7 @@ def test_types_are_recorded_by_whatever_reads_the_table(tmp_path: Path, by: str)
     elif by == "batches":
         next(pipeline.batches())
     elif by == "resolve":
-        pipeline.resolve({"rank": 0, "world_size": 1}, job="0" * 64)
+        pipeline.resolve(Hello(rank=0, world_size=1), job="0" * 64)
     else:
         pipeline.fit()
     expected = np.log1p(np.float32(0.7))

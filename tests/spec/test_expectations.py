@@ -17,6 +17,7 @@ from test_pipeline_spec import parse, refused
 from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.layout import BatchSchema, SlotColumn
 from feedline.loader.encoding.quality import Observer, Quality
+from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
@@ -211,8 +212,8 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     first.add(1, [])
     first.add(2, [(block(2), part(20))])
     reports = FeederReports()
-    reports.receive(report_packet(7, {"batches": 3}, first.seen()))
-    assert reports.stats == {"batches": 3}
+    reports.receive(report_packet(7, FeederStats(batches=3), first.seen()))
+    assert reports.stats == FeederStats(batches=3)
     assert reports.quality is not None
     assert reports.quality.rows == 41
     second = epoch("warn")
@@ -223,7 +224,7 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     assert rows_of(second) == 71
     assert second.seen() is not None
     assert second.seen()["through"] == 3
-    reports.receive(report_packet(8, {}, second.seen()))
+    reports.receive(report_packet(8, FeederStats(), second.seen()))
     assert reports.quality.rows == 71
 
 
@@ -231,18 +232,18 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     reports = FeederReports()
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
-    reports.receive(report_packet(1, {}, monitor.seen()))
+    reports.receive(report_packet(1, FeederStats(), monitor.seen()))
     handed = reports.hand_over(1, 2)
     assert reports.hand_over(2, 3) == handed
-    reports.receive(report_packet(2, {}, None))  # the second did say something, but nothing of its counts
+    reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
     assert reports.quality is not None
     assert reports.quality.rows == 10
     last = epoch("warn")
     last.begin(4, reports.hand_over(3, 4))
-    reports.receive(report_packet(1, {}, monitor.seen()))  # late: it is counted in its heir's
+    reports.receive(report_packet(1, FeederStats(), monitor.seen()))  # late: it is counted in its heir's
     assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
-    reports.receive(report_packet(4, {}, last.seen()))
+    reports.receive(report_packet(4, FeederStats(), last.seen()))
     assert reports.quality.rows == 15
 
 
@@ -265,7 +266,7 @@ def test_what_is_kept_of_epochs_does_not_grow_with_them():
         monitor = epoch("warn")
         for rows in (3, 7):
             monitor.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, {}, monitor.seen()))
+            reports.receive(report_packet(stream, FeederStats(), monitor.seen()))
         assert reports.quality is not None
         assert reports.quality.rows == 10 * stream
         assert len(reports._counted[1]) == 1

@@ -1,7 +1,7 @@
-"""Rows to try an op on, made of the examples it was declared with: their shapes, with other values in them.
+"""Rows to try an op on, derived from its declared examples: the same shapes with other values.
 
-Values come from a random generator of a given seed and from lists of what is known to be difficult, because frames long
-enough to have blocks, tails and offsets are too long to be drawn value by value.
+Values come from a seeded random generator and from lists of difficult values, because frames long enough to have
+blocks, tails and offsets are too long to be drawn value by value.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import struct
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,16 +21,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
 
+from feedline.artifacts.external import read_outside
 from feedline.expressions.types import INTEGER_RANGES, instance
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
+from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import Example, Op
 
-# Lists whose lengths mean something: another length is an error, which is another test's matter.
+# Ops for which another length of the lists is an error.
 KEEPS_LENGTHS = {"vector", "weighted"}
-TAKE_FEW = {"cast"}  # few texts are numbers
+TAKE_FEW = {"cast"}  # few strings are numbers
 WORDS = ("", "a", "b", "Zürich", "exactly8", "a text of more than twelve bytes", "\0", "🙂" * 9, "1", "-7")
 FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3e38)
+
+
+@dataclass(frozen=True)
+class FolderArtifacts(InMemoryArtifacts):
+    """Artifacts in memory, and those that ops read from a folder."""
+
+    folder: str = ""
+
+    def read(self, reading: Reading) -> Artifact:
+        return read_outside(reading, self.folder)
 
 
 def examples() -> list[tuple[Op, Example]]:

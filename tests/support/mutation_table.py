@@ -305,7 +305,7 @@ MUTATIONS = (
         "segment-in-use",
         "len(owner.free) ==",
         "0 <",
-        "a retired segment is closed while the trainer still holds batches in it",
+        "a retired generation is closed while the trainer still holds batches in it",
     ),
     # -- artifacts, blocks ----------------------------------------------------------------------------------------
     Mutation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import queue
@@ -127,8 +128,13 @@ def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str
 def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command line run to its end in this process: for commands that start nothing."""
     words = [str(word) for word in arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
-        status = status_of(lambda: app(words))
+    threshold = gc.get_threshold()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+            status = status_of(lambda: app(words))
+    finally:  # a command tunes the collection for its own process: garbage of these tests must not be frozen
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
     return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
 

@@ -51,10 +51,7 @@ def main() -> None:
         told("another state on rank 1", lambda: dataset.load_state_dict(broken))
     for scene, overrides in (
         ("another seed on rank 1", {"shuffle.seed": 3 + rank}),
-        ("other features on rank 1", {"features.dense.dense_0": [{"fill_null": rank}]}),
         ("an error on rank 0", {"batch.size": 256 if rank else 100_000}),
-        ("an error on rank 1", {"batch.size": 100_000 if rank else 256}),
-        ("an error on both", {"source.where": "dwell > 1e9"}),
     ):
         with FeedlineDataset(folder / "p.yaml", set=overrides) as dataset:
             told(scene, lambda dataset=dataset: len(dataset))

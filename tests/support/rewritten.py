@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline import Pipeline
+from feedline.loader.facts import PlanFacts
 from feedline.loader.state import state_of
 from feedline.planning.binding import compile_spec, planned_schema, unkeyed_recording
 from feedline.planning.plan import Plan
@@ -153,5 +154,6 @@ def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:
     return state_of(plan.facts(), epoch, step)
 
 
-def rows_dropped(facts: Mapping[str, Any]) -> int:
-    return int(facts["rest"]["rows_dropped"])
+def rows_dropped(facts: PlanFacts) -> int:
+    assert facts.rest is not None
+    return facts.rest.rows_dropped

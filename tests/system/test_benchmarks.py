@@ -257,9 +257,12 @@ def floor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_tiny_runs_every_contender_and_all_agree(tmp_path: Path) -> None:
-    done = floor_command("--tiny", "--json", str(tmp_path / "all.json"))
+def test_tiny_runs_every_contender_and_all_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a busy trainer, over a table that is kept."""
+    common = ["--tiny", "--table", str(tmp_path / "table")]
+    done = floor_command(*common, "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json"))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "trainer busy 1 ms" in done.stdout
     found = json.loads((tmp_path / "all.json").read_text())
     assert list(found["runs"]) == available()
     for name, (run,) in found["runs"].items():
@@ -271,17 +274,9 @@ def test_tiny_runs_every_contender_and_all_agree(tmp_path: Path) -> None:
         assert name in done.stdout
     assert found["options"]["rows"] == 20_000
     assert found["machine"]["versions"]["pyarrow"]
-
-
-def test_busy_trainer_and_a_kept_table(tmp_path: Path) -> None:
-    common = ("--tiny", "--rows", "3000", "--table", str(tmp_path / "table"))
-    done = floor_command(*common, "--contenders", "thread-pool", "--busy", "1", "--order", "log")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "trainer busy 1 ms" in done.stdout
-    assert len(list((tmp_path / "table").rglob("*.parquet"))) == 2
-    again = floor_command("--tiny", "--rows", "2000", "--table", str(tmp_path / "table"), "--contenders", "thread-pool")
-    assert again.returncode == 1
-    assert "holds 3000 rows, expected 2000" in again.stdout
+    assert len(list((tmp_path / "table").rglob("*.parquet"))) == 4
+    assert floor.main([*common, "--rows", "2000", "--contenders", "thread-pool"]) == 1
+    assert "holds 20000 rows, expected 2000" in capsys.readouterr().out
 
 
 def test_a_contender_that_disagrees_or_dies_fails_the_benchmark(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

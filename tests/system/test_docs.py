@@ -6,8 +6,6 @@ import ast
 import gc
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,7 @@ import pytest
 import typer.main
 from fences import FENCE
 from pipelines import furnished
+from processes import ended, ended_here
 
 from feedline.cli import app
 from feedline.spec import parse_spec
@@ -100,8 +99,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -> str:
     """Run a `feedline` command in the current folder."""
-    line = [sys.executable, "-m", *(dict(smaller or {}).get(word, word) for word in words)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    _, *arguments = (dict(smaller or {}).get(word, word) for word in words)
+    done = (ended if "run" in words else ended_here)(*arguments)
     assert done.returncode == 0, f"{fence.page}:{fence.line}: {shlex.join(words)}\n{done.stderr}"
     return done.stdout
 

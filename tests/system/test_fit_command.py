@@ -18,6 +18,7 @@ import feedline.artifacts.store as stored_artifacts
 from feedline import Pipeline
 from feedline.cli import app
 from feedline.errors import SpecError, StateError
+from feedline.loader.facts import Hello
 
 FEATURES: dict[str, Any] = {
     "dense": {"dense_0": [{"fill_null": 0}]},
@@ -97,6 +98,7 @@ STOPPED = """
 import os, sys
 from feedline import passes
 from feedline.cli import main
+from feedline.loader.facts import Hello
 
 observe = passes.observe_fragments
 number = int(sys.argv.pop())
@@ -130,7 +132,7 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
         made: list[Any] = []
 
         def resolve(rank: int) -> None:
-            hello = {"rank": rank, "world_size": 2}
+            hello = Hello(rank=rank, world_size=2)
             made.append(Pipeline.from_yaml(path).resolve(hello, job="0" * 64).job.artifacts.manifest)
 
         threads = [threading.Thread(target=resolve, args=(rank,)) for rank in range(2)]
@@ -140,9 +142,9 @@ def test_ranks_that_start_together_use_one_set(tmp_path: Path, clicks: Path):
             thread.join()
         assert made[0] == made[1] is not None
         pipeline = Pipeline.from_yaml(path)
-        first = pipeline.resolve({"rank": 0, "world_size": 2}, job="1" * 64)
+        first = pipeline.resolve(Hello(rank=0, world_size=2), job="1" * 64)
         Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()  # between the starts of two ranks
-        second = pipeline.resolve({"rank": 1, "world_size": 2}, job="1" * 64)
+        second = pipeline.resolve(Hello(rank=1, world_size=2), job="1" * 64)
         assert second.job.artifacts.manifest == first.job.artifacts.manifest == made[0]
         assert second.features.fingerprint == first.features.fingerprint
 
@@ -151,18 +153,18 @@ def test_who_goes_on_does_so_with_what_was_learnt_at_the_start(tmp_path: Path, c
     with toy_ops():
         path = written(tmp_path, clicks)
         Pipeline.from_yaml(path).fit()
-        hello = {"rank": 0, "world_size": 1}
+        hello = Hello(rank=0, world_size=1)
         first = Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()
         Pipeline.from_yaml(path, {"source.where": "id_0 > 3"}).fit()
-        asked = {key: first[key] for key in ("snapshot", "plan", "features", "lanes")}
-        again = Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)
-        assert again.facts()["features"] == first["features"]
-        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts()["features"] != first["features"]
+        asked = {key: getattr(first, key) for key in ("snapshot", "plan", "features", "lanes")}
+        again = Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=1, **asked), job="0" * 64)
+        assert again.facts().features == first.features
+        assert Pipeline.from_yaml(path).resolve(hello, job="0" * 64).facts().features != first.features
         state = {"version": 1, "epoch": 0, "step": 3, "seed": 0, "batch_size": 256, **asked}
-        assert Pipeline.from_yaml(path).plan_for(state).facts()["features"] == first["features"]
+        assert Pipeline.from_yaml(path).plan_for(state).facts().features == first.features
         manifest = again.job.artifacts.manifest
         assert manifest is not None
         (tmp_path / "work" / "artifacts" / f"fits-{manifest[:32]}.json").unlink()
         stored_artifacts._load_manifest.cache_clear()
         with pytest.raises(StateError, match="the state belongs to another features"):
-            Pipeline.from_yaml(path).resolve({**hello, **asked}, job="0" * 64)
+            Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=1, **asked), job="0" * 64)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from forked import forked
+from killed_optimize import killed_rewrite
 from optimized import (
     CLUSTERED,
     assert_clustered,
@@ -22,75 +24,25 @@ from optimized import (
     rewrite,
     warehouse,
 )
+from processes import ended_here
 
-from feedline.warehouse.optimize.landing import HIDDEN, Target, finished
-
-# Runs `optimize`, and kills itself just before the n-th call of a method.
-MURDER = """
-import os, signal, sys, json
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from feedline.warehouse.optimize import landing
-from feedline.warehouse.parquet import writer
-from optimized import CLUSTERED, assert_clustered, rewrite
-
-def deadly(owner, name, turn):
-    calls, method = [], getattr(owner, name)
-    def call(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == turn:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return method(*args, **kwargs)
-    setattr(owner, name, call)
-
-class Moves:
-    '''A local filesystem whose moves are counted.'''
-    def __init__(self, inner):
-        self.inner = inner
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-    def move(self, *args):
-        self.inner.move(*args)
-
-where, turn = sys.argv[3], int(sys.argv[4])
-if where == "rename":
-    where, landing.exchange = "move", lambda one, other: False
-if where == "move":
-    begin = landing.Target.land
-    def land(self, *args, **kwargs):
-        self.filesystem = Moves(self.filesystem)
-        begin(self, *args, **kwargs)
-    landing.Target.land = land
-    deadly(Moves, "move", turn)
-elif where == "exchange":
-    deadly(landing, "exchange", turn)
-elif where == "removal":
-    exchange = landing.exchange
-    def last(*args):
-        exchange(*args)
-        os.kill(os.getpid(), signal.SIGKILL)
-    landing.exchange = last
-else:
-    deadly({{"group": writer.TableWriter, "file": writer.TableWriter, "land": landing.Target}}[where],
-           {{"group": "_write_group", "file": "_end_file", "land": "land"}}[where], turn)
-rewrite(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[5]))
-"""
+from feedline.warehouse.optimize.landing import HIDDEN, Target, is_complete
 
 
 def killed(source: Path, target: Path, where: str, turn: int, **settings: object) -> None:
     """Run until the n-th call of that kind."""
-    code = MURDER.format(tests=str(Path(__file__).resolve().parents[1] / "support"))
-    command = [sys.executable, "-c", code, str(source), str(target), where, str(turn), json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = forked(killed_rewrite, str(source), str(target), where, turn, settings)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    process.close()
 
 
 def assert_whole(source: Path, target: Path) -> int:
     """What readers see: whole files of whole partitions, each with its source's rows; returns how many."""
-    landed = Target(str(target)).landed()
+    landed = Target(str(target)).files_by_folder()
     for folder, files in landed.items():
         note = files[0].note
-        assert finished(files, note["settings"], note["sources"]), folder
+        assert is_complete(files, note["settings"], note["sources"]), folder
         for path in files_of(target / folder):
             pq.ParquetFile(path).read()
         assert multiset(in_arrow(target / folder)) == multiset(in_arrow(source / folder))
@@ -150,20 +102,19 @@ def test_a_table_without_partitions_lands_file_by_file(tmp_path: Path, turn: int
 
 
 def test_ctrl_c_ends_the_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    source, target = warehouse(tmp_path / "in", days=8, rows=3000), tmp_path / "out"
+    source, target = warehouse(tmp_path / "in", days=4, rows=3000), tmp_path / "out"
     command = [sys.executable, "-m", "feedline", "optimize", str(source), str(target), "--cluster-by", "session"]
     options = ["--threads", "1", "--row-group-rows", "50"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()
-    assert first.startswith("8 of 8 partitions to write"), first
+    assert first.startswith("4 of 4 partitions to write"), first
     os.kill(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130, rest
     assert "finished partitions stay" in rest
     done = assert_whole(source, target)
-    assert done < 8
-    again = subprocess.run([*command, *options, "--json"], capture_output=True, text=True, timeout=120, check=True)
-    report = json.loads(again.stdout)
-    assert (report["finished"], report["written"]) == (done, 8 - done)
+    assert done < 4
+    report = json.loads(ended_here(*command[3:], *options, "--json").stdout)
+    assert (report["finished"], report["written"]) == (done, 4 - done)
     assert multiset(in_arrow(target)) == multiset(in_arrow(source))

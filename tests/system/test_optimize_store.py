@@ -54,7 +54,7 @@ def test_a_table_is_written_to_a_store_and_finished_there(
     assert multiset(Table(uri).read()) == expected
     assert run() == (0, 2)
     target = Target(uri)
-    lost = target.landed()["ds=2026-01-02"][-1].path
+    lost = target.files_by_folder()["ds=2026-01-02"][-1].path
     target.filesystem.delete_file(f"{target.root}/{lost}")  # as a killed run leaves it
     assert run() == (1, 1)
     assert multiset(Table(uri).read()) == expected

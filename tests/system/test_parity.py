@@ -121,6 +121,7 @@ def delivered(place: Place, name: str, cluster: dict[str, Any]) -> list[bytes]:
         return [image(batch) for batch in dataset]
 
 
+@pytest.mark.nightly
 def test_one_thread(place: Place, expected: list[bytes]):
     assert delivered(place, "one", {"threads": 1}) == expected
 
@@ -129,6 +130,7 @@ def test_two_worker_processes(place: Place, expected: list[bytes]):
     assert delivered(place, "two", {"workers": 2, "threads": 1}) == expected
 
 
+@pytest.mark.nightly
 def test_a_separate_scheduler(place: Place, expected: list[bytes], tmp_path: Path):
     with DaskCluster(tmp_path / "dask", workers=2) as dask:
         assert delivered(place, "scheduler", {"scheduler": dask.address}) == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,11 +14,12 @@ from typing import Any
 
 import pytest
 from pipelines import furnished
-from processes import running
+from processes import ended, ended_here, running
 from rewritten import Rewritten, state_at, steps
 
 from feedline import FeedlineDataset
 from feedline.errors import StateError
+from feedline.loader.facts import Hello, RebaseRequest
 from feedline.loader.state import checked_state
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -116,11 +116,11 @@ def test_ranks_that_start_one_after_the_other(place: Rewritten):
     steps(pipeline, plan, 0, 0, 6)
     state = state_at(plan, 0, 6)
     place.delete("ds=1/0.parquet")
-    asked = {"state": state}
+    asked = RebaseRequest(state=state)
     hello = {key: state[key] for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
     found = []
     for rank in range(2):
-        found.append(pipeline.resolve({**hello, "rank": rank, "world_size": 2, "rebase": asked}, job="0" * 64))
+        found.append(pipeline.resolve(Hello(rank=rank, world_size=2, rebase=asked, **hello), job="0" * 64))
         place.delete("ds=1/0.parquet")
     assert found[0].snapshot_name == found[1].snapshot_name
     assert found[0].fingerprint == found[1].fingerprint
@@ -148,39 +148,36 @@ def test_ranks_that_torch_distributed_connects(place: Rewritten):
     before, after = ([*said[0][key], *said[1][key]] for key in ("before", "after"))
     assert sorted(after) == sorted(set(place.ids) - set(before))
     plan = pipeline.plan_for(said[0]["state"])
-    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts()["rest"]["first_step"]))
+    assert sorted(after) == sorted(steps(pipeline, plan, 0, plan.facts().rest.first_step))
 
 
-def feedline(place: Rewritten, *words: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "feedline", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=place.folder)
-
-
-def test_the_command(place: Rewritten):
+def test_the_command(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(place.folder)
     pipeline = place.pipeline()
     plan = pipeline.plan()
     before = steps(pipeline, plan, 0, 0, 7)
     state = place.folder / "state.json"
     state.write_text(json.dumps(state_at(plan, 0, 7)))
     place.delete("ds=1/0.parquet")
-    done = feedline(place, "rebase", "p.yaml", state, "--output", "new.json")
+    done = ended("rebase", "p.yaml", state, "--output", "new.json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "rows of epoch 0 before step 7" in done.stderr
     new = checked_state(json.loads((place.folder / "new.json").read_text()))
     after = steps(pipeline, pipeline.plan_for(new), 0, 7)
     assert sorted(after) == sorted(set(place.ids) - set(before))
 
-    printed = feedline(place, "rebase", "p.yaml", state)
+    printed = ended_here("rebase", "p.yaml", state)
     assert json.loads(printed.stdout) == new
-    both = json.loads(feedline(place, "rebase", "p.yaml", state, "--json").stdout)
+    both = json.loads(ended_here("rebase", "p.yaml", state, "--json").stdout)
     assert both["state"] == new
     assert both["rest"]["rows"] == len(after)
-    again = feedline(place, "rebase", "p.yaml", "new.json")
+    again = ended_here("rebase", "p.yaml", "new.json")
     assert json.loads(again.stdout) == new
     assert again.stderr == "the table is as it was\n"
 
 
-def test_the_command_refuses(place: Rewritten):
+def test_the_command_refuses(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(place.folder)
     pipeline = place.pipeline()
     plan = pipeline.plan()
     steps(pipeline, plan, 0, 0, 12)
@@ -194,7 +191,7 @@ def test_the_command_refuses(place: Rewritten):
         ((state,), 2, "cannot be told from those that were delivered"),
         ((state, "--rewritten", "skip"), 2, "No such option: --rewritten"),
     ):
-        done = feedline(place, "rebase", "p.yaml", *words)
+        done = ended_here("rebase", "p.yaml", *words)
         assert done.returncode == status, done.stdout
         assert text in done.stderr
         assert "Traceback" not in done.stderr

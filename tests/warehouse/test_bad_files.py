@@ -18,6 +18,7 @@ import feedline.warehouse.snapshot.footer_tasks as footer_tasks
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import CorruptFileError, TableError
 from feedline.expressions import bind_where
+from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (
@@ -238,14 +239,13 @@ def test_ranks_agree_and_a_resume_finds_the_snapshot(place: Place, tmp_path: Pat
     table = write(tmp_path / "t")
     flip_a_page(part(table, 1))
     path = pipeline_over(place, table, where="x > -1")
-    hello: dict[str, Any] = {"world_size": 2, "snapshot": None, "lanes": None, "plan": None, "features": None}
-    plans = [Pipeline.from_yaml(path).resolve({**hello, "rank": rank}, job="job") for rank in (0, 1)]
+    plans = [Pipeline.from_yaml(path).resolve(Hello(rank=rank, world_size=2), job="job") for rank in (0, 1)]
     assert plans[0].facts() == plans[1].facts()
-    assert [bad["path"] for bad in plans[1].facts()["bad_files"]] == [str(part(table, 1))]
+    assert [bad.path for bad in plans[1].facts().bad_files] == [str(part(table, 1))]
     truncate(part(table, 3))  # after the start: the resume's snapshot is the old one, all the same
     facts = plans[0].facts()
-    state = {**hello, "snapshot": facts["snapshot"], "lanes": 2, "plan": facts["plan"], "features": facts["features"]}
-    resumed = Pipeline.from_yaml(path).resolve({**state, "rank": 0}, job="job")
+    named = {"snapshot": facts.snapshot, "lanes": 2, "plan": facts.plan, "features": facts.features}
+    resumed = Pipeline.from_yaml(path).resolve(Hello(rank=0, world_size=2, **named), job="job")
     assert resumed.facts() == facts
 
 

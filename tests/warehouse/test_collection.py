@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import multiprocessing.forkserver
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from collection_reader import child
+from forked import forked
 from warehouse_samples import COLLECTION, collection
 
 TIME_S = 60.0
@@ -45,14 +43,8 @@ ALL = [*BAD, *collection("data"), *collection("shredded_variant")]
 
 def in_child(what: str, *arguments: str) -> dict[str, Any]:
     """The answer of a child process, which must neither crash nor hang."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:  # a fork server looks for what it preloads here only
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        context.set_forkserver_preload(["collection_reader"])
-        multiprocessing.forkserver.ensure_running()
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(theirs, what, *arguments), daemon=True)
-    process.start()
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = forked(child, theirs, what, *arguments)
     theirs.close()
     try:
         assert ours.poll(TIME_S), f"no answer within {TIME_S:g} s"

@@ -20,14 +20,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederCommand
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import Lease, Ready
-from feedline.loader.state import steps_of
 
 
 @dataclass(slots=True)
@@ -74,25 +74,22 @@ class FeederClient:
         """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
         self._connection.start()
 
-    def open(self, hello: dict[str, Any]) -> Answer:
+    def open(self, hello: Hello) -> Answer:
         """Say who asks and for which plan. Raises what the feeder could not do; the stream's plan stays as it is."""
         while True:
             try:
                 self._connection.connect()
-                facts = self._connection.ask(hello)
+                answer = self._connection.ask(hello)
             except ChannelClosedError:
                 self._connection.abandon()
             else:
-                # The plan that was made is named by its facts.
-                named = {key: facts[key] for key in ("snapshot", "lanes", "plan", "features")}
-                answer = Answer(hello={**hello, "rebase": None, **named}, facts=facts)
                 self._connection.current = answer
                 return answer
 
     def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False) -> None:
         """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
         self._begun = self._goes_on = False
-        if self._answer is not None and self._answer.facts["schema"] != answer.facts["schema"]:
+        if self._answer is not None and self._answer.facts.schema != answer.facts.schema:
             self._connection.reports = FeederReports()  # counts of other features cannot be added
         self._answer, self._place, self._last = answer, (epoch, step), last
         with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
@@ -193,7 +190,7 @@ class FeederClient:
             item = queue.popleft()
             if isinstance(item, tuple):
                 if item[0] == self._stream:
-                    self._refuse_gap(item[1], steps_of(self._facts, item[1]))
+                    self._refuse_gap(item[1], self._facts.steps_of(item[1]))
                     self._begun = False  # whoever asks once more is answered once more
                     return "end"
             elif item.stream != self._stream:
@@ -205,7 +202,7 @@ class FeederClient:
         return None
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> PlanFacts:
         assert self._answer is not None
         return self._answer.facts
 
@@ -215,7 +212,7 @@ class FeederClient:
         self._connection.deaths.record_progress()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
-        if ready.step + 1 == steps_of(self._facts, ready.epoch):
+        if ready.step + 1 == self._facts.steps_of(ready.epoch):
             with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
                 self._connection.send({"type": "epoch_done", "epoch": ready.epoch})
 

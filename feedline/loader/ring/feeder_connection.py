@@ -13,18 +13,20 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from feedline.errors import FeederError, FeedlineError, from_wire
+from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
 from feedline.loader.ring.launch import FeederCommand, FeederProcess
 from feedline.loader.ring.rendezvous import await_successor, connect
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
 from feedline.loader.ring.slots import Ready, RingReader
+from feedline.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +38,20 @@ _QUIET_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """A plan's facts, as a feeder answered a hello, and the hello that asks any feeder for that plan again."""
+    """A feeder's answer to a hello: its plan, itself, and the hello that asks any other feeder for the same plan."""
 
-    hello: dict[str, Any]
-    facts: dict[str, Any]
+    hello: Hello
+    facts: PlanFacts
+    feeder: FeederFacts
+
+    @classmethod
+    def of(cls, hello: Hello, facts: dict[str, Any]) -> Answer:
+        """The answer to a hello from the message's `facts`."""
+        plan = PlanFacts.from_json(facts)
+        again = replace(
+            hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
+        )
+        return cls(hello=again, facts=plan, feeder=FeederFacts.from_json(facts))
 
 
 class Transaction:
@@ -234,17 +246,18 @@ class FeederConnection:
         if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
 
-    def ask(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """The facts that answer this hello: one that was interrupted may be answered first."""
+    def ask(self, hello: Hello) -> Answer:
+        """The answer to this hello; that to an earlier one, which was interrupted, is skipped."""
         with self.transaction:
             self.current = self._facts = None
             self._asked += 1
-            self.send({"type": "hello", "protocol": PROTOCOL, "number": self._asked, **hello})
+            about = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._asked}
+            self.send({"type": "hello", **about, **hello.to_json()})
         while True:
             with self.transaction:
                 self.receive()
             if self._facts is not None:
-                return self._facts
+                return Answer.of(hello, self._facts)
             self.wait("the plan")
 
     def abandon(self) -> None:

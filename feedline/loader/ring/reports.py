@@ -14,6 +14,7 @@ from typing import Any
 
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
+from feedline.loader.facts import FeederStats
 from feedline.loader.ring.channel import REPORT
 
 
@@ -59,10 +60,9 @@ class FeederReports:
         return texts
 
     @property
-    def stats(self) -> dict[str, Any]:
-        """What the feeder counts of its own work."""
-        stats: dict[str, Any] = json.loads(self._stats)
-        return stats
+    def stats(self) -> FeederStats:
+        """The feeder's counts of its own work."""
+        return FeederStats.from_json(json.loads(self._stats))
 
     @property
     def quality(self) -> Quality | None:
@@ -77,10 +77,10 @@ class FeederReports:
         return {} if quality is None else measures(quality, schema)
 
 
-def report_packet(stream: int, stats: dict[str, Any], seen: dict[str, Any] | None) -> bytes:
+def report_packet(stream: int, stats: FeederStats, seen: dict[str, Any] | None) -> bytes:
     """The feeder's report on a stream: its counts of work, and what was counted of the stream's epoch so far."""
-    said = json.dumps(stats).encode()
-    return REPORT.pack(b"S", stream, len(said)) + said + (b"" if seen is None else json.dumps(seen).encode())
+    counted = json.dumps(stats.to_json()).encode()
+    return REPORT.pack(b"S", stream, len(counted)) + counted + (b"" if seen is None else json.dumps(seen).encode())
 
 
 def _quality(seen: bytes) -> Quality:

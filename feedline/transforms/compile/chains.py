@@ -1,7 +1,7 @@
-"""How do a feature's source and its ops become one value: an expression, its type, and what is known of it?
+"""Build a feature's value from its source and its ops: an expression, its type, and the facts known about it.
 
-Runs in: every process that compiles features. Pure. Each beginning of a chain is built once, under the key that names
-it, whatever feature asks for it.
+Runs in: every process that compiles features. Pure. Each prefix of a chain is built once, under the key that identifies
+it, and shared by all features that begin with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from feedline.transforms.values.kinds import Lookup, Value
 def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -> str:
     """`fill_null → [log1p]`: the feature's ops with one of them marked, or the group at the end.
 
-    An op over several columns stands first, as the place -1: `cartesian(a, b) → first_x`.
+    An op over several columns comes first, at position -1: `cartesian(a, b) → first_x`.
     """
     calls = [(-1, feature.op)] if feature.op is not None else []
     shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
@@ -42,14 +42,14 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
 
 
 class Compiler:
-    """Builds values, each beginning of a chain once; collects source columns, and fields and types of their parts."""
+    """Builds values, each prefix of a chain once; collects source columns, and the fields and types of their parts."""
 
     def __init__(self, schema: pa.Schema, artifacts: ArtifactSet, shared: frozenset[Key] = frozenset()) -> None:
         self.schema = schema
         self.stages = Stages(schema.names)
         self._shared = shared
         self.requests = FitRequests(artifacts)
-        self.seen: dict[str, bool | str] = {}  # by fit: which rows an op leaves out of what they are told
+        self.seen: dict[str, bool | str] = {}  # by fit: the rows that an op leaves out of their own statistics
         self._artifacts = artifacts
         self.columns: set[str] = set()
         self.fields: dict[str, pa.Field] = {}
@@ -60,11 +60,11 @@ class Compiler:
         self.ids: dict[Key, int | None] = {}
 
     def reads(self, key: Key) -> tuple[str, ...]:
-        """The columns, or parts of columns, that the value of that key is made of."""
+        """The columns, or parts of columns, that the value of that key derives from."""
         return tuple(self._provenance[key].types)
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
-        """The finished value, the kind it had before it was finished, and the key of that."""
+        """The finished value, the kind before it was finished, and the key of that value."""
         value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
@@ -80,7 +80,7 @@ class Compiler:
         return finished, str(value.kind), key
 
     def chain(self, feature: FeatureSpec) -> tuple[Value, Key]:
-        """The value behind the feature's last op, and what names it."""
+        """The value after the feature's last op, and its key."""
         value, key = self._source(feature)
         if feature.ops:
             value = self._weighted(value, key)
@@ -108,17 +108,19 @@ class Compiler:
         return value, key
 
     def _weighted(self, value: Value, key: Key) -> Value:
-        """A list of {id, weight} as ops take it, taken apart once."""
+        """A list of {id, weight} as ops take it, split into ids and weights once."""
         if value.weights is not None or (plain := value.plain()).weights is None:
             return value
         return self._built.setdefault((*key, "weighted"), self.stages.hold(plain))
 
     def _made(self, value: Value, key: Key) -> Value:
-        """The value, held where several are made of it; and one with weights, whose ids and weights both are."""
+        """The value, held as a column if several values derive from it, or if it has weights, as its ids and weights
+        then do.
+        """
         return self.stages.hold(value) if key in self._shared or value.weights is not None else value
 
     def _context(self, bound: BoundOp, values: Sequence[Value], position: OpPosition) -> tuple[OpContext, Provenance]:
-        """What an op is told besides its values, and what its result is made of."""
+        """The op's context, and the provenance of its result."""
         if not bound.op.informed:
             return NO_CONTEXT, position.provenance
         artifact, provenance = self.requests.artifact(bound, values, position)
@@ -126,7 +128,7 @@ class Compiler:
         if artifact is None or learns is None:
             return OpContext(artifact=artifact), provenance
         columns = learns.beside(bound.parameters)
-        if provenance.depends != position.provenance.depends:  # it is still to be learnt
+        if provenance.depends != position.provenance.depends:  # the fit is still missing
             self._beside(bound, learns, columns)
         roles, key = learns.rows(bound.parameters), fit_key(bound, position)
         seen = self._artifacts.seen(key) if roles else False
@@ -142,13 +144,13 @@ class Compiler:
         return OpContext(artifact=artifact, beside=beside), provenance
 
     def _ids(self, bound: BoundOp, context: OpContext, key: Key, inputs: Sequence[Key]) -> int | None:
-        """How many ids an op's result may hold; not known while what it says is still to be learnt."""
+        """The number of ids that an op's result may have; None before the fits that decide it."""
         if self._provenance[key].depends:
             return None
         return bound.op.ids(bound.parameters, context.artifact, [self.ids[name] for name in inputs])
 
     def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
-        """Columns of the table that an op learns from, or is told of rows, by role. Raises OpError for a wrong one."""
+        """The columns of the table that an op observes beside its values, by role. Raises OpError for a wrong one."""
         try:
             beside = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
             learns.check(bound.parameters, beside)
@@ -172,7 +174,7 @@ class Compiler:
         return self._built[key], key
 
     def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
-        """What the op over several columns makes of its inputs, each of which may be a chain of its own."""
+        """The result of the op over several columns, each of which may be a chain of its own."""
         inputs = [input_feature(feature, given) for given in feature.inputs]
         made = [self.chain(given) for given in inputs]
         try:
@@ -212,7 +214,7 @@ class Compiler:
         self.fields[name], self.types[name] = self.schema.field(name), dtype
 
     def _type(self, name: str) -> pl.DataType:
-        """The type of a column of the table. Raises SpecError where there is none that Polars has."""
+        """The type of a column of the table. Raises SpecError for a column that is missing or has no type in Polars."""
         places = self.schema.get_all_field_indices(name)
         if not places:
             near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"

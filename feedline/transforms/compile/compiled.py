@@ -1,11 +1,11 @@
-"""Which columns do the features read, and which one pass over a frame computes them all?
+"""Compile features to one pass over a frame, with the columns it reads.
 
 Runs in: every process. Expressions are built once and never travel: a worker gets the features and the schema and
 compiles them itself, which gives the same expressions everywhere.
 
-A feature is a source (a column or an expression), a chain of ops and a group's type at its end. Equal beginnings of
-chains are built once; what several features are made of is a column of its own (see `stages`), computed once. Then one
-`select` of a lazy frame computes all features, but for the kernels that they end with (see `fused_pass`).
+A feature is a source (a column or an expression), a chain of ops and the type of its group. Equal prefixes of chains
+are built once; a value that several features derive from becomes a column of its own (see `shared`). Then one `select`
+of a lazy frame computes all features, except for the kernels at their ends (see `fused_pass`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MARK = pl.Boolean()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished feature: `dtype` is its group's, `kind` says what the chain ended with, such as "float list".
+    """One finished feature: `dtype` is its group's, `kind` is what its chain ended with, such as "float list".
 
-    reads: the columns, or parts of columns, that it is made of. lookups: what `apply_counting` counts for it.
-    num_embeddings: n where its ids are in [0, n); None where that is not known, or still to be learnt.
+    reads: the columns, or parts of columns, that it derives from. lookups: the counters that `apply_counting` sums for
+    it. num_embeddings: n if its ids are in [0, n); None if that is unknown, or its fit is missing.
     """
 
     name: str
@@ -78,7 +78,7 @@ class CompiledFeatures:
     _pass: FusedPass
 
     def apply_counting(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
-        """The same as `apply`, and of features that look values up: how many they asked for, how many were unknown."""
+        """Like `apply`, and for each feature with lookups: the values looked up, and how many were unknown."""
         with counting() as found:
             finished = self.apply(frame)
         sums: dict[str, tuple[int, int]] = {}
@@ -114,7 +114,7 @@ class CompiledFeatures:
             raise self._blame(frame, error) from error
 
     def lazy(self, frame: pl.DataFrame, chosen: slice = _ALL) -> pl.LazyFrame:
-        """The pass over a frame of `parts` in one piece, for all features or some, all by Polars, not computed."""
+        """The pass over an unchunked frame of `parts`, for all features or some, by Polars alone, not yet computed."""
         return self._select(frame, self._expressions[chosen])
 
     def _select(self, frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.LazyFrame:
@@ -135,7 +135,7 @@ class CompiledFeatures:
         return compile_features, (self.features, self.schema, self.artifacts)
 
     def _blame(self, frame: pl.DataFrame, error: Exception) -> DataError:
-        """Which feature it was, each alone, and in which row first."""
+        """The error with the first failing feature and its first failing row."""
         for index, feature in enumerate(self.features):
             alone = slice(index, index + 1)
             if (own := self._failure(frame, alone)) is not None:
@@ -146,7 +146,7 @@ class CompiledFeatures:
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
 
     def _failure(self, frame: pl.DataFrame, chosen: slice) -> Exception | None:
-        """What some features fail with."""
+        """The error that some features raise, if any."""
         try:
             self.lazy(frame, chosen).collect(engine="in-memory")
         except (pl.exceptions.PolarsError, DataError) as error:
@@ -154,10 +154,10 @@ class CompiledFeatures:
         return None
 
     def _first_row(self, frame: pl.DataFrame, chosen: slice) -> int | None:
-        """The first row that features fail at, of a frame that they fail at; None where the rows do not matter.
+        """The first failing row of a frame that features fail on; None if the failure does not depend on the rows.
 
-        Every value depends on its own row only, so that the rows up to one fail where one of them does: 15 passes of
-        one feature find it among 32,768.
+        Every value depends on its own row only, so a prefix of the rows fails as soon as it contains a failing row: 15
+        passes of one feature find it among 32,768.
         """
         good, bad = -1, frame.height
         while bad - good > 1:
@@ -174,9 +174,9 @@ def compile_features(
 ) -> CompiledFeatures:
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
 
-    Raises OpError (a SpecError with the place in pipeline.yaml) for whatever does not fit: an unknown column or op, a
-    wrong parameter, an op that does not take what comes before it, a kind that the feature's group does not take.
-    What was not learnt yet, or otherwise than it is asked for, is no error: see `missing_fits`.
+    Raises OpError (a SpecError with the path in pipeline.yaml) for whatever does not fit: an unknown column or op, a
+    wrong parameter, an op that does not take the value before it, a kind that the feature's group does not take. A
+    missing fit, or one that does not match, is no error: see `missing_fits`.
     """
     compiler = Compiler(schema, artifacts, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
@@ -217,13 +217,13 @@ def compile_features(
 
 
 def _called(feature: FeatureSpec) -> str:
-    """The feature by its name, and by its column where that is another."""
+    """The feature by its name, and by its column if that differs."""
     own = feature.column in (None, feature.name)
     return repr(feature.name) if own else f"{feature.name!r} of column {feature.column!r}"
 
 
 def _inputs_identity(feature: FeatureSpec) -> list[Any]:
-    """The op over several columns and its inputs; nothing for other features, whose fingerprints so stay."""
+    """The op over several columns and its inputs; empty for other features, which keeps their fingerprints."""
     if feature.op is None:
         return []
     inputs = [[given.column, given.expr, [bind(call).identity for call in given.ops]] for given in feature.inputs]
@@ -233,7 +233,7 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
 def _fingerprint(
     features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], seen: dict[str, bool | str]
 ) -> str:
-    """`seen`: by fit that leaves rows out, which rows it has seen; all of them, mostly, or none."""
+    """`seen`: for each fit that leaves rows out, the rows it has seen: mostly all of them, or none."""
     content: dict[str, Any] = {
         "version": FINGERPRINT_VERSION,
         "features": [

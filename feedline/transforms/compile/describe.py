@@ -1,6 +1,6 @@
-"""What happens to a value on its way through a feature's chain, step by step, and what do features share?
+"""Describe the steps of each feature's chain, and the steps that features share.
 
-Runs in: whoever explains a pipeline (`feedline plan --ops`). Pure.
+Runs in: whatever explains a pipeline (`feedline plan --ops`). Pure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from feedline.transforms.values.kinds import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainStep:
-    """A value on its way: the op that made it (None: the source), its kind and its type.
+    """A value in a chain: the op that made it (None: the source), its kind and its type.
 
-    code: the user's function behind the op, as `module:function`, None for ops of ours.
+    code: the user's function behind the op, as `module:function`; None for built-in ops.
     """
 
     op: str | None
@@ -36,9 +36,9 @@ class ChainStep:
 class Chain:
     """A feature, or an input of one: its source, the inputs of an op over several columns, and a step per op.
 
-    source: the column or expression, None where the first step is an op over `inputs`. dtype: what it is at the end, in
-    its group's type. shared: the longest beginning that other features have, too, as so many steps (the source is not
-    one), and their names.
+    source: the column or expression, None if the first step is an op over `inputs`. dtype: its final type, that of its
+    group. shared: the number of steps (without the source) of the longest prefix that other features share. sharers:
+    the names of those features.
     """
 
     name: str
@@ -76,8 +76,8 @@ def chains(
 
 
 def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> tuple[Chain, list[Key]]:
-    """The chain, and what names it after each step; `whole`: up to its group's type."""
-    compiler.chain(feature)  # says what does not fit in the whole chain
+    """The chain, and the key after each step; `whole`: up to its group's type."""
+    compiler.chain(feature)  # raises the errors of the whole chain
     values, keys = [], []
     for length in range(len(feature.ops) + 1):
         value, key = compiler.chain(replace(feature, ops=feature.ops[:length]))
@@ -111,7 +111,7 @@ def _step(call: OpCall | None, value: Value) -> ChainStep:
 
 
 def _with_sharers(chain: Chain, keys: Sequence[Key], holders: dict[Key, dict[str, None]]) -> Chain:
-    """The longest beginning first; a column as it is costs nothing, and is no beginning."""
+    """The longest shared prefix; a plain column costs nothing and does not count."""
     plain = chain.source is not None and keys[0][0] == "column"
     for length in range(len(keys) - 1, 0 if plain else -1, -1):
         others = tuple(name for name in holders[keys[length]] if name != chain.name)

@@ -1,7 +1,7 @@
-"""Which artifacts do the ops of some features need, which are there, and what has to be observed for the others?
+"""Collect the artifacts that features use, and the fits that are missing.
 
-Runs in: every process that compiles features. Pure. A fit is named by the chain that leads to it and by its op, not by
-types: a table whose ids became wider is told so instead of being asked to fit anew.
+Runs in: every process that compiles features. Pure. A fit is identified by the chain before it and by its op, not by
+types: a table whose ids became wider gets an error about its types, not a request for another fit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a value is made of: the table's columns with their types, and the fits that are missing for it."""
+    """What a value derives from: the table's columns with their types, and the missing fits."""
 
     types: Mapping[str, str]
     depends: frozenset[str] = frozenset()
 
     def joined(self, others: Sequence[Provenance]) -> Provenance:
-        """Of several values together."""
+        """The provenance of several values together."""
         types = dict(self.types)
         for other in others:
             types |= other.types
@@ -38,7 +38,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpPosition:
-    """An op on its place: its feature, the chain for people, what names the chain, and what its values are made of.
+    """An op in a chain: its feature, the chain for messages, the chain's key, and the provenance of its values.
 
     before: its values as features of their own, without a group.
     """
@@ -61,7 +61,7 @@ class FitRequests:
 
     @property
     def missing(self) -> tuple[FitRequest, ...]:
-        """What is missing, in the order of features."""
+        """The missing fits, in the order of features."""
         return tuple(
             replace(
                 request,
@@ -73,7 +73,7 @@ class FitRequests:
         )
 
     def _behind(self, keys: frozenset[str]) -> frozenset[str]:
-        """These fits and all that they wait for: what features share waits for what each of them has before it."""
+        """These fits and all that they depend on: a shared fit waits for the fits before each of its features."""
         found: set[str] = set()
         left = list(keys)
         while left:
@@ -85,7 +85,7 @@ class FitRequests:
     def artifact(
         self, bound: BoundOp, values: Sequence[Value], position: OpPosition
     ) -> tuple[Artifact | None, Provenance]:
-        """The op's artifact, a blank one where it is still to be learnt; and what the op's result is made of.
+        """The op's artifact, a blank one if its fit is missing; and the provenance of the op's result.
 
         Raises OpError.
         """
@@ -109,7 +109,9 @@ class FitRequests:
         stream = [*position.before, *(_column(column, position.feature) for column in beside.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
         named = tuple(
-            replace(feature, name=f"{prefix}:{index}", group="observed", expect=())  # which is of finished values
+            replace(
+                feature, name=f"{prefix}:{index}", group="observed", expect=()
+            )  # expectations are about finished values
             for index, feature in enumerate(stream)
         )
         request = FitRequest(
@@ -153,7 +155,7 @@ class FitRequests:
 
 
 def fit_key(bound: BoundOp, position: OpPosition) -> str:
-    """What names the fit of an op that learns, in its place."""
+    """The key of the fit of an op in its position."""
     assert bound.op.learns is not None
     shared = bound.op.learns.name(bound.parameters)
     return _digest([*position.key, bound.identity] if shared is None else ["shared", bound.identity])
@@ -168,7 +170,7 @@ def _types(request: FitRequest) -> str:
 
 
 def shown_chain(name: str) -> str:
-    """What `FitRequest.behind` names, for people: `item_id → modulo {"divisor":100}`."""
+    """The chain behind an item of `FitRequest.behind`, for messages: `item_id → modulo {"divisor":100}`."""
     chain = json.loads(name)
     if not chain or chain[0] not in ("column", "expr"):
         return name

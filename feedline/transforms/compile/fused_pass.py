@@ -1,8 +1,8 @@
-"""Which part of a pass over a frame needs Polars, and which are kernels over columns that are there already?
+"""Split a pass over a frame into expressions for Polars and kernels over existing columns.
 
-Runs in: every process that transforms. A kernel costs about 10 us per 32,768 values, a call of it from inside Polars as
-much again or more (24 against 45 us for clip). So features whose last ops are kernels are computed beside Polars: it
-makes what their kernels begin with, where that is no column of the frame anyway. The numbers are the same.
+Runs in: every process that transforms. A kernel costs about 10 us per 32,768 values, a call of it from inside Polars at
+least as much again (clip: 45 us instead of 24). So kernels at the end of a feature run beside Polars, which only
+computes their inputs, unless those are columns of the frame. The results are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from feedline.transforms.values.kinds import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _OutputColumn:
-    """A feature: its kernels if it ends with any, and the column they begin with, which is in the frame or made."""
+    """A feature: its final kernels, if any, and the column they start from, in the frame or made by Polars."""
 
     name: str
     fused: Fused | None
@@ -27,12 +27,12 @@ class _OutputColumn:
 
 
 class FusedPass:
-    """Features as columns of a frame, in order; `columns` are what every frame holds."""
+    """Features as columns of a frame, in order; `columns` are those that every frame holds."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Value], columns: Collection[str]) -> None:
         self._columns: list[_OutputColumn] = []
         self._native: list[pl.Expr] = []
-        sources: dict[int, tuple[str, bool]] = {}  # of kernels that several features end with
+        sources: dict[int, tuple[str, bool]] = {}  # by kernels, which several features may share
         for name, value in zip(names, values, strict=True):
             fused = value.made if value.made is not None and value.made.has_kernels else None
             if fused is None:
@@ -50,7 +50,7 @@ class FusedPass:
             self._columns.append(_OutputColumn(name=name, fused=fused, source=source, made=made))
 
     def run(self, frame: pl.DataFrame, select: Callable[[Sequence[pl.Expr]], pl.DataFrame]) -> pl.DataFrame:
-        """The features of a frame in one chunk; `select` computes expressions over it."""
+        """The features of an unchunked frame; `select` computes expressions over it."""
         made = select(self._native) if self._native else frame
         done: dict[int, pl.Series] = {}
         columns = []

@@ -1,8 +1,8 @@
-"""What may stand in a group of features, and how does it get the group's type?
+"""Give values the type of their group, and refuse kinds that the group does not take.
 
 Runs in: every process that compiles features. Pure. The dtype is per group: float32 (or vectors of float32) for dense
-and label, int64 for categorical, lists of int64 or float32 for sparse; extra is left as it is. A weighted list leaves
-as one struct of two lists, `VALUES` and `WEIGHTS_OF_VALUES`.
+and label, int64 for categorical, lists of int64 or float32 for sparse; extra keeps its types. A weighted list becomes
+one struct of two lists, `VALUES` and `WEIGHTS_OF_VALUES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VALUES, WEIGHTS_OF_VALUES = "values", "weights"
 
 def finish(value: Value, group: AnyGroup) -> Value:
     """The value in its group's type. Raises SpecError, with the remedy, for a kind that the group does not take."""
-    if group == "observed":  # as an op over one column gets it
+    if group == "observed":  # the form that an op over one column gets
         return value.plain()
     kind = value.kind
     if group == "extra":

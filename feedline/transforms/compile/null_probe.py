@@ -1,8 +1,8 @@
-"""Which features are null where one of their columns is? Asked of the features themselves, with rows made for it.
+"""Find the features that a null in one of their columns makes null, by computing them on probe rows.
 
 Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and one row per column a
-null in it; the features are computed of them as of any rows. So the answer is right for every op, for expressions and
-for functions of the user's, without any of them saying how it treats nulls.
+null in it; the features are computed on them as on any rows. The answer therefore holds for every op, expression and
+user function, none of which declares how it treats nulls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A feature that a null in a column makes null. always: whatever its other columns hold; else for some rows."""
+    """A feature that a null in a column makes null. always: whatever its other columns hold; otherwise only in some
+    rows.
+    """
 
     feature: str
     column: str
@@ -59,8 +61,8 @@ class Leak:
 def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Leak]:
     """The features that cannot be encoded where one of these columns is null, in the features' order.
 
-    A feature of several columns leaks where it has a value for the plain row. One that cannot be computed of these rows
-    (they are no rows of the table) is not judged. Extra features may be null.
+    A feature of several columns leaks if it has a value for the plain row. Features that fail on the probe rows (which
+    are no rows of the table) are skipped. Extra features may be null.
     """
     chosen = [
         feature
@@ -77,7 +79,7 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
             for name, dtype in zip(compiled.parts, compiled.types, strict=True)
         ]
     )
-    # as rows that a fit has seen, and as rows that it has not, which may become something else
+    # as rows that a fit has seen, and as rows that it has not: the results may differ
     marked = [frame.with_columns(pl.lit(seen).alias(mark) for mark in compiled.marks) for seen in (True, False)]
     outcomes = [_outcomes(compiled, rows) for rows in (marked if compiled.marks else [frame])]
     found = []
@@ -112,10 +114,10 @@ def _plain(dtype: pl.DataType) -> Any:
 
 
 def _outcomes(compiled: CompiledFeatures, frame: pl.DataFrame) -> list[Sequence[bool | None]]:
-    """Per feature and row whether it is null there; None where it cannot be computed."""
+    """For each feature and row, whether it is null; None if it cannot be computed."""
     try:
         finished = compiled.apply(frame)
-    except DataError:  # one feature is enough: each by itself, then each row by itself
+    except DataError:  # one failing feature is enough: try each alone, then each row
         return [_outcome(compiled, frame, slice(place, place + 1)) for place in range(len(compiled.outputs))]
     return [_is_null(finished.get_column(output.name)) for output in compiled.outputs]
 
@@ -130,7 +132,7 @@ def _outcome(compiled: CompiledFeatures, frame: pl.DataFrame, feature: slice) ->
 
 
 def _is_null(series: pl.Series) -> list[bool]:
-    """Whether each row holds a null that cannot be encoded: a null list is an empty list, a null in one is a null."""
+    """Whether each row holds a null that cannot be encoded: a null list counts as empty, a null element as null."""
     match series.dtype:
         case pl.Struct():
             fields = [_is_null(field) for field in series.struct.unnest()]

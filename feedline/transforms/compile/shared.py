@@ -1,8 +1,8 @@
-"""Which values on their way do several features need, and in what order are they computed so that each is once?
+"""Hold values that several features need, so that each is computed once.
 
-Runs in: every process that compiles features. Pure. Polars finds equal parts of expressions by itself, but in none that
-holds a `list.eval`. So what is needed more than once becomes a column of its own, held for those that need it: in
-levels, as one may be made of another.
+Runs in: every process that compiles features. Pure. Polars finds common subexpressions by itself, but none that
+contains a `list.eval`. So a value that is needed more than once becomes a column of its own, in levels, as one held
+value may derive from another.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Levels = tuple[tuple[pl.Expr, ...], ...]
 
 
 def source_key(source: FeatureSpec | FeatureInput, name: str) -> Key:
-    """What names a column or an expression as the beginning of a chain."""
+    """The key of a column or an expression as the beginning of a chain."""
     return ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
 
 
 def shared_keys(features: Iterable[FeatureSpec]) -> frozenset[Key]:
-    """What names the values behind a source or an op from which several others are made."""
+    """The keys of values, after a source or an op, from which several others derive."""
     after: dict[Key, set[Key]] = {}
     for feature in features:
         try:
             _walk(feature, after)
-        except OpError:  # building it says what is wrong, and where
+        except OpError:  # building the feature raises it with its position
             continue
     return frozenset(key for key, made in after.items() if len(made) > 1)
 
@@ -67,14 +67,14 @@ class _SharedColumn:
 
 
 class Stages:
-    """The columns that are computed before the features, each once."""
+    """The columns to compute before the features, each once."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = frozenset(taken)
         self._held: dict[str, _SharedColumn] = {}
 
     def hold(self, value: Value) -> Value:
-        """The value as one of columns that are computed once. What is a column already stays as it is."""
+        """The value as columns that are computed once. Existing columns stay as they are."""
         weights = None if value.weights is None else self._column(value.weights)
         return replace(value, expr=self._column(value.expr), weights=weights)
 
@@ -90,7 +90,7 @@ class Stages:
 
     @property
     def levels(self) -> Levels:
-        """What is computed first, second, and so on."""
+        """The held columns by level: the first level to compute, the second, and so on."""
         deepest = max((held.level for held in self._held.values()), default=-1)
         return tuple(
             tuple(held.expr for held in self._held.values() if held.level == level) for level in range(deepest + 1)

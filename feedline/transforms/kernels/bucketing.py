@@ -1,12 +1,12 @@
-"""Between which borders does each number lie, in a few steps whatever the number of borders?
+"""Find the two borders around each number, in a few steps however many borders there are.
 
-Runs on the workers. Pure. A float's leading bits grow with it, so they tell a cell of the number line: a table says how
-many borders lie below each cell, and what is left are the borders inside it, found by halving. With 1024 borders that
-fill their buckets alike most cells hold one or two: 235 million values per second, where numpy's search, whose branches
-no processor predicts, makes 17.
+Runs on the workers. Pure. A float's leading bits grow with it, so they name a cell of the number line: a table says how
+many borders lie below each cell, and the borders inside the cell are searched by halving. With 1024 borders that fill
+their buckets evenly most cells hold one or two: 235 million values per second, where numpy's search, whose branches no
+processor predicts, does 17.
 
-Numbers of other types are put into cells as float32: whatever is larger is not smaller then, and so comes into the same
-cell or a later one. Within the cell they are compared as they are.
+Numbers of other types choose their cell as float32: rounding keeps their order, so a larger number has the same cell or
+a later one. Within the cell they are compared as they are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[Any]
 
-_BITS = (18, 16, 14, 12)  # leading bits that tell a cell, the most first
+_BITS = (18, 16, 14, 12)  # numbers of leading bits that may name a cell, largest first
 _CELLS = 32768  # a table of so many entries stays in a core's cache
-_DEEPEST = 7  # more steps than this, and numpy's search is as fast
+_DEEPEST = 7  # with more steps numpy's search is as fast
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
@@ -38,7 +38,7 @@ class Borders:
 
     @classmethod
     def of(cls, borders: Numbers) -> Borders:
-        """Borders of one of the types int64, uint64, float32 and float64, without NaN; at least one."""
+        """Borders of type int64, uint64, float32 or float64, without NaN; at least one."""
         borders = borders + borders.dtype.type(0)  # makes -0.0 what it equals, 0.0
         kind = borders.dtype.type
         last = np.inf if borders.dtype.kind == "f" else np.iinfo(borders.dtype).max
@@ -60,7 +60,7 @@ class Borders:
         )
 
     def count_below(self, values: Numbers, out: npt.NDArray[np.int64]) -> None:
-        """Writes how many borders are smaller than each value, of the borders' type; for NaN, any number of them."""
+        """Write how many borders are smaller than each value, of the borders' type; arbitrary for NaN."""
         if self.steps is None:
             out[:] = np.searchsorted(self.borders, values, side="left")
             return

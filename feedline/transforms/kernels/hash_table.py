@@ -1,18 +1,17 @@
-"""Where does an id or a string stand in a vocabulary, for millions of values per second and core?
+"""Look up ids and strings in a vocabulary, millions of values per second and core.
 
-Runs on the workers, inside the pass over a chunk. Polars and Arrow make a hash table of the vocabulary anew at every
-call; these structures are made once per process and then only read, by numpy:
+Runs on the workers, inside the pass over a chunk. Polars and Arrow build a hash table of the vocabulary at every call;
+these structures are built once per process and then only read, by numpy:
 
-- ids in a narrow range: a table with a place for each number of the range (`DirectTable`);
+- ids in a narrow range: a table with an entry for each number of the range (`DirectTable`);
 - other ids: a cuckoo hash table (`CuckooTable`; Pagh and Rodler, "Cuckoo hashing", 2004). An id lies in one of two
-  places. A place holds the id and its result side by side in 16 bytes, which one `take` brings along with one miss
-  of the caches. Seven of ten ids lie in the first place; the second one is looked at for the others only;
-- strings: the same table over their 64-bit digests (`StringTable`). What is found is compared, byte by byte, so that
-  strings of one digest are never taken for each other; those of the vocabulary that share a digest are looked up
-  by Polars.
+  places. A place holds the id and its result side by side in 16 bytes, which one `take` fetches with one cache miss.
+  Seven of ten ids lie in their first place; the second one is looked at for the others only;
+- strings: the same table over their 64-bit digests (`StringTable`). Matches are compared byte by byte, so strings with
+  equal digests are never confused; those of the vocabulary that share a digest are looked up by Polars.
 
 On one core, 32,768 values at a time, 95 % of them found: 83 M ids/s in a vocabulary of 200 k, 56 M/s in one of 10 M
-(pandas' index, which keeps its table, too: 54 and 15). docs/decisions/0010 has what else was measured.
+(pandas' index, which also keeps its table: 54 and 15). docs/decisions/0010 has the other measurements.
 """
 
 from __future__ import annotations
@@ -30,35 +29,35 @@ from feedline.transforms.values.arrays import Values
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 
-_LOAD = 0.45  # two places per id fill up to one half of a table; at 0.45 a place is found after few moves
+_LOAD = 0.45  # cuckoo tables with two places per key fill to one half; at 0.45 few moves find a place
 PLACE_BYTES = 16
 _PLACE = np.dtype("V16")  # numpy takes elements of 16 bytes without a call per element
 _BLOCK_VALUES = 8192  # 128 KiB of places: they stay in the cache until they are compared
-_INSERTED = 1 << 18  # ids that are placed at a time: temporaries of a few MB
+_INSERTED = 1 << 18  # ids inserted at a time: temporaries of a few MB
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _FIRST_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 _SECOND_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
 _DIRECT_BYTES = 4
-_MOST_MOVES = 500  # rounds; a table of this load needs a few dozen
-LARGEST = 2**31 - 1  # result, so that results fit four bytes; tables have less than 2^32 places
+_MOST_MOVES = 500  # rounds of moves; a table of this load needs a few dozen
+LARGEST = 2**31 - 1  # the largest result: results fit four bytes, and tables have fewer than 2^32 places
 
 
 def bytes_of_integers(count: int, span: int) -> int:
-    """The memory of the table of `count` ids, the largest of which is `span` - 1 above the smallest."""
+    """The memory of a table of `count` ids, the largest of which is `span` - 1 above the smallest."""
     hashed = _places(count) * PLACE_BYTES
     return min(hashed, _DIRECT_BYTES * (span + 1)) if count else 0
 
 
 def bytes_of_strings(count: int, text_bytes: int) -> int:
-    """The memory of the table of `count` strings of so many bytes in all: places, views, texts."""
+    """The memory of a table of `count` strings of so many bytes together: places, views, characters."""
     return _places(count) * PLACE_BYTES + PLACE_BYTES * count + text_bytes
 
 
 def integer_table(keys: Values, results: Integers) -> DirectTable | CuckooTable:
     """A table of distinct int64 or uint64 `keys` [N], each with its result, from 1 to 2^31 - 1.
 
-    What is wanted most should stand first: it is found fastest.
+    The most frequent keys should come first: they are found fastest.
     """
     if not len(keys):
         return DirectTable(keys.dtype.type(0), np.zeros(1, dtype=np.int32))
@@ -72,20 +71,20 @@ def integer_table(keys: Values, results: Integers) -> DirectTable | CuckooTable:
 
 @dataclass(frozen=True, slots=True)
 class DirectTable:
-    """The results of all numbers from `smallest` on; the last one stands for whatever is beyond."""
+    """The results of all numbers from `smallest` on; the last entry stands for numbers outside the range."""
 
     smallest: np.int64 | np.uint64
     table: npt.NDArray[np.int32]
 
     @property
     def nbytes(self) -> int:
-        """The memory it takes."""
+        """Its memory."""
         return self.table.nbytes
 
     def find(self, values: Values, out: Integers) -> None:
-        """Writes each value's result into `out`, 0 where there is none. `values` are of the keys' type."""
+        """Write each value's result into `out`, 0 for unknown values. `values` are of the keys' type."""
         for part in _blocks(len(values)):
-            place = np.subtract(values[part], self.smallest).view(np.uint64)  # below: far above, as an unsigned word
+            place = np.subtract(values[part], self.smallest).view(np.uint64)  # smaller values wrap to huge ones
             np.minimum(place, np.uint64(len(self.table) - 1), out=place)
             out[part] = self.table.take(place.view(np.int64), mode="clip")
 
@@ -103,14 +102,14 @@ class CuckooTable:
 
     @property
     def nbytes(self) -> int:
-        """The memory it takes."""
+        """Its memory."""
         return self.places.nbytes
 
     @classmethod
     def of(cls, keys: Words, results: Integers) -> CuckooTable:
         """A table of distinct words."""
         size = _places(len(keys))
-        while True:  # keys for which no way is found with any of the multipliers get more places
+        while True:  # where no multiplier places all keys, the table grows
             for multiplier in _FIRST_MULTIPLIERS:
                 table = cls(np.zeros((size, 2), dtype=np.uint64), np.uint64(multiplier))
                 if table._insert(keys, results):
@@ -118,7 +117,7 @@ class CuckooTable:
             size = size * 5 // 4 + 1
 
     def find(self, values: Values, out: Integers) -> None:
-        """Writes each value's result into `out`, 0 where there is none. `values` are 64-bit integers, read as words."""
+        """Write each value's result into `out`, 0 for unknown values. `values` are 64-bit integers, read as words."""
         places = self.places.view(_PLACE).ravel()
         words, wanted = values.view(np.uint64), out.view(np.uint64)
         longest = min(len(words), _BLOCK_VALUES)
@@ -164,7 +163,7 @@ class CuckooTable:
         return first, second
 
     def _insert(self, keys: Words, results: Integers) -> bool:
-        """Whether all keys found a place. The last ones, which are wanted least, come first and are moved most."""
+        """Whether all keys found a place. The last ones, the least frequent, come first and are moved most."""
         stops = range(len(keys), 0, -_INSERTED)
         for stop in stops:
             part = slice(max(stop - _INSERTED, 0), stop)
@@ -179,12 +178,12 @@ class CuckooTable:
         return True
 
     def _settle(self, moving: Words) -> bool:
-        """Puts keys and results [N, 2] into the places; who stood there moves on to his other place, and so on."""
+        """Put keys and results [N, 2] into the places; the occupants move on to their other place, and so on."""
         place = self._both(np.ascontiguousarray(moving[:, 0]))[0].view(np.int64)
         for _ in range(_MOST_MOVES):
             before = self.places[place]
             self.places[place] = moving
-            lost = self.places[place, 0] != moving[:, 0]  # of two that came to one place the last one has it
+            lost = self.places[place, 0] != moving[:, 0]  # of two keys written to one place the last one stays
             moved = ~lost & (before[:, 1] != 0)
             stay, leave = place[lost], place[moved]
             moving = np.concatenate((moving[lost], before[moved]))
@@ -199,7 +198,7 @@ class CuckooTable:
 class StringTable:
     """Strings (or binary values) in the order of their results, from `first` on, and the table of their digests.
 
-    twins: those whose digest another string of the vocabulary has, with their results.
+    twins: strings that share their digest with another string of the vocabulary, with their results.
     """
 
     strings: pl.Series
@@ -221,11 +220,11 @@ class StringTable:
 
     @property
     def nbytes(self) -> int:
-        """The memory it takes, strings included."""
+        """Its memory, strings included."""
         return self.table.nbytes + int(self.strings.estimated_size())
 
     def find(self, series: pl.Series, out: Integers) -> None:
-        """Writes each string's result into `out`, 0 where there is none, anything where it is null."""
+        """Write each string's result into `out`, 0 for unknown strings, anything for nulls."""
         self.table.find(digest(series), out)
         if not len(self.strings):
             return

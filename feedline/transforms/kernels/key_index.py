@@ -1,9 +1,9 @@
-"""At which row of a table does a key stand, be it a number, a string or several of them?
+"""Find the row of a table that holds a key: an integer, a string, or several of them.
 
-Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are made
-once per process (`lookup`). A key of several columns is one number: that of its values, each numbered in its column.
-Integers are numbered by how far they lie above the smallest, as long as the numbers of all columns fit one word; other
-integers, and strings, are looked up.
+Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are built
+once per process (see `hash_table`). A key of several columns is one number, composed of its values' numbers in their
+columns. Integers are numbered by their distance from the smallest, as long as the numbers of all columns fit one word;
+other integers, and strings, are looked up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MOST_NUMBERS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class _KeyColumn:
-    """One column's values, numbered from 1; 0 stands for what is none of them.
+    """The values of one column, numbered from 1; 0 stands for any other value.
 
-    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    dtype: in which values are looked up. null: the number of null, 0 if null is no value.
     """
 
     dtype: pl.DataType
@@ -40,7 +40,7 @@ class _KeyColumn:
     null: int
 
     def find(self, series: pl.Series) -> Places:
-        """int64 [N], 0 where a value is unknown."""
+        """int64 [N], 0 for unknown values."""
         out = np.zeros(len(series), dtype=np.int64)
         nulls = series.null_count()
         if isinstance(self.table, StringTable):
@@ -55,9 +55,9 @@ class _KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class _KeySpan:
-    """One column's integers, numbered from 1 by their distance from the `smallest`; `span`: the largest's number.
+    """The integers of one column, numbered from 1 by their distance from `smallest`; `span`: the largest number.
 
-    dtype: in which values are looked up. null: the number of null, 0 where it is no value.
+    dtype: in which values are looked up. null: the number of null, 0 if null is no value.
     """
 
     dtype: pl.DataType
@@ -67,7 +67,7 @@ class _KeySpan:
 
     @classmethod
     def of(cls, values: pl.Series) -> _KeySpan:
-        """Of a column with at least one integer."""
+        """From a column with at least one integer."""
         least, most = values.min(), values.max()
         assert isinstance(least, int)
         assert isinstance(most, int)
@@ -80,7 +80,7 @@ class _KeySpan:
         return max(self.span, self.null)
 
     def find(self, series: pl.Series) -> Places:
-        """int64 [N], 0 where a value is beyond all."""
+        """int64 [N], 0 for values outside the span."""
         nulls = series.null_count()
         filled = series.fill_null(0) if nulls else series
         words = filled.cast(self.dtype).to_numpy().view(np.uint64) - np.uint64((self.smallest - 1) & _WORD)
@@ -92,9 +92,9 @@ class _KeySpan:
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
-    """Keys of some columns; `rows`: of the table, those that are found, in the order of their numbers less 1.
+    """Keys of some columns; `rows`: the table's rows that are found, in the order of their numbers less 1.
 
-    sizes: the largest number of each column; `whole`: of keys of several columns, their numbers.
+    sizes: the largest number of each column; `whole`: the numbers of keys of several columns.
     """
 
     columns: tuple[_KeyColumn | _KeySpan, ...]
@@ -103,13 +103,13 @@ class KeyIndex:
     whole: DirectTable | CuckooTable | None
 
     def find(self, keys: Sequence[pl.Series]) -> Places:
-        """1 + the place in `rows` of each key, int64 [N]; 0 where there is none."""
+        """1 + the position in `rows` of each key, int64 [N]; 0 for unknown keys."""
         found = [column.find(series) for column, series in zip(self.columns, keys, strict=True)]
         if self.whole is None:
             return found[0]
         words = _words(found, self.sizes)
         out = np.zeros(len(words), dtype=np.int64)
-        self.whole.find(words, out)  # that of a key with an unknown value is none of the table's
+        self.whole.find(words, out)  # a key with an unknown value has a number that no key of the table has
         return out
 
 
@@ -123,10 +123,10 @@ def key_index(
 ) -> KeyIndex:
     """An index of a table's keys for values of `dtypes`.
 
-    `nulls`: null is a value like others; else rows with a null key are left out, and nulls are found nowhere. Raises
-    SpecError where a column and its values are not both integers, strings or binary values, and, unless the `first` row
-    of a key is to count, where a key stands in two rows (`none`: it is known that none does). `name`: of the table, for
-    messages.
+    `nulls`: null is a value like any other; otherwise rows with a null key are left out, and nulls are never found.
+    Raises SpecError for a column and values that are not both integers, both strings or both binary values, and for a
+    key in two rows, unless `duplicates` is `first` (`none`: the caller knows that there are none). `name`: the table,
+    for messages.
     """
     fitting = [
         _fitting(keys[column], dtype, name).alias(column) for column, dtype in zip(keys.columns, dtypes, strict=True)
@@ -137,7 +137,7 @@ def key_index(
     alone = len(keys.columns) == 1
     distinct = frame if duplicates == "none" else frame.unique(keys.columns, keep="first", maintain_order=True)
     if alone:
-        distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # the number of null is the last one
+        distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # so that null has the last number
     if distinct.height != frame.height and duplicates == "error":
         raise SpecError(_duplicate(frame, keys.columns, name))
     columns, sizes = _numbered(distinct.drop(_ROW), name)
@@ -149,7 +149,7 @@ def key_index(
 
 
 def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
-    """A key column in the type in which values of `dtype` are looked up; null where no value can be equal to it."""
+    """A key column in the type in which values of `dtype` are looked up; null for keys that no value can equal."""
     stored, given = kind(spoken(column.dtype)), kind(spoken(dtype))
     if stored != given or stored not in (INTEGER, STRING, BINARY):
         raise SpecError(

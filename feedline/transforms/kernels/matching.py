@@ -44,8 +44,8 @@ def in_blocks(*lists: Ragged) -> Iterator[tuple[slice, tuple[Ragged, ...]]]:
 class Matches:
     """The values of several lists per row, ordered by row and value: runs of equal values of one row.
 
-    starts, ends: the runs. sides: which of the lists each value comes from. Within a run values are ordered by side,
-    then as they stood.
+    starts, ends: of the runs. sides: the list that each value comes from. Within a run values are ordered by side, then
+    by position.
     """
 
     lists: tuple[Ragged, ...]
@@ -62,7 +62,7 @@ class Matches:
         return self._rows(self.keys[self.starts])
 
     def places(self, chosen: Any) -> Places:
-        """Where some of the ordered values stand among the values of their list."""
+        """The positions of some of the ordered values among the values of their list."""
         keys = self.keys[chosen]
         places: Places = (keys & np.uint64((1 << self.place_bits) - 1)).astype(np.int64)
         begins = [held.offsets[:-1] for held in self.lists]
@@ -79,7 +79,7 @@ class Matches:
 
 
 def match_lists(*lists: Ragged) -> Matches:
-    """Lists of as many rows and of one type, without holes."""
+    """Match lists of equally many rows, of one type and without holes."""
     keys, value_bits, place_bits = _packed(lists)
     keys.sort()
     sides_bits = (len(lists) - 1).bit_length()
@@ -99,7 +99,7 @@ def match_lists(*lists: Ragged) -> Matches:
 
 
 def _packed(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
-    """A key per value (row, value, side, place in its list), and the bits of value and place."""
+    """A key per value (row, value, side, position in its list), and the bits of value and position."""
     flats = [held.values for held in lists]
     rows_bits = max(len(lists[0].offsets) - 1, 1).bit_length()
     sides_bits = (len(lists) - 1).bit_length()
@@ -117,7 +117,7 @@ def _packed(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
     for side, (held, flat) in enumerate(zip(lists, flats, strict=True)):
         of_row = np.arange(len(held.offsets) - 1, dtype=np.uint64) << np.uint64(bits + sides_bits + place_bits)
         of_row |= np.uint64(side << place_bits)
-        of_row -= held.offsets[:-1].astype(np.uint64)  # the place is counted from the list's beginning
+        of_row -= held.offsets[:-1].astype(np.uint64)  # positions count from the list's beginning
         key = flat.view(np.uint64) - np.uint64(low & 0xFFFFFFFFFFFFFFFF)
         key <<= np.uint64(sides_bits + place_bits)
         key += np.repeat(of_row, held.lengths)
@@ -127,7 +127,7 @@ def _packed(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
 
 
 def first_of_each(held: Ragged) -> Mask:
-    """Which values stand in their row for the first time."""
+    """Which values occur for the first time in their row."""
     first = np.zeros(len(held.values), dtype=np.bool_)
     for rows, (part,) in in_blocks(held):
         runs = match_lists(part)
@@ -136,7 +136,7 @@ def first_of_each(held: Ragged) -> Mask:
 
 
 def members(held: Ragged, other: Ragged) -> Mask:
-    """Which values of `held` stand in the other list of their row."""
+    """Which values of `held` occur in the other list of their row."""
     mask = np.zeros(len(held.values), dtype=np.bool_)
     for rows, (others, mine) in in_blocks(other, held):
         runs = match_lists(others, mine)
@@ -146,7 +146,7 @@ def members(held: Ragged, other: Ragged) -> Mask:
 
 
 def shared_counts(left: Ragged, right: Ragged) -> tuple[Places, Places, Places]:
-    """For each id that both lists of a row hold: the row, how often it stands left, how often right."""
+    """For each id that both lists of a row hold: the row, its count on the left, its count on the right."""
     low = min((int(held.values.min()) for held in (left, right) if len(held.values)), default=0)
     high = max((int(held.values.max()) for held in (left, right) if len(held.values)), default=0)
     bits = (high - low).bit_length()
@@ -164,7 +164,7 @@ def shared_counts(left: Ragged, right: Ragged) -> tuple[Places, Places, Places]:
 
 
 def _row_key(held: Ragged, low: int, bits: int, side: int) -> Keys:
-    """Row, value and side in one word: no places are asked for."""
+    """Row, value and side in one word, for callers that need no positions."""
     of_row = np.arange(len(held.offsets) - 1, dtype=np.uint64) << np.uint64(bits + 1)
     key = held.values.view(np.uint64) - np.uint64(low & 0xFFFFFFFFFFFFFFFF)
     key <<= np.uint64(1)
@@ -185,7 +185,7 @@ def _counts_of_runs(keys: Keys, bits: int) -> tuple[Places, Places, Places]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """The ids of each row with a number for each of two lists; `shared` says which ids both lists hold."""
+    """The ids of each row with a number for each of two lists; `shared`: the ids that both lists hold."""
 
     rows: Places
     left: Numbers
@@ -194,7 +194,7 @@ class Sums:
 
 
 def summed(left: Ragged, own: Values | None, right: Ragged, theirs: Values, combine: np.ufunc = np.add) -> Sums:
-    """What `combine` makes of the scores of an id, in each of two lists; without scores, how often it stands there."""
+    """Reduce the scores of each id in each of two lists by `combine`; without scores, count its occurrences."""
     runs = match_lists(left, right)
     sides = runs.sides == 1
     ones = np.append(0, np.cumsum(sides, dtype=np.int64))
@@ -210,7 +210,7 @@ def summed(left: Ragged, own: Values | None, right: Ragged, theirs: Values, comb
 
 
 def _reduced(scores: Values, runs: Matches, starts: Places, ends: Places, combine: np.ufunc) -> Numbers:
-    """`combine` over the scores of the values of each part of a run; 0 where it is empty."""
+    """`combine` over the scores of each part of a run; 0 for an empty part."""
     found = np.zeros(len(starts))
     filled = np.flatnonzero(ends > starts)
     if not len(filled):

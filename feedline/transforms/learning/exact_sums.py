@@ -1,14 +1,14 @@
-"""What is the sum of many numbers, to the last bit and in whatever order and pieces they come?
+"""Exact sums of many numbers, to the last bit, in any order and any partition.
 
-Runs in: workers that fit. Pure numpy. A float sum depends on its order, so a statistic that is merged from partitions
-would differ from run to run. Here a sum is kept in bins: bin k counts units of 2**(32 k), borders that do not depend on
-the data. A value is taken apart bin by bin from above, t = (x + C) - C with C = 1.5 * 2**(52 + 32 k): t is the nearest
-multiple of the bin's unit, and x - t is exact (Rump, Ogita and Oishi 2008; with fixed borders: Demmel and Nguyen 2013).
-A bin's parts are integers up to 2**31, which float64 adds up without rounding, whatever the order; what is left goes on
-into lower bins until nothing is left. So nothing is ever rounded: the sum is exact, over the whole range of float64.
-So is that of squares, whose rounding errors (Dekker 1971) are values like others. Most columns touch two to four bins.
+Runs in: workers that fit. Pure numpy. A float sum depends on its order, so a statistic merged from partitions would
+differ from run to run. Here a sum is kept in bins: bin k counts units of 2**(32 k), borders that do not depend on the
+data. A value is split bin by bin from above, t = (x + C) - C with C = 1.5 * 2**(52 + 32 k): t is the nearest multiple
+of the bin's unit, and x - t is exact (Rump, Ogita and Oishi 2008; with fixed borders: Demmel and Nguyen 2013). A bin's
+parts are integers up to 2**31, which float64 adds without rounding in any order; the remainder continues into lower
+bins until it is 0. Nothing is ever rounded: the sum is exact, over the whole range of float64. So is the sum of
+squares, whose rounding errors (Dekker 1971) are added like other values. Most columns touch two to four bins.
 
-Units of a bin are carried into the next one where a sum is put together (`normal`), so that they never grow too large.
+`normal` carries units into the next bin when a sum is put together, so that they never grow too large.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Numbers = npt.NDArray[Any]
 Bins = dict[int, int]
 
 BIN_BITS = 32
-BLOCK_VALUES = 32768  # fewer cost more calls than caches save; up to 2**21 the sum of a block's parts is exact
-SPLITTER = 2.0**27 + 1  # cuts 53 bits into two times 26, the second with a sign
+BLOCK_VALUES = 32768  # smaller blocks cost more calls than caches save; sums of parts are exact up to 2**21
+SPLITTER = 2.0**27 + 1  # splits 53 bits into twice 26, the second with a sign
 EXACT_INTEGERS = 2**53
-FEW_BINS = 4  # behind as many, values of which nothing is left are put aside
+FEW_BINS = 4  # after so many bins, values without a remainder are dropped
 
-# A power of two that brings extreme values to where neither C nor a square leaves float64; it shifts by whole bins.
+# A power of two that scales extreme values so that neither C nor a square leaves float64; it shifts by whole bins.
 SHIFT_BINS = 20
 SHIFT = 2.0 ** (SHIFT_BINS * BIN_BITS)
 LARGE, SMALL = 2.0**400, 2.0**-400
 
-_TOP_BIN = 30  # whose units and their sums float64 holds
+_TOP_BIN = 30  # the highest bin whose units and sums float64 holds
 _HALF = 1 << (BIN_BITS - 1)
 
 
 def bins_of(values: Numbers, *, squares: bool = False) -> Bins:
     """The exact sum of integers or finite floats, or of their squares, as the units of its bins, in normal form.
 
-    The same for every order of the values; `normal` of the added bins of parts is that of the whole.
+    It does not depend on the order of the values; `normal` of the added bins of parts equals the bins of the whole.
     """
     found: Bins = {}
     for start in range(0, len(values), BLOCK_VALUES):
@@ -56,7 +56,7 @@ def bins_of(values: Numbers, *, squares: bool = False) -> Bins:
 
 
 def normal(bins: Mapping[int, int]) -> Bins:
-    """The same sum with units from -2**31 to 2**31 - 1 and without bins of 0, ascending: one form for each sum."""
+    """The same sum with units from -2**31 to 2**31 - 1 and without empty bins, ascending: one form per sum."""
     waiting, carried = dict(bins), {}
     while waiting:
         place = min(waiting)
@@ -70,14 +70,14 @@ def normal(bins: Mapping[int, int]) -> Bins:
 
 
 def total(bins: Mapping[int, int]) -> Fraction:
-    """The sum itself."""
+    """The sum as a rational number."""
     lowest = min(bins, default=0)
     units = sum(count << ((place - lowest) * BIN_BITS) for place, count in bins.items())
     return units * Fraction(2) ** (lowest * BIN_BITS)
 
 
 def rounded(exact: Fraction) -> float:
-    """The nearest float64; an infinity where that has no room."""
+    """The nearest float64; an infinity beyond its range."""
     try:
         return float(exact)
     except OverflowError:
@@ -85,10 +85,10 @@ def rounded(exact: Fraction) -> float:
 
 
 def units_of_each(values: Numbers, *, squares: bool = False) -> dict[int, Integers]:
-    """Integers or finite floats, or their squares, taken apart: for each bin the units of each value, int64 [N].
+    """Integers or finite floats, or their squares, split: for each bin the units of each value, int64 [N].
 
-    Adding up a bin's units by group makes the group's sum; that stays in int64 for 2**29 values of a group.
-    `normal_groups` carries what has grown, and makes one form of all.
+    Adding a bin's units by group gives the group's sum; it fits int64 for up to 2**29 values of a group.
+    `normal_groups` carries units that have grown, and brings sums into one form.
     """
     found: dict[int, Integers] = {}
     for shift, term in _terms(values, squares=squares):
@@ -105,7 +105,7 @@ def normal_groups(groups: Integers, bins: Integers, units: Integers) -> tuple[In
         order = np.lexsort((bins, groups))
         groups, bins, units = groups[order], bins[order], units[order]
         begins = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]) | (bins[1:] != bins[:-1])])
-        low = ((units + _HALF) & (2 * _HALF - 1)) - _HALF  # before they are added, so that no sum grows too large
+        low = ((units + _HALF) & (2 * _HALF - 1)) - _HALF  # carried before the addition, so that no sum overflows
         above = np.add.reduceat((units - low) >> BIN_BITS, begins)
         groups, bins, units = groups[begins], bins[begins], np.add.reduceat(low, begins)
         more = above != 0
@@ -118,15 +118,15 @@ def normal_groups(groups: Integers, bins: Integers, units: Integers) -> tuple[In
 
 
 def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int) -> tuple[Floats, Floats]:
-    """The sums of `count` groups as float64, and what is missing to each: the two together err by 2**-95 of the sum.
+    """The sums of `count` groups as float64, and the remainders: the two together err by 2**-95 of the sum.
 
-    0 for a group without values, an infinity for a sum that float64 has no room for. The same for every order.
+    0 for a group without values, an infinity for a sum beyond float64. Independent of the order.
     """
     groups, bins, units = normal_groups(groups, bins, units)
     high, low = np.zeros(count), np.zeros(count)
     lasts = np.searchsorted(groups, np.arange(count), side="right") - 1
     tops = bins[lasts] if len(bins) else np.zeros(count, np.int64)
-    down = BIN_BITS * np.maximum(tops - _TOP_BIN, 0)  # a sum that float64 holds may begin with a bin that it does not
+    down = BIN_BITS * np.maximum(tops - _TOP_BIN, 0)  # the first bin of a sum in range may be out of range itself
     with np.errstate(over="ignore", invalid="ignore"):
         for depth in range(4):  # the highest four bins, from above
             inside = np.flatnonzero(lasts >= depth)
@@ -135,7 +135,7 @@ def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int
             part = np.zeros(count)
             part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place] - down[inside])
             joined = high + part
-            low += part - (joined - high)  # exact: what is added is never the larger one
+            low += part - (joined - high)  # exact, because the added part is never the larger one
             high = joined
         joined = high + low
         rest = np.ldexp(low - (joined - high), down)
@@ -144,9 +144,9 @@ def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int
 
 
 def _terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
-    """Float64 values, with the bins that they are shifted by, whose sum is that of the values (or of the squares).
+    """Float64 terms, with the bins that they are shifted by, whose sum is that of the values (or of the squares).
 
-    Each term is as long as the values and in their order; a value that has no part in it is a 0.
+    Each term is as long as the values and in their order, 0 where a value does not contribute.
     """
     if not len(values):
         return
@@ -155,7 +155,7 @@ def _terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
         return
     wide = values.astype(np.float64)
     if values.dtype.itemsize < 8:
-        yield 0, wide * wide if squares else wide  # 24 bits: neither rounded nor out of range
+        yield 0, wide * wide if squares else wide  # products of 24 bits are exact and in range
         return
     size = np.abs(wide)
     large, small = size >= LARGE, (size <= SMALL) & (wide != 0) & squares
@@ -184,7 +184,7 @@ def _integer_terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Flo
 
 
 def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Floats]]:
-    """The products, and what rounding has taken from them (Dekker 1971)."""
+    """The products and their rounding errors (Dekker 1971)."""
     product = left * right
     one, two = left * SPLITTER, right * SPLITTER
     one -= one - left
@@ -200,15 +200,15 @@ def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Fl
 
 
 def _parts(values: Floats, *, whole: bool = False) -> Iterator[tuple[int, Floats]]:
-    """Bins from above, and for each the values' multiples of its unit; the last bin leaves nothing of them.
+    """Bins from above, and for each the values' multiples of its unit; after the last bin no remainder is left.
 
-    `values` are used up. whole: a part for every value, in order; else values of which nothing is left may be missing.
+    Overwrites `values`. whole: a part for every value, in order; otherwise values without a remainder may be dropped.
     """
     left, bins = values, 0
     while most := max(left.max(initial=0.0), -left.min(initial=0.0)):
         assert math.isfinite(most), "no sum has a NaN or an infinity in it: take them out"
         mantissa, exponent = math.frexp(most)
-        exponent -= mantissa == 0.5  # a power of two halfway between two units leaves nothing in the upper bin
+        exponent -= mantissa == 0.5  # a power of two halfway between two units goes to the lower bin
         place = -((BIN_BITS - 1 - exponent) // BIN_BITS)
         border = math.ldexp(1.5, 52 + place * BIN_BITS)
         part = left + border

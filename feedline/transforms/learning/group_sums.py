@@ -1,8 +1,8 @@
-"""What are the count, the exact sums, the least and the greatest of many groups' values, in whatever order they come?
+"""Counts, exact sums, minima and maxima of the values of many groups, in any order.
 
 Runs on the workers that fit. Pure. A group's sum is kept in the bins of `exact_sums`, as rows of a state: group, bin,
-units of the bin. Adding up units by group and bin merges states, so that nothing depends on the order or on where a
-table was cut. A small integer lies in bin 0 alone, beside the count: one row per group.
+units of the bin. Adding units by group and bin merges states, so nothing depends on the order or the partition of the
+table. A small integer lies in bin 0 alone, beside the count: one row per group.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ Floats = npt.NDArray[np.float64]
 
 _BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
 _IN_ONE_WORD = 2.0**62
-_CARRIED = 2**48  # units above are carried into the next bin: 2**15 such states add up in int64
+_CARRIED = 2**48  # larger units are carried into the next bin, so that 2**15 states add up in int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSums:
-    """States of groups named by the columns `by`; squares, extremes: whether these are kept, too."""
+    """States of groups named by the columns `by`; squares, extremes: whether to keep these, too."""
 
     by: tuple[str, ...]
     squares: bool = False
     extremes: bool = False
 
     def observe(self, groups: pl.DataFrame, values: pl.Series | None) -> pl.DataFrame:
-        """The state after some rows: the columns `by`, and a number without nulls, NaN and infinities for each.
+        """The state of some rows: the columns `by`, and a finite number for each.
 
         Without `values` rows are counted.
         """
         count = pl.len().cast(pl.Int64).alias(_COUNT)
         if values is None:
             return self._state(groups.group_by(*self.by).agg(count))
-        # every bin of every sum as a column: one pass over the groups serves all
+        # every bin of every sum is a column, so that one pass over the groups adds all of them
         numbers = values.to_numpy()
         units = {
             f"{name} {place}": column
@@ -63,7 +63,7 @@ class GroupSums:
         asked = [count, *(pl.col(name).sum() for name in units)]
         if self.extremes:
             if values.dtype.is_float():
-                values = pl.Series(numbers + 0.0)  # of 0 and -0 the first met would stay
+                values = pl.Series(numbers + 0.0)  # makes -0.0 equal 0.0, or the result would depend on the order
             frame = frame.with_columns(values.alias(_LEAST), values.alias(_MOST))
             asked += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
         found = frame.group_by(*self.by).agg(asked)
@@ -82,7 +82,7 @@ class GroupSums:
         return pl.concat(states, rechunk=False)
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The state after the rows of all."""
+        """The state of the rows of all states."""
         merged = self._added(pl.concat(states, rechunk=False))
         for name in self._sums:
             units = pl.col(name)
@@ -98,7 +98,7 @@ class GroupSums:
         return (_SUM, _SQUARES) if self.squares else (_SUM,)
 
     def _state(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with all columns of a state; those that it lacks are 0, or null for extremes."""
+        """The frame with all columns of a state, missing ones filled with 0, or null for extremes."""
         numbers = {_BIN: pl.Int32(), _COUNT: pl.Int64(), **dict.fromkeys(self._sums, pl.Int64())}
         others = dict.fromkeys((_LEAST, _MOST), pl.Float64()) if self.extremes else {}
         lacking = [pl.lit(0, dtype).alias(name) for name, dtype in numbers.items() if name not in frame.columns]
@@ -113,9 +113,9 @@ class GroupSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedState:
-    """A merged state, its groups numbered by some of the columns that name them, in their order.
+    """A merged state with its groups numbered by some of the columns that name them, in their order.
 
-    groups: those columns, a row for each. of_row: the group of each row of `state`.
+    groups: those columns, a row for each group. of_row: the group of each row of `state`.
     """
 
     groups: pl.DataFrame
@@ -134,26 +134,26 @@ class GroupedState:
         return cls(groups=keys.filter(pl.Series(new)), state=state, of_row=np.cumsum(new) - 1)
 
     def counts(self, chosen: pl.Series | None = None) -> Integers:
-        """How many values each group has, of some of the state's rows."""
+        """The number of values of each group, over some of the state's rows (default: all)."""
         of_row, counts = self._chosen(_COUNT, chosen)
         return _added(of_row, counts, self.groups.height)
 
     def sums(self, chosen: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
-        """The sum of each group's values, of some of the state's rows, as float64, and what is missing to it."""
+        """Each group's sum as float64, and the remainder, over some of the state's rows (default: all)."""
         of_row, units = self._chosen(_SQUARES if squares else _SUM, chosen)
         _, bins = self._chosen(_BIN, chosen)
         if (
             not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
-        ):  # integers, mostly: no need to carry
+        ):  # mostly integers, which need no carrying
             found = _added(of_row, units, self.groups.height)
             high = found.astype(np.float64)
             return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
 
     def without(self, parts: Sequence[Integers]) -> Iterator[tuple[Integers, Floats]]:
-        """Counts and sums of each group's values, as `counts` and `sums` have them, without each of some rows [part].
+        """Counts and sums of each group's values without each of some sets of rows [part].
 
-        What stands in a part is taken away from the whole in integers, so that nothing is rounded on the way.
+        Parts are subtracted from the whole in integers, so nothing is rounded on the way.
         """
         counts, (units, bins) = self.counts(), (self.state[name].to_numpy() for name in (_SUM, _BIN))
         every, number = self.state[_COUNT].to_numpy(), self.groups.height
@@ -173,13 +173,13 @@ class GroupedState:
             yield left, rounded_groups(*joined, number)[0]
 
     def extremes(self) -> tuple[Floats, Floats]:
-        """The least and the greatest of each group's values."""
+        """The smallest and the largest value of each group."""
         first = np.flatnonzero(np.diff(self.of_row, prepend=-1))
         least, most = (self.state[name].to_numpy() for name in (_LEAST, _MOST))
         return np.fmin.reduceat(least, first), np.fmax.reduceat(most, first)
 
     def variances(self, groups: Integers) -> list[float]:
-        """The unbiased variance of some groups of two values or more, each worked out in whole numbers."""
+        """The unbiased variance of groups with at least two values, each computed in rational numbers."""
         chosen = np.isin(self.of_row, groups)
         rows = self.state.filter(pl.Series(chosen)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
         # sums may have lost bins that squares have
@@ -209,7 +209,7 @@ def _added(groups: Integers, numbers: Integers, count: int) -> Integers:
 
 
 def check_numbers(value: Value, what: str, column: str) -> None:
-    """Raises SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
+    """Raise SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
     if value.kind.listed or value.kind.element not in NUMBERS | {BOOLEAN}:
         raise SpecError(
             f"{what} must be a column of numbers or booleans: got {column!r} of {value.kind}s, expected integers, "
@@ -218,9 +218,9 @@ def check_numbers(value: Value, what: str, column: str) -> None:
 
 
 def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """The numbers of a column [N], and which of them are known: neither null nor NaN nor infinite; None for all.
+    """The numbers of a column [N], and a mask of the finite ones (None: all); nulls, NaN and infinities are not finite.
 
-    Integers and booleans as integers, others as floats.
+    Integers and booleans come as integers, other types as floats.
     """
     dtype = series.dtype
     if not dtype.is_integer() and dtype != pl.Float32:
@@ -234,7 +234,7 @@ def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] |
 
 
 def total(state: pl.DataFrame) -> tuple[int, Bins]:
-    """How many values some rows of a state stand for, and their sum."""
+    """The number of values that some rows of a state stand for, and their sum."""
     found = state.group_by(_BIN).agg(
         pl.col(_COUNT).sum(), (pl.col(_SUM) // 2**BIN_BITS).sum().alias("high"), (pl.col(_SUM) % 2**BIN_BITS).sum()
     )

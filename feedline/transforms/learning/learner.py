@@ -1,13 +1,13 @@
-"""What does an op know besides its parameters, and how is that learnt from data?
+"""Learners and artifacts: what an op uses besides its parameters, and how it is learnt from data.
 
 Runs in: every process that compiles features; observing and merging on the workers. Pure.
 
     observe (a chunk's columns -> a state) -> merge (states -> a state) -> finish (the last state -> an artifact)
 
-Merging is associative and does not see the order, to the bit: the same rows give the same artifact however a table is
-cut into files, chunks and tasks. States are frames whose rows are named by `Learner.keys`, so that a large one can be
-cut by its keys, merged piece by piece and kept on disk in between. An op may also read its artifact from outside, such
-as a small table to join with.
+Merging is associative and independent of the order, to the bit: the same rows give the same artifact however a table is
+cut into files, chunks and tasks. States are frames whose rows are named by `Learner.keys`, so a large one can be cut by
+its keys, merged piece by piece and kept on disk in between. An op may also read its artifact from outside the table,
+such as a small table to join with.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from feedline.errors import SpecError
 from feedline.spec.features import FeatureSpec
 
 T = TypeVar("T")
-SEEN = "seen"  # the role of the column that says of each row whether a fit has seen it, beside those of `Learning.rows`
-_DIGESTED_ROWS = 1 << 20  # at a time: a vocabulary may fill most of the memory
-Parts = Iterable[pl.DataFrame]  # merged states without a key in common; may be iterated again
+SEEN = "seen"  # the role, beside those of `Learning.rows`, of the column that marks the rows a fit has seen
+_DIGESTED_ROWS = 1 << 20  # rows digested at a time, because a vocabulary may fill most of the memory
+Parts = Iterable[pl.DataFrame]  # merged states with disjoint keys; can be iterated again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Artifact:
-    """What an op works with besides its parameters. Immutable.
+    """What an op uses besides its parameters. Immutable.
 
-    facts: what JSON can say. table: what is large, without nulls in its keys.
+    facts: JSON values. table: large content, without nulls in its keys.
     """
 
     facts: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Artifact:
         return digest.hexdigest()
 
     def made(self, name: str, build: Callable[[], T]) -> T:
-        """What `build` makes of this artifact, such as a lookup structure: made once, for all threads."""
+        """A structure that `build` derives from this artifact, such as a lookup table: built once, for all threads."""
         with self._lock:
             if name not in self._made:
                 self._made[name] = build()
@@ -64,9 +64,9 @@ class Artifact:
 
 
 def _pieces(table: pa.Table) -> Iterator[memoryview]:
-    """A table as Arrow streams: the same bytes for the same types and values, however it was put together.
+    """A table as Arrow streams: the same bytes for the same types and values, however it was assembled.
 
-    Gathering every row makes buffers anew, without offsets, spare bits, or bits of validity where nothing is null.
+    Gathering every row rebuilds the buffers, without offsets, spare bits or unneeded validity bits.
     """
     for start in range(0, max(table.num_rows, 1), _DIGESTED_ROWS):
         part = table.slice(start, _DIGESTED_ROWS)
@@ -78,29 +78,31 @@ def _pieces(table: pa.Table) -> Iterator[memoryview]:
 
 
 class Learner(Protocol):
-    """One statistic. Whatever it adds up it adds up exactly: integers, or floats by `exact_sums`.
+    """One statistic. It sums exactly: integers, or floats by `exact_sums`.
 
-    keys: columns of its states by which a large one may be cut: rows of equal keys are merged together, all others
-    apart; none for a state of a few rows.
+    keys: columns of its states by which a large one may be cut: rows with equal keys are merged together, others
+    independently; none for a state of a few rows.
     """
 
     @property
     def keys(self) -> tuple[str, ...]: ...
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """The state after some rows. `columns`: the op's values (lists as lists), then what it learns from besides."""
+        """The state of some rows. `columns`: the op's values (lists as lists), then the columns it observes beside
+        them.
+        """
         ...
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The state after the rows of all."""
+        """The state of the rows of all states."""
         ...
 
     def finish(self, parts: Parts) -> Artifact:
-        """What was learnt. Raises FeedlineError where the rows allow nothing, naming the rule and the remedy."""
+        """The artifact. Raises FeedlineError, with rule and remedy, for rows that nothing can be learnt from."""
         ...
 
     def blank(self) -> Artifact:
-        """What stands for the artifact until there is one, so that kinds and columns are known."""
+        """A placeholder for the artifact before the fit, so that kinds and columns are known."""
         ...
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
@@ -112,12 +114,11 @@ class Learner(Protocol):
 class Learning:
     """How an op learns.
 
-    learner: of the parameters and the values that the op takes; None where the parameters say everything. beside: the
-    columns that are observed beside the values, by role. rows: the roles that are needed once more where rows are
-    transformed that the fit has seen (each row is then left out of what it is told); where only some rows are, a
-    Boolean column in the role `SEEN` says which. check: raises SpecError for values
-    of such columns, by role, that cannot be learnt from. name: joins the fits of all
-    features with the same name, op and parameters; None: of the same chain only.
+    learner: from the parameters and the op's values; None where the parameters suffice. beside: the columns to observe
+    beside the values, by role. rows: the roles that transforming needs once more for rows that the fit has seen (the op
+    leaves each such row out of its own statistics); where the fit has seen only some rows, a Boolean column in the role
+    `SEEN` marks them. check: raises SpecError for values of such columns, by role, that cannot be learnt from. name:
+    joins the fits of all features with the same name, op and parameters; None: of the same chain only.
     """
 
     learner: Callable[[Any, Sequence[Any]], Learner | None]
@@ -129,9 +130,9 @@ class Learning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an op reads from outside: a table or a zarr array, by path or URI; `options` are JSON, for who reads it.
+    """What an op reads from outside: a table or a zarr array, by path or URI; `options`: JSON for the reader.
 
-    max_memory: bytes that it may take in a process; no part of what is read.
+    max_memory: bytes that it may take per process; not part of its identity.
     """
 
     kind: Literal["table", "zarr"]
@@ -141,19 +142,19 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """What is read, as one text."""
+        """Its identity as a string."""
         return json.dumps([self.kind, self.uri, self.options])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FitRequest:
-    """A fit: what is to be learnt, from which columns.
+    """A fit to run: what to learn, from which columns.
 
-    key: hex, of everything but types that says what is learnt. op: name, version, parameters as JSON. chain: for
-    people. types: the table's columns that the values are made of, with their Arrow types. streams: for each feature
-    that shares the fit the columns to observe, as features of the group `observed`. depends: the keys of fits that have
-    to be there first. behind: for each stream what names the column and the ops that it comes through. shared: whether
-    a name joins them, so that the key says nothing of them.
+    key: hex digest of everything but types that decides what is learnt. op: name, version, parameters as JSON. chain:
+    for messages. types: the table's columns that the values derive from, with their Arrow types. streams: for each
+    feature that shares the fit, the columns to observe, as features of the group `observed`. depends: the keys of fits
+    that must run first. behind: for each stream the identity of its column and of the ops before the fit. shared:
+    whether a name joins the features, so that the key does not identify the streams.
     """
 
     key: str
@@ -169,24 +170,24 @@ class FitRequest:
 
 
 class ArtifactSet(Protocol):
-    """Where artifacts come from."""
+    """The artifacts that features are compiled with."""
 
     def seen(self, key: str) -> bool | str:
-        """Which of the rows that are transformed a fit has seen: all, none, or where a column of that name is true."""
+        """Which of the transformed rows a fit has seen: all, none, or those where the column of that name is true."""
         ...
 
     def fitted(self, request: FitRequest) -> Artifact | None:
-        """What was learnt; None where nothing was, or otherwise than it is asked for."""
+        """The artifact of a fit; None if there is none that answers the request."""
         ...
 
     def read(self, reading: Reading) -> Artifact:
-        """What is read from outside. Raises SpecError where it cannot be read."""
+        """An artifact from outside the table. Raises SpecError if it cannot be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryArtifacts:
-    """Artifacts in memory, by key. out_of_fold: which rows all fits have seen, see `seen`."""
+    """Artifacts in memory, by key. out_of_fold: the rows that all fits have seen, see `seen`."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     out_of_fold: bool | str = False
@@ -196,11 +197,11 @@ class InMemoryArtifacts:
         return self.out_of_fold
 
     def fitted(self, request: FitRequest) -> Artifact | None:
-        """What was learnt under the key."""
+        """The artifact under the request's key."""
         return self.artifacts.get(request.key)
 
     def read(self, reading: Reading) -> Artifact:
-        """Nothing is read. Raises SpecError."""
+        """Raises SpecError: there is nothing outside."""
         raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
 
 

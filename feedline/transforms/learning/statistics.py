@@ -1,13 +1,13 @@
-"""What do the numbers of a column come to: how many are there, their mean and deviation, smallest, largest, quantiles?
+"""Learners of a column's numbers: mean and deviation, minimum and maximum, quantiles.
 
-Runs in: workers that fit (observe, merge) and where a fit ends. Pure. Each statistic is a `Learner`: its states add up
-exactly, so that every order and partition of the rows gives the same artifact. All take numbers one by one (all
-elements of lists and vectors together), count nulls, NaN and infinities, and leave these out.
+Runs in: workers that fit (observe, merge) and the process that ends a fit. Pure. The states of each `Learner` add up
+exactly, so every order and partition of the rows gives the same artifact. All take numbers one by one (all elements of
+lists and vectors together), count nulls, NaN and infinities, and leave these out.
 
-`Moments` keeps the sums of values and of squares without rounding (`exact_sums`) and works with rational numbers until
+`Moments` keeps the sums of values and of squares without rounding (`exact_sums`) and computes in rational numbers until
 mean and deviation are rounded once each: there is no cancellation, whatever the numbers. `Quantiles` counts values in
-buckets whose borders grow by a constant factor, the mapping of DDSketch (Masson, Rim and Lee 2019): a quantile is off
-by at most `error` of itself, and is exact where its bucket holds one distinct number.
+buckets whose borders grow by a constant factor, the mapping of DDSketch (Masson, Rim and Lee 2019): the relative error
+of a quantile is at most `error`, and it is exact where its bucket holds one distinct number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SUM, _SQUARES = "sum", "squares"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteNumbers:
-    """The finite numbers of a column, one by one, and how many others there were."""
+    """The finite numbers of a column, one by one, and the counts of the others."""
 
     values: Values
     nulls: int
@@ -44,7 +44,7 @@ class FiniteNumbers:
 
 
 def finite_numbers(series: pl.Series) -> FiniteNumbers:
-    """The numbers of a column, of its lists' elements. Null lists hold none and are not counted."""
+    """The numbers of a column, or of its lists' elements. Null lists hold none and are not counted."""
     if isinstance(series.dtype, pl.List | pl.Array):
         more = {"empty_as_null": False} if isinstance(series.dtype, pl.List) else {}
         series = series.explode(keep_nulls=False, **more)
@@ -71,15 +71,15 @@ def _require_values(facts: dict[str, Any], op: str) -> None:
 class Moments:
     """Learns mean and standard deviation (of the population: divided by the number of values).
 
-    facts: values, nulls, nonfinite, mean, std. Each of the two is the float64 nearest to the true one, but for the last
-    bit of std.
+    facts: values, nulls, nonfinite, mean, std. Mean is the float64 nearest to the true one; so is std, up to its last
+    bit.
     """
 
     op: str
     keys: tuple[str, ...] = ()
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """Rows of what is counted or summed, bin and units."""
+        """A row for each count and each bin of a sum: its name, bin and units."""
         [column] = columns
         seen = finite_numbers(column)
         return _sums_state(
@@ -93,11 +93,11 @@ class Moments:
         )
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The sums of all, in normal form."""
+        """The sums of all states, in normal form."""
         return _sums_state(_sums(states))
 
     def finish(self, parts: Parts) -> Artifact:
-        """Mean and deviation. Raises DataError where no value was finite."""
+        """Mean and deviation. Raises DataError if no value was finite."""
         sums = {name: total(bins) for name, bins in _sums(list(parts)).items()}
         facts: dict[str, Any] = {name: int(sums[name]) for name in (_VALUES, _NULLS, _NONFINITE)}
         _require_values(facts, self.op)
@@ -106,7 +106,7 @@ class Moments:
         return Artifact(facts={**facts, "mean": rounded(mean), "std": root(variance)})
 
     def blank(self) -> Artifact:
-        """Numbers that are standardised already."""
+        """Mean and deviation of standardised numbers: 0 and 1."""
         return Artifact(facts={_VALUES: 0, _NULLS: 0, _NONFINITE: 0, "mean": 0.0, "std": 1.0})
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Moments:
 
 
 def root(square: Fraction) -> float:
-    """The square root of a rational number as float64; its square need not fit into float64."""
+    """The square root of a rational number as float64; the number itself may exceed float64."""
     if not square:
         return 0.0
     places = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
@@ -168,10 +168,10 @@ class Extremes:
         return joined.select(pl.col(_VALUES, _NULLS, _NONFINITE).sum(), pl.col("min").min(), pl.col("max").max())
 
     def finish(self, parts: Parts) -> Artifact:
-        """The extremes. Raises DataError where no value was finite."""
+        """The extremes. Raises DataError if no value was finite."""
         facts = self.merge(list(parts)).row(0, named=True)
         _require_values(facts, self.op)
-        # 0.0 for the negative zero, which is the same number, whichever of the two came first
+        # -0.0 becomes 0.0, or the result would depend on the order
         return Artifact(facts={**facts, "min": facts["min"] + 0, "max": facts["max"] + 0})
 
     def blank(self) -> Artifact:
@@ -185,17 +185,17 @@ class Extremes:
 
 _BUCKET, _COUNT, _ONLY = "bucket", "count", "only"
 _NULL_BUCKET, _NONFINITE_BUCKET = -(2**31), -(2**31) + 1
-_SPARSE = 8  # times as many buckets as values, from where counting all of them costs more than sorting
+_SPARSE = 8  # from this ratio of buckets to values on, sorting is faster than counting all buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
     """Learns the values at `parts` - 1 ranks that cut the sorted numbers into equal parts.
 
-    error: by how much of itself a quantile may be off. facts: values, nulls, nonfinite, error, quantiles (ascending).
-    A quantile is the smallest number that at least its share of all numbers are not above (the inverted distribution
-    function). Quantiles of integers are integers: the one of their bucket, or that nearest to its middle. Numbers below
-    2.3e-308 count as 0. median: of an even number of floats it is the mean of the two in the middle.
+    error: the largest relative error of a quantile. facts: values, nulls, nonfinite, error, quantiles (ascending). A
+    quantile is the smallest number that is not below at least its share of all numbers (the inverted distribution
+    function). Quantiles of integers are integers: the only one of their bucket, or the one nearest to its middle.
+    Numbers below 2.3e-308 count as 0. median: for an even number of floats, the mean of the two in the middle.
     """
 
     op: str
@@ -205,7 +205,7 @@ class Quantiles:
     keys: tuple[str, ...] = (_BUCKET,)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """A row per bucket: how many numbers it holds, and which, where all are the same; null where they are not."""
+        """A row per bucket: its count, and its number if all are the same; null otherwise."""
         [column] = columns
         seen = finite_numbers(column)
         values = seen.values + seen.values.dtype.type(0)  # no negative zeros
@@ -229,13 +229,13 @@ class Quantiles:
         return pl.concat((others, found)).filter(pl.col(_COUNT) > 0)
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """The counts of all by bucket."""
+        """The counts of all states, by bucket."""
         only = pl.col(_ONLY)
         one = only.is_not_null().all() & (only.min() == only.max())
         return pl.concat(states).group_by(_BUCKET).agg(pl.col(_COUNT).sum(), pl.when(one).then(only.min()).alias(_ONLY))
 
     def finish(self, parts: Parts) -> Artifact:
-        """The quantiles. Raises DataError where no value was finite."""
+        """The quantiles. Raises DataError if no value was finite."""
         state = pl.concat(list(parts)).sort(_BUCKET)
         counts = dict(zip(state[_BUCKET].head(2).to_list(), state[_COUNT].head(2).to_list(), strict=True))
         state = state.filter(pl.col(_BUCKET) > _NONFINITE_BUCKET)
@@ -263,7 +263,7 @@ class Quantiles:
         return Artifact(facts={**counts, "quantiles": [0] * (self.parts - 1)})
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """The median, or how many quantiles and the outer ones."""
+        """The median, or the number of quantiles and the outer ones."""
         facts = dict(artifact.facts)
         quantiles = facts.pop("quantiles")
         if self.median:
@@ -271,7 +271,7 @@ class Quantiles:
         return {**facts, "borders": len(quantiles), "first": quantiles[0], "last": quantiles[-1]}
 
     def _buckets(self, values: Values) -> tuple[Values, Values]:
-        """The buckets that may be in use, ascending, and the place among them of each value's."""
+        """The buckets that may be in use, ascending, and the index among them for each value."""
         mapping, lowest = _mapping(self.error), _lowest(self.error)
         wide = values.astype(np.float64)
         size = np.minimum(np.abs(wide), mapping.max_possible)
@@ -287,7 +287,7 @@ class Quantiles:
         return np.arange(least, most + 1, dtype=np.int32), buckets - np.int32(least)
 
     def _number(self, bucket: int, only: Any) -> Any:
-        """The number that stands for those of a bucket."""
+        """The number that represents a bucket."""
         if only is not None or not bucket:
             return only or 0.0
         number = float(_mapping(self.error).value(abs(bucket) + _lowest(self.error) - 1))
@@ -296,7 +296,7 @@ class Quantiles:
 
 @lru_cache
 def _mapping(error: float) -> CubicallyInterpolatedMapping:
-    """Its keys are made by sums and products alone, so that they are the same on every processor."""
+    """DDSketch's mapping. Its keys take sums and products only, so they are the same on every processor."""
     return CubicallyInterpolatedMapping(error)
 
 
@@ -309,7 +309,7 @@ def _multiplier(error: float) -> float:
 
 @lru_cache
 def _lowest(error: float) -> int:
-    """The key of the smallest number that is not taken for 0; its bucket here is 1, and -1 that of its negative."""
+    """The key of the smallest number that does not count as 0; its bucket here is 1, and -1 that of its negative."""
     mapping = _mapping(error)
     return int(mapping.key(mapping.min_possible))
 

@@ -1,13 +1,13 @@
-"""How often does each id or string occur in a table, and which of them make a vocabulary, in which order?
+"""Counts of ids and strings, and the vocabulary they make.
 
-Observed and merged on the workers, finished where the fit is. Pure. A state is a frame of `value` and `count` with
-every value once, a null among them; counts are exact. Ids widen to int64 or uint64, so that the width of a column does
-not matter. Ids are counted by sorting and runs, which is two to five times as fast as Polars' hashing (650 k ids of
-which 240 k differ: 80 against 34 M/s on one core); strings are hashed, which is faster for them.
+Observed and merged on the workers, finished in the process that fits. Pure. A state is a frame of `value` and `count`
+with every value once, including null; counts are exact. Ids widen to int64 or uint64, so the width of a column does not
+matter. Ids are counted by sorting and run lengths, two to five times as fast as Polars' hashing (650 k ids of which 240
+k differ: 80 M/s instead of 34 on one core); strings are hashed, which is faster for them.
 
-The vocabulary is made of merged states in two passes over them, so that they may lie on disk in parts: the first counts
-how many values occur how often, which tells the rarest that `max_size` leaves; the second collects what is kept. Only
-that has to fit into memory, `max_memory` of it.
+The vocabulary takes two passes over the merged states, which may lie on disk in parts: the first counts how many values
+occur how often, which gives the lowest count within `max_size`; the second collects the values. Only these have to fit
+into memory, up to `max_memory`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feedline.transforms.learning.learner import Artifact, Parts
 LAYOUT = 1
 _TYPES: dict[str, pl.DataType] = {INTEGER: pl.Int64(), STRING: pl.String(), BINARY: pl.Binary()}
 _LARGEST_SIGNED = 2**63 - 1
-_SHOWN = 5
+_FREQUENT_SHOWN = 5
 
 Integers = npt.NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class ValueCounts:
     keys: tuple[str, ...] = ("value",)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """The counts of the values of a column, or of the elements of its lists."""
+        """The counts of a column's values, or of its lists' elements."""
         values = columns[0].alias("value")
         if isinstance(values.dtype, pl.List):
             values = values.drop_nulls().explode(empty_as_null=False)
@@ -59,7 +59,7 @@ class ValueCounts:
         return pl.DataFrame([runs.struct.field("value"), runs.struct.field("len").cast(pl.Int64).alias("count")])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Counts added up."""
+        """The counts of all states, added."""
         if self.element != INTEGER:
             return pl.concat(states).group_by("value").agg(pl.col("count").sum()).select("value", "count")
         ordered = pl.concat(_of_one_type(states)).sort("value")
@@ -69,7 +69,7 @@ class ValueCounts:
         return pl.DataFrame([runs.struct.field("value"), pl.Series("count", sums)])
 
     def finish(self, parts: Parts) -> Artifact:
-        """The vocabulary. Raises DataError where it is larger than `max_memory`."""
+        """The vocabulary. Raises DataError if it is larger than `max_memory`."""
         tally = _tally(parts, self.element)
         kept = _kept(tally, self.min_count, self.max_size)
         self._check_memory(tally, kept)
@@ -84,10 +84,10 @@ class ValueCounts:
         return self._artifact(empty, 0, 0, 0, 0)
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Sizes, shares, and what is most frequent."""
+        """Sizes, shares, and the most frequent values."""
         facts, table = artifact.facts, artifact.table
         assert table is not None
-        top = table.slice(0, _SHOWN).to_pydict()
+        top = table.slice(0, _FREQUENT_SHOWN).to_pydict()
         frequent = [f"{value} ({count:,})" for value, count in zip(top["value"], top["count"], strict=True)]
         seen = facts["seen"]
         return {
@@ -130,7 +130,7 @@ class ValueCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tally:
-    """What the first pass finds. by_count: `values` and `bytes` of text per `count`, the most frequent first."""
+    """The result of the first pass. by_count: `values` and `bytes` of text per `count`, the most frequent first."""
 
     by_count: pl.DataFrame
     nulls: int
@@ -151,7 +151,7 @@ class _Tally:
         return int((self.by_count["count"] * self.by_count["values"]).sum())
 
     def text_bytes(self, kept: _KeptValues) -> int:
-        """The bytes of what is kept; of those that occur as often as the rarest, the mean."""
+        """The bytes of the kept strings; of those as frequent as the rarest one, the mean."""
         groups = self.by_count.head(len(kept.sizes))
         whole = int(groups["bytes"].sum())
         if not kept.cut:
@@ -162,7 +162,7 @@ class _Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class _KeptValues:
-    """How many values (`sizes`) of each frequency (`counts`, descending) are kept; cut: not all of the rarest."""
+    """How many values (`sizes`) of each count (`counts`, descending) are kept; cut: not all of the lowest count."""
 
     counts: Integers
     sizes: Integers
@@ -208,7 +208,7 @@ def _kept(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
 
 
 def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
-    """The kept ids in order, without more memory than they take: each goes to its frequency's place at once."""
+    """The kept ids in order, using no more memory than they take: each goes straight to the range of its count."""
     wide = np.dtype(np.uint64 if dtype == pl.UInt64() else np.int64)
     values = np.empty(int(kept.sizes.sum()), dtype=wide)
     ends = np.cumsum(kept.sizes)
@@ -235,7 +235,7 @@ def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
 
 
 class _Smallest:
-    """The smallest of many numbers."""
+    """The smallest of many numbers, by a bounded buffer."""
 
     def __init__(self, count: int, dtype: np.dtype[Any]) -> None:
         self.count = count
@@ -243,7 +243,9 @@ class _Smallest:
 
     def add(self, values: npt.NDArray[Any]) -> None:
         self._held = np.concatenate((self._held, values))
-        if len(self._held) > 2 * self.count:  # half of them leave: so a number is looked at a few times only
+        if (
+            len(self._held) > 2 * self.count
+        ):  # each cut drops half of the buffer, so a number is examined a few times only
             self._held = self.take()
 
     def take(self) -> npt.NDArray[Any]:
@@ -272,14 +274,14 @@ def _strings(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
 
 
 def _alone(rows: pl.DataFrame) -> pl.DataFrame:
-    """Some rows with their own texts only: Polars would keep those of all rows that they were chosen from."""
+    """Some rows with their own strings only: Polars would keep those of all the rows they were filtered from."""
     alone = pl.from_arrow(rows.to_arrow())
     assert isinstance(alone, pl.DataFrame)
     return alone
 
 
 def _of_one_type(states: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """States of int64 and uint64 in the type that holds both. Raises DataError where none does."""
+    """States of int64 and uint64 in a type that holds both. Raises DataError if there is none."""
     if len({state["value"].dtype for state in states}) < 2:
         return list(states)
     ranges = [_range(state) for state in states]
@@ -291,7 +293,7 @@ def _of_one_type(states: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _range(state: pl.DataFrame) -> tuple[int, int]:
-    """The smallest and the largest id, 0 where there is none."""
+    """The smallest and the largest id, 0 without ids."""
     low, high = state.select(pl.col("value").min().alias("low"), pl.col("value").max().alias("high")).row(0)
     return low or 0, high or 0
 

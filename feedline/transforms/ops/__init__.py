@@ -1,4 +1,4 @@
-"""The ops, a family per module. Importing the package declares all of them: look calls up by its names."""
+"""The ops, a family per module. Importing the package declares all of them; look calls up through its names."""
 
 from feedline.transforms.ops import (
     crosses,

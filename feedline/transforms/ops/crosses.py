@@ -39,7 +39,7 @@ RIGHT = Input(name="others", takes=frozenset({INTEGER}), lists="only")
 class Cross(Parameters):
     """Parameters of hashed_cross and cartesian."""
 
-    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
+    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
 
 
@@ -64,15 +64,15 @@ class Cross(Parameters):
 def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
     """One id for the values of several columns together, by a hash that is the same on every machine and version.
 
-    With mix, the hash of an integer and the sum over a string as hash_bucket defines them, modulo 2^64, and
-    G = 0x9E3779B97F4A7C15:
+    With mix, the hash of an integer and the sum over a string as hash_bucket defines them, modulo 2^64, and G =
+    0x9E3779B97F4A7C15:
 
     - `h[i] = mix(v[i] + G)` of column i = 1 … n, where v is the integer, or the integer whose hash is the string's
     - `hash` of the integer `h[1] * G^(n-1) + h[2] * G^(n-2) + … + h[n]`, with the seed
     - bucket: `hash mod buckets`
 
-    The order of the columns matters. A null in any of them gives a null. What `HashedCross` does in NVTabular, by
-    another hash.
+    The order of the columns matters. A null in any of them gives a null. Like `HashedCross` in NVTabular, with another
+    hash.
     """
     columns = [widened(x) if x.kind.element == INTEGER else x for x in inputs]
 
@@ -90,7 +90,7 @@ def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
 
 
 def _words(series: pl.Series) -> Words:
-    """Each value as the 64 bits that are hashed; whatever stands under a null means nothing."""
+    """Each value as the 64 bits to hash; arbitrary under nulls."""
     if not series.dtype.is_integer():
         return digest(series.rechunk())
     filled = series.fill_null(0) if series.null_count() else series
@@ -113,18 +113,18 @@ def _words(series: pl.Series) -> Words:
     ),
 )
 def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
-    """An id for each pair of an id of the first list and one of the second: as many as the product of their lengths.
+    """An id for each pair of an id of the first list and one of the second: the product of their lengths.
 
-    The pairs of the first list's first id come first. The id of a pair is its hash, as hashed_cross defines it. A pair
+    Pairs with the first list's first id come first. The id of a pair is its hash, as hashed_cross defines it. A pair
     with a null is null; a null list gives a null list. Long lists give very long ones: keep the first ids of each, with
-    `inputs: [{column: a, ops: [{first_x: 10}]}, …]`. The papers name the op only.
+    `inputs: [{column: a, ops: [{first_x: 10}]}, …]`.
     """
     left, right = (widened_list(x) for x in inputs)
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
         mine, other = ragged(first), ragged(second)
         ours, theirs = mine.lengths, other.lengths
-        each = np.repeat(theirs, ours)  # how many pairs each of our ids is in
+        each = np.repeat(theirs, ours)  # the number of pairs of each id on the left
         ends = np.cumsum(each)
         begins = ends - each
         total = int(ends[-1]) if len(ends) else 0
@@ -164,10 +164,10 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
     ),
 )
 def positive_intersect(inputs: Sequence[Value], _: Parameters) -> Value:
-    """The ids of the first list that stand in the second one, too.
+    """The ids of the first list that also occur in the second one.
 
-    They keep their order, their repetitions and their weights. Nulls are equal to nothing and left out; a null list
-    gives a null list. The papers name the op only.
+    They keep their order, their repetitions and their weights. Nulls equal nothing and are left out; a null list gives
+    a null list.
     """
     left, right = same_type([widened_list(x) for x in inputs])
 
@@ -180,7 +180,7 @@ def positive_intersect(inputs: Sequence[Value], _: Parameters) -> Value:
 
 
 def same_type(lists: Sequence[Value]) -> Sequence[Value]:
-    """The lists, whose ids can be compared. Raises SpecError for int64 beside uint64."""
+    """The lists, if their ids can be compared. Raises SpecError for int64 beside uint64."""
     if len({str(x.dtype) for x in lists}) > 1:
         got = " and ".join(describe(x.dtype) for x in lists)
         remedy = "Cast one of them: `inputs: [{column: a, ops: [{cast: uint64}]}, …]`"

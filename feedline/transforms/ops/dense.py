@@ -1,7 +1,7 @@
 """Ops that normalise numbers: fill_null, fill_nonfinite, clip, log, log1p, logit, box_cox, cast.
 
-Built in every process, run on the workers. Integers widen to int64 before anything is computed with them; decimals
-become float64. What numpy does several times faster than Polars is a kernel (see `arrays`).
+Built in every process, run on the workers. Integers widen to int64 before any arithmetic; decimals become float64.
+Where numpy is several times faster than Polars, an op is a kernel (see `arrays`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CastTarget = Literal[
 
 
 def widened(value: Value, *, floats: bool = False) -> Value:
-    """Numbers in a type that arithmetic is safe in: int64 or uint64, float32 or float64; `floats`: no integers."""
+    """Numbers in a type for safe arithmetic: int64 or uint64, float32 or float64; `floats`: no integers."""
     dtype: pl.DataType
     if value.dtype.is_integer():
         dtype = pl.Float64() if floats else pl.UInt64() if value.dtype == pl.UInt64() else pl.Int64()
@@ -59,7 +59,7 @@ def widened(value: Value, *, floats: bool = False) -> Value:
 
 
 def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
-    """A parameter as a finite value of a float type; SpecError where it has none."""
+    """A parameter as a finite value of a float type. Raises SpecError beyond its range."""
     with np.errstate(over="ignore"):
         try:
             bound = float(NUMPY_TYPES[dtype].type(number))
@@ -73,7 +73,7 @@ def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
 class FillNull(Parameters):
     """Parameters of fill_null."""
 
-    value: Annotated[int | float | bool | str, Field(description="What stands in a null's place.")]
+    value: Annotated[int | float | bool | str, Field(description="The value for nulls.")]
 
 
 def _filled_ids(parameters: FillNull, _: Artifact | None, inputs: Sequence[int | None]) -> int | None:
@@ -95,9 +95,9 @@ def _filled_ids(parameters: FillNull, _: Artifact | None, inputs: Sequence[int |
 def fill_null(x: Value, parameters: FillNull) -> Value:
     """Replaces nulls by a value of the column's type.
 
-    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. An integer
-    column takes integers within its type's range, a float column any number, decimals become float64. As
-    `FillMissing` in NVTabular.
+    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. An integer column
+    takes integers within its type's range, a float column any number; decimals become float64. Like `FillMissing` in
+    NVTabular.
     """
     fill: Any = parameters.value
     kind = x.kind.element
@@ -123,7 +123,7 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
 class FillNonfinite(Parameters):
     """Parameters of fill_nonfinite."""
 
-    value: Annotated[Number, Field(description="What stands in the place of NaN and infinities.")]
+    value: Annotated[Number, Field(description="The number for NaN and infinities.")]
 
 
 @op(
@@ -160,8 +160,8 @@ def _within(number: int, dtype: pl.DataType) -> bool:
 class Clip(Parameters):
     """Parameters of clip."""
 
-    min: Annotated[Number | None, Field(description="No value is below it; none: no lower bound.")] = None
-    max: Annotated[Number | None, Field(description="No value is above it; none: no upper bound.")] = None
+    min: Annotated[Number | None, Field(description="The lower bound (default: none).")] = None
+    max: Annotated[Number | None, Field(description="The upper bound (default: none).")] = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Clip:
@@ -184,8 +184,8 @@ class Clip(Parameters):
 def clip(x: Value, parameters: Clip) -> Value:
     """Limits numbers to a range: the smaller of max and the larger of min and the value.
 
-    Nulls stay null, NaN stays NaN, infinities become the bounds. Bounds are rounded to a float column's type;
-    an integer column with a bound that is a float becomes float64. As `clamp` in TorchArrow.
+    Nulls stay null, NaN stays NaN, infinities become the bounds. Bounds are rounded to a float column's type; an
+    integer column with a float bound becomes float64. Like `clamp` in TorchArrow.
     """
     bounds = (parameters.min, parameters.max)
     x = widened(x, floats=any(isinstance(bound, float) for bound in bounds))
@@ -218,9 +218,9 @@ def clip(x: Value, parameters: Clip) -> Value:
 def log1p(x: Value, _: Parameters) -> Value:
     """The natural logarithm of 1 + x, exact for small x.
 
-    Defined for x > -1. As in IEEE 754, -1 becomes -inf and anything below becomes NaN: put `{clip: {min: 0}}` before
-    it where a column may hold such values. Nulls stay null, NaN stays NaN, +inf stays +inf. The last bit of a float32
-    may differ between processors of different instruction sets. `LogOp` in NVTabular.
+    Defined for x > -1. As in IEEE 754, -1 becomes -inf and anything below becomes NaN: put `{clip: {min: 0}}` before it
+    if a column may hold such values. Nulls stay null, NaN stays NaN, +inf stays +inf. The last bit of a float32 may
+    differ between processors with different instruction sets. `LogOp` in NVTabular.
     """
     x = widened(x, floats=True)
 
@@ -242,7 +242,7 @@ def log(x: Value, _: Parameters) -> Value:
     """The natural logarithm.
 
     Defined for x > 0. As in IEEE 754, 0 becomes -inf and anything below becomes NaN. Nulls stay null, NaN stays NaN,
-    +inf stays +inf. The last bit of a float32 may differ between processors of different instruction sets.
+    +inf stays +inf. The last bit of a float32 may differ between processors with different instruction sets.
     """
     x = widened(x, floats=True)
 
@@ -277,8 +277,8 @@ class Logit(Parameters):
 def logit(x: Value, parameters: Logit) -> Value:
     """The logarithm of the odds of a probability: ln(p / (1 - p)), with p limited to [eps, 1 - eps].
 
-    So whatever lies outside, infinities included, becomes a bound; with `eps: 0`, 0 and 1 become -inf and inf, and what
-    lies outside [0, 1] becomes NaN. Nulls stay null, NaN stays NaN. As `logit` in PyTorch; the papers name the op only.
+    Values outside, infinities included, become a bound; with `eps: 0`, 0 and 1 become -inf and inf, and values outside
+    [0, 1] become NaN. Nulls stay null, NaN stays NaN. Like `logit` in PyTorch.
     """
     x = widened(x, floats=True)
     number = NUMPY_TYPES[x.dtype].type
@@ -316,9 +316,9 @@ class BoxCox(Parameters):
     ),
 )
 def box_cox(x: Value, parameters: BoxCox) -> Value:
-    """The power transformation of Box and Cox (1964): (y^power - 1) / power with y = x + shift; ln(y) where power is 0.
+    """The power transformation of Box and Cox (1964): (y^power - 1) / power with y = x + shift; ln(y) if power is 0.
 
-    Computed as expm1(power * ln(y)) / power, which is exact for small powers, too. Defined for y > 0: 0 becomes the
+    Computed as expm1(power * ln(y)) / power, which is exact for small powers too. Defined for y > 0: 0 becomes the
     limit (-1 / power, or -inf for powers up to 0), anything below becomes NaN. Nulls stay null, NaN stays NaN.
     """
     x = widened(x, floats=True)
@@ -339,7 +339,9 @@ class Cast(Parameters):
     """Parameters of cast."""
 
     to: Annotated[CastTarget, Field(description="The type it becomes.")]
-    strict: Annotated[bool, Field(description="A value that does not fit is an error; if false, a null.")] = True
+    strict: Annotated[
+        bool, Field(description="Whether a value that does not fit is an error; otherwise it becomes a null.")
+    ] = True
 
 
 @op(
@@ -356,12 +358,12 @@ class Cast(Parameters):
     ),
 )
 def cast(x: Value, parameters: Cast) -> Value:
-    """Changes the type, in lists that of the elements.
+    """Changes the type; in lists, that of the elements.
 
-    Floats become integers by dropping the fraction. What does not fit (a number out of range, NaN as an integer, a
-    text that is no number) is an error that names the feature, or a null with `strict: false`; float64 beyond float32
-    becomes an infinity. Booleans become 0 and 1, an integer other than 0 becomes true. Not offered, because they would
-    depend on a library's version: floats or decimals as strings, strings or floats as booleans.
+    Floats become integers by dropping the fraction. A value that does not fit (a number out of range, NaN as an
+    integer, a string that is not a number) is an error that names the feature, or a null with `strict: false`; float64
+    beyond float32 becomes an infinity. Booleans become 0 and 1; nonzero integers become true. Not offered, because they
+    would depend on a library's version: floats or decimals as strings, strings or floats as booleans.
     """
     kind = x.kind
     refused = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())

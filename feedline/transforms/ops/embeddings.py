@@ -1,6 +1,7 @@
-"""Ops that look vectors up in an array: embedding.
+"""Ops that look up vectors in an array: embedding.
 
-Built in every process, run on the workers. The array is opened once per process and read block by block (`external`).
+Built in every process, run on the workers. The array is opened once per process and read block by block (see
+`artifacts.external`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from feedline.transforms.values.ragged import Ragged, over_flat, ragged, vectors
 Text = Annotated[str, Field(min_length=1)]
 Floats = npt.NDArray[np.float32]
 
-# Numbers that are pooled at a time, 16 MiB of them: 32,768 lists of 20 ids and 64 numbers each would be 160 MiB.
+# Numbers pooled at a time, 16 MiB: 32,768 lists of 20 ids and 64 numbers each would take 160 MiB.
 _POOLED_VALUES = 2**22
 _ARRAY = {"array": ((0.5, 1.0), (1.5, 2.0))}
 
@@ -42,18 +43,18 @@ class Embedding(Parameters):
     ] = None
     ids_column: Annotated[Text, Field(description="The column of the ids, where they are Parquet.")] = "id"
     pooling: Annotated[
-        Literal["mean", "sum"] | None, Field(description="What a list of ids becomes; without it, lists are an error.")
+        Literal["mean", "sum"] | None, Field(description="How to reduce a list of ids (default: lists are an error).")
     ] = None
     missing: Annotated[
-        Literal["zero", "error"], Field(description="What an id becomes that the array has not: zeros, or an error.")
+        Literal["zero", "error"], Field(description="What a missing id becomes: zeros, or an error.")
     ] = "zero"
     max_memory: Annotated[
-        Bytes, Field(exclude=True, description="Memory of what is kept of the array, per process, at most.")
-    ] = 2**30  # it changes no value, so it is left out of fingerprints
+        Bytes, Field(exclude=True, description="Memory limit for the cached part of the array, per process.")
+    ] = 2**30  # changes no value, so fingerprints leave it out
 
 
 class EmbeddingRows(Protocol):
-    """The array's rows, by their numbers."""
+    """The array's rows, by number."""
 
     rows: int
     width: int
@@ -98,12 +99,12 @@ def _unread() -> EmbeddingRows:
     ),
 )
 def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[str, Value]) -> Value:
-    """Replaces an id by its row of a zarr array of two dimensions, as a vector.
+    """Replaces an id by its row of a two-dimensional zarr array, as a vector.
 
-    An id is the row's number, counted from 0, or, with `ids`, what that says of the row: integers or strings, each
-    once. An id that the array has not, and a null, becomes zeros, or an error. With `pooling` a list becomes the sum or
-    the mean of its ids' rows, without those that are missing; of an empty or null list, zeros. Chunks that lie
-    uncompressed in local files are mapped, others decoded and kept up to `max_memory`.
+    An id is the row's number, counted from 0, or, with `ids`, the id that it gives to the row: integers or strings,
+    each once. An id that is not in the array, and a null, becomes zeros, or an error. With `pooling` a list becomes the
+    sum or the mean of its ids' rows, without missing ones; an empty or null list becomes zeros. Uncompressed chunks in
+    local files are memory-mapped; others are decoded and kept up to `max_memory`.
     """
     if x.kind.listed and parameters.pooling is None:
         raise SpecError(f"a list of ids needs pooling: got {x.kind}. Write `pooling: mean` or `pooling: sum`")
@@ -125,7 +126,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
 def _numbering(
     dtype: pl.DataType, parameters: Embedding, artifact: Artifact, rows: EmbeddingRows
 ) -> Callable[[pl.Series], pl.Series]:
-    """From ids to numbers of rows, int64 without nulls; -1 stands for a row that is not there."""
+    """Map ids to row numbers, int64 without nulls; -1 stands for a missing row."""
     if artifact.table is None:
         if not dtype.is_integer():
             raise SpecError("without ids, an id is the number of a row: got strings. Name the rows' ids with `ids`")
@@ -164,7 +165,7 @@ def _vectors(rows: EmbeddingRows, numbers: npt.NDArray[np.int64]) -> Floats:
 
 
 def _pooled(rows: EmbeddingRows, lists: Ragged, mean: bool) -> Floats:
-    """Sums or means of each list's rows, added in the list's order."""
+    """The sum or mean of each list's rows, added in the list's order."""
     held = lists.where(lists.values >= 0)
     matrix = np.zeros((len(lists.lengths), rows.width), dtype=np.float32)
     step = max(1, _POOLED_VALUES // rows.width)

@@ -1,8 +1,8 @@
 """Ops that normalise numbers by statistics of their column: standardize, min_max, fill_median, fill_mean, buckets.
 
-Built in every process, run on the workers. What they go by is learnt from rows (see `statistics`), from all elements of
-lists and vectors together, or stands in their parameters. Nulls, NaN and infinities are counted, and nothing is learnt
-from them. Arithmetic is that of float64, whatever the column's type.
+Built in every process, run on the workers. Their statistics are learnt from rows (see `statistics`), from all elements
+of lists and vectors together, or given as parameters. Nulls, NaN and infinities are counted, and nothing is learnt from
+them. Arithmetic is in float64, whatever the column's type.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Value
 
-_ERROR = Field(ge=1e-4, le=0.1, description="By how much of itself what is learnt may be off, where it is not exact.")
+_ERROR = Field(ge=1e-4, le=0.1, description="The largest relative error of learnt numbers that are not exact.")
 
 
 class Standardize(Parameters):
     """Parameters of standardize."""
 
-    mean: Annotated[float | None, Field(description="Subtracted first; none: learnt.")] = None
-    std: Annotated[float | None, Field(gt=0, description="The standard deviation, divided by then; none: learnt.")] = (
+    mean: Annotated[float | None, Field(description="The mean, subtracted first (default: learnt).")] = None
+    std: Annotated[float | None, Field(gt=0, description="The standard deviation, the divisor (default: learnt).")] = (
         None
     )
 
@@ -66,10 +66,10 @@ def _moments(parameters: Standardize, values: Sequence[Value]) -> Moments | None
 def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
     """Shifts by the mean and scales by the standard deviation: (x - mean) / std, computed in float64.
 
-    As a bare word both are learnt from the finite numbers of the column, exactly, however large their mean is beside
-    their deviation; the deviation is that of the population (divided by n, as in scikit-learn's StandardScaler). A
-    column of one distinct number has none: 1 is taken for it, and the number becomes 0. Without any finite number
-    fitting is an error. Nulls stay null, NaN and infinities follow IEEE 754.
+    As a bare word it learns both from the column's finite numbers, exactly, however large the mean is beside the
+    deviation; the deviation is that of the population (divided by n, as in scikit-learn's StandardScaler). In a column
+    of one distinct number it is taken as 1, and the number becomes 0. Fitting without any finite number is an error.
+    Nulls stay null; NaN and infinities follow IEEE 754.
     """
     x = widened(x, floats=True)
     known = {"mean": parameters.mean, "std": parameters.std} if artifact is None else artifact.facts
@@ -87,8 +87,12 @@ def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _:
 class MinMax(Parameters):
     """Parameters of min_max."""
 
-    min: Annotated[Number | None, Field(description="The number that becomes the range's begin; none: learnt.")] = None
-    max: Annotated[Number | None, Field(description="The number that becomes the range's end; none: learnt.")] = None
+    min: Annotated[Number | None, Field(description="The number that maps to the range's begin (default: learnt).")] = (
+        None
+    )
+    max: Annotated[Number | None, Field(description="The number that maps to the range's end (default: learnt).")] = (
+        None
+    )
     to: Annotated[tuple[float, ...], Field(description="The range: its begin and its end.")] = (0.0, 1.0)
 
     @field_validator("to", mode="after")
@@ -128,13 +132,13 @@ def _extremes(parameters: MinMax, values: Sequence[Value]) -> Extremes | None:
     learns=Learning(learner=_extremes),
 )
 def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[str, Value]) -> Value:
-    """Moves a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
+    """Maps a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
 
-    As a bare word (or with `to` alone) min and max are the smallest and largest finite number that were learnt from.
-    Numbers outside of them land outside of the range: put `{clip: {min: 0, max: 1}}` behind it where they must not.
-    Where min equals max, every finite number becomes the range's begin. Without any finite number fitting is an error.
-    Nulls stay null, NaN stays NaN, infinities stay infinities (NaN where min equals max). As scikit-learn's
-    MinMaxScaler and NVTabular's NormalizeMinMax, which makes 0.5 of a constant column.
+    As a bare word (or with `to` alone) it learns min and max, the smallest and largest finite number. Numbers outside
+    of them land outside of the range: add `{clip: {min: 0, max: 1}}` after it if they must not. If min equals max,
+    every finite number becomes the range's begin. Fitting without any finite number is an error. Nulls stay null, NaN
+    stays NaN, infinities stay infinities (NaN if min equals max). Like scikit-learn's MinMaxScaler, and NVTabular's
+    NormalizeMinMax, which maps a constant column to 0.5.
     """
     x = widened(x, floats=True)
     known: Mapping[str, Any] = {"min": parameters.min, "max": parameters.max} if artifact is None else artifact.facts
@@ -182,10 +186,10 @@ def _median(parameters: FillMedian, values: Sequence[Value]) -> Quantiles:
 def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Value]) -> Value:
     """Replaces nulls by the median of the column's finite numbers.
 
-    The median is exact where it is one of few distinct numbers (any integer up to 1 / (2 error) is), and else off by
-    at most `error` of itself. Of an even number of floats it is the mean of the two in the middle, of integers the
-    lower one. In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays.
-    Without any finite number fitting is an error. As NVTabular's FillMedian.
+    The median is exact if it is one of few distinct numbers (any integer up to 1 / (2 error) is); otherwise its
+    relative error is at most `error`. For an even number of floats it is the mean of the two in the middle, for
+    integers the lower one. In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and
+    stays. Fitting without any finite number is an error. Like NVTabular's FillMedian.
     """
     return _filled(widened(x), artifact.facts["quantiles"][0])
 
@@ -200,10 +204,10 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Va
     learns=Learning(learner=lambda _, __: Moments(op="fill_mean")),
 )
 def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Mapping[str, Value]) -> Value:
-    """Replaces nulls by the mean of the column's finite numbers, which is computed exactly.
+    """Replaces nulls by the exact mean of the column's finite numbers.
 
-    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Without any
-    finite number fitting is an error.
+    In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Fitting without
+    any finite number is an error.
     """
     return _filled(widened(x, floats=True), artifact.facts["mean"])
 
@@ -216,7 +220,9 @@ def _filled(x: Value, number: Number) -> Value:
 class QuantileBucketize(Parameters):
     """Parameters of quantile_bucketize."""
 
-    buckets: Annotated[int, Field(ge=2, le=10_000, description="How many buckets, of about equally many values.")]
+    buckets: Annotated[
+        int, Field(ge=2, le=10_000, description="The number of buckets, each with about equally many values.")
+    ]
     error: Annotated[float, _ERROR] = 0.001
 
 
@@ -237,14 +243,14 @@ def _quantiles(parameters: QuantileBucketize, values: Sequence[Value]) -> Quanti
     learns=Learning(learner=_quantiles),
 )
 def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifact, _: Mapping[str, Value]) -> Value:
-    """The number of the bucket that a number falls into, of buckets that hold about equally many of the learnt values.
+    """The bucket of a number, among buckets that hold about equally many of the learnt values.
 
-    The borders are quantiles of the column's finite numbers, then it is bucketize: a value equal to a border belongs to
-    the lower bucket, NaN becomes null, infinities are in the outer buckets. Border k is the smallest number that at
-    least k / buckets of the values are not above, exact or off by at most `error` of itself (see fill_median), so
-    numbers far from 0 that differ by less than that share of themselves want their offset subtracted first. Equal
-    borders are one, so that a column of few distinct numbers has fewer buckets: 0 to at most buckets - 1. Nulls stay
-    null. Without any finite number fitting is an error.
+    The borders are quantiles of the column's finite numbers, applied as in bucketize: a value equal to a border belongs
+    to the lower bucket, NaN becomes null, infinities are in the outer buckets. Border k is the smallest number that is
+    at least as large as k / buckets of the values, exact or with a relative error of at most `error` (see fill_median);
+    so subtract the offset first from numbers that are far from 0 and differ by less than that. Equal borders become
+    one, so a column of few distinct numbers has fewer buckets: 0 to at most buckets - 1. Nulls stay null. Fitting
+    without any finite number is an error.
     """
     x = widened(x)
     borders: list[Any] = artifact.facts["quantiles"]

@@ -1,4 +1,4 @@
-"""Ops that make another feature of a value: bucketize, enumerate, ngram, get_local_hour, expr.
+"""Ops that derive another feature from a value: bucketize, enumerate, ngram, get_local_hour, expr.
 
 Built in every process, run on the workers.
 """
@@ -59,10 +59,10 @@ class Bucketize(Parameters):
     ),
 )
 def bucketize(x: Value, parameters: Bucketize) -> Value:
-    """The number of the bucket that a number falls into: how many borders are below it.
+    """The bucket of a number: how many borders are below it.
 
     A value equal to a border belongs to the lower bucket; n borders make the buckets 0 to n. A border given twice has a
-    bucket of its own, for exactly that value; given more often, it leaves numbers of buckets unused. As `bucketize` in
+    bucket of its own, for exactly that value; given more often, it leaves bucket numbers unused. Like `bucketize` in
     TorchArrow. Borders are rounded to a float column's type (0.1 on a float32 column means float32's 0.1); integers are
     compared exactly. Nulls stay null, NaN is in no bucket and becomes null, -inf is in the first and +inf in the last.
     """
@@ -96,7 +96,7 @@ def _repeated(borders: Sequence[Any]) -> list[Any]:
 
 
 def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int, Values, Values]:
-    """How many borders lie below the type's range, the others as integers, and those given twice.
+    """The number of borders below the type's range, the others as integers, and those that occur twice.
 
     An integer is above a border if it is above the border's floor.
     """
@@ -109,7 +109,7 @@ def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int
 
 
 def _float_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[Values, Values]:
-    """The borders in the column's type, and those given twice. SpecError where two become one."""
+    """The borders in the column's type, and those that occur twice. Raises SpecError if two become one."""
     largest = float(np.finfo(NUMPY_TYPES[dtype]).max)
     for border in (min(borders), max(borders)):
         if abs(border) >= largest:
@@ -143,9 +143,9 @@ class Enumerate(Parameters):
     ),
 )
 def enumerate_(x: Value, parameters: Enumerate) -> Value:
-    """The places of a list's elements instead of the elements, as Python's `enumerate` counts them.
+    """The positions of a list's elements in place of the elements, as Python's `enumerate` counts them.
 
-    Null elements count; a null list stays null; weights stay beside the places. The papers name the op only.
+    Null elements count; a null list stays null; weights stay beside the positions.
     """
 
     def run(series: pl.Series) -> pl.Series:
@@ -169,8 +169,8 @@ def enumerate_(x: Value, parameters: Enumerate) -> Value:
 class Ngram(Parameters):
     """Parameters of ngram."""
 
-    n: Annotated[int, Field(ge=1, le=64, description="How many neighbours make one id.")]
-    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
+    n: Annotated[int, Field(ge=1, le=64, description="The number of neighbours per id.")]
+    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
 
 
@@ -193,8 +193,8 @@ class Ngram(Parameters):
 def ngram(x: Value, parameters: Ngram) -> Value:
     """The ids of all runs of n neighbours in a list: a list of m ids becomes one of m - n + 1, or an empty one.
 
-    The id of a run is the hash of its n ids in their order, as hashed_cross defines it. A run with a null in it is
-    null; a null list stays null. The papers name the op only.
+    The id of a run is the hash of its n ids in order, as hashed_cross defines it. A run that contains a null is null; a
+    null list stays null.
     """
     x = widened_list(x)
     grams = Value(
@@ -204,7 +204,7 @@ def ngram(x: Value, parameters: Ngram) -> Value:
 
 
 def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
-    """The hash of each element and the n - 1 behind it, whatever list they are in: the last n - 1 are cut off then."""
+    """The hash of each element and the n - 1 after it, across lists; the last n - 1 of each list are cut off."""
     held = ragged(series)
     n, count = parameters.n, len(held.values)
     buffer = pa.allocate_buffer(8 * count)
@@ -212,7 +212,7 @@ def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
     for start in range(0, count, BLOCK_VALUES):
         words = scattered(held.values[start : start + BLOCK_VALUES + n - 1])
         part = out[start : start + BLOCK_VALUES]
-        if len(words) < len(part) + n - 1:  # the last block: what is behind it does not matter
+        if len(words) < len(part) + n - 1:  # the last block has no successor; the runs that need it are cut off later
             words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))
         runs = [words[place : place + len(part)] for place in range(n)]
         bucket_crosses(runs, part, parameters.seed, parameters.buckets)
@@ -259,10 +259,9 @@ class GetLocalHour(Parameters):
     ),
 )
 def get_local_hour(x: Value, parameters: GetLocalHour) -> Value:
-    """The hour of the day that a clock in a time zone shows, summer time included.
+    """The hour of the day in a time zone, daylight saving time included.
 
-    A timestamp without a zone is UTC; one with a zone is the moment it names. Nulls stay null. The papers name the op
-    only.
+    A timestamp without a zone is UTC; one with a zone is the instant it names. Nulls stay null.
     """
     dtype = x.dtype
     zoned = x.expr if isinstance(dtype, pl.Datetime) and dtype.time_zone else x.expr.dt.replace_time_zone("UTC")
@@ -287,7 +286,7 @@ class Expr(Parameters):
     ),
 )
 def expr(x: Value, parameters: Expr) -> Value:
-    """Computes an expression of the value, which it calls `x`; it sees no other column.
+    """Computes an expression of the value, called `x`; it sees no other column.
 
     The language is that of a feature's `expr` and of `source.where`. A list is `x` as a whole. Nulls follow the
     expression.
@@ -305,7 +304,7 @@ def _arrow_type(dtype: pl.DataType) -> pa.DataType:
 
 
 def row_expression(text: str, schema: pa.Schema) -> BoundExpression:
-    """An expression that gives each row a value made of that row alone. Raises ExpressionError for any other."""
+    """An expression that computes each row from that row alone. Raises ExpressionError for any other."""
     bound = bind(parse(text), schema)
     node = offending_node(bound.polars)
     if node is not None:

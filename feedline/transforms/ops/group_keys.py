@@ -1,9 +1,9 @@
-"""Which group is a row in, by the values of its key columns?
+"""Keys of groups: which group a row is in, by the values of its key columns.
 
-Runs on the workers, where groups are learnt about and, inside the pass over a chunk, where that is looked up. Keys are
-integers, texts, bytes and booleans, one column or several; a list's elements are keys one by one. Null is a value like
-others: the groups (1, null) and (null, 1) are two. So that states and artifacts hold no nulls, a null key is 0 (or
-empty) there, and its bit is set in the column `MISSING`.
+Runs on the workers, where groups are learnt and, inside the pass over a chunk, looked up. Keys are integers, strings,
+binary values and booleans, of one column or several; the elements of a list are separate keys. Null is a value like any
+other: the groups (1, null) and (null, 1) differ. As states and artifacts hold no nulls, a null key is stored as 0 (or
+empty), and its bit is set in the column `MISSING`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N = TypeVar("N", bound=np.generic)
 KEY = Input(name="key", takes=frozenset({INTEGER, STRING, BINARY, BOOLEAN}), lists="elements")
 MISSING = "missing"
 _UNKNOWN = range(1)
-_MOST_KEYS = 31  # bits of MISSING
+_MOST_KEYS = 31  # as many as MISSING has bits
 _FILLS = {pl.Int64(): 0, pl.UInt64(): 0, pl.String(): "", pl.Binary(): b""}
 
 
@@ -45,7 +45,7 @@ class KeyedRows:
 
     @classmethod
     def of(cls, columns: Sequence[pl.Series]) -> KeyedRows:
-        """The rows of some columns, or of one of lists."""
+        """The rows of some columns, or of one column of lists."""
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
         [lists] = columns
@@ -54,9 +54,9 @@ class KeyedRows:
         return cls(keys=(flat,), offsets=offsets, absent=absent)
 
     def frame(self, names: Sequence[str]) -> pl.DataFrame:
-        """The columns that name each key's group, as `GroupKeys.names` names them."""
+        """The columns that identify each key's group, named by `GroupKeys.names`."""
         missing = np.zeros(len(self.keys[0]), np.int32)
-        columns = [pl.Series()]  # of what is missing
+        columns = [pl.Series()]  # replaced by the bits of null keys
         for index, key in enumerate(self.keys):
             if key.null_count():
                 missing |= key.is_null().to_numpy().astype(np.int32) << np.int32(index)
@@ -65,11 +65,11 @@ class KeyedRows:
         return pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
 
     def each(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
-        """What is known of rows [N], for each of the rows' keys [V]."""
+        """Values of rows [N], repeated for each of the rows' keys [V]."""
         return values if self.offsets is None else np.repeat(values, np.diff(self.offsets))
 
     def series(self, values: npt.NDArray[np.float64], holes: Mask | None = None) -> pl.Series:
-        """What was found for each key [V], a number or a list of numbers per row; null where `holes` says so."""
+        """The results of each key [V] as a number or a list of numbers per row; null where `holes` is true."""
         if self.offsets is not None:
             return lists_of(values, self.offsets, holes=holes, absent=self.absent)
         return pl.Series(pa.array(values, mask=holes))
@@ -77,14 +77,14 @@ class KeyedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKeys:
-    """What keys there are: their types as states and artifacts hold them, and whether it is the elements of lists."""
+    """The types of keys in states and artifacts, and whether they are elements of lists."""
 
     types: tuple[pl.DataType, ...]
     listed: bool
 
     @classmethod
     def of(cls, values: Sequence[Value]) -> GroupKeys:
-        """Raises SpecError for what is no key."""
+        """Raises SpecError for values that cannot be keys."""
         for value in values:
             if value.kind.element not in KEY.takes:
                 raise SpecError(
@@ -102,16 +102,18 @@ class GroupKeys:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that name a group in states and artifacts."""
+        """The columns that identify a group in states and artifacts."""
         return (MISSING, *(f"key {index}" for index in range(len(self.types))))
 
     def rows(self, columns: Sequence[pl.Series]) -> KeyedRows:
-        """The keys of some rows, whose columns may still be of narrower types."""
+        """The keys of some rows, whose columns may be of narrower types."""
         rows = KeyedRows.of(columns)
         return replace(rows, keys=self._typed(rows.keys))
 
     def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
-        """Where the groups of rows stand in `index`, from 1: int64, or lists of it; 0 for unknown ones, which count."""
+        """The position of each row's group in `index`, from 1: int64, or lists of it; 0 for unknown groups, which are
+        counted.
+        """
 
         def find(*columns: pl.Series) -> pl.Series:
             return pl.Series(self.index(artifact).find(self._typed(columns)))
@@ -125,17 +127,17 @@ class GroupKeys:
         return tuple(column if column.dtype == dtype else column.cast(dtype) for column, dtype in pairs)
 
     def schema(self) -> dict[str, pl.DataType]:
-        """The columns that name a group, with their types."""
+        """The columns that identify a group, with their types."""
         return dict(zip(self.names, (pl.Int32(), *self.types), strict=True))
 
     def index(self, artifact: Artifact) -> KeyIndex:
-        """The groups of an artifact's table by their keys, among which null is one; made once."""
+        """The groups of an artifact's table by their keys, null included; built once."""
         assert artifact.table is not None
         table = artifact.table
         return artifact.made(f"groups by {self.types}", lambda: self._index(table))
 
     def check(self, artifact: Artifact) -> None:
-        """Raises SpecError for an artifact whose keys are of another kind."""
+        """Raise SpecError for an artifact whose keys are of another kind."""
         assert artifact.table is not None
         self._index(artifact.table.slice(0, 0))
 

@@ -1,7 +1,7 @@
-"""The op group_statistics: what do rows of the same key hold in another column?
+"""The op group_statistics: statistics of another column over the rows of the same key.
 
 Built in every process, run on the workers. Learning is one pass: count, exact sums of the values and of their squares,
-and extremes by key (`group_sums`). What comes out does not depend on the order of rows, to the bit.
+and extremes by key (`group_sums`). The result does not depend on the order of rows, to the bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ Statistic = Literal["count", "sum", "mean", "min", "max", "var", "std"]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}  # of values, to be known
+_LEAST_COUNT = {
+    "count": 0,
+    "sum": 0,
+    "mean": 1,
+    "min": 1,
+    "max": 1,
+    "var": 2,
+    "std": 2,
+}  # values that a statistic needs
 _SMALLER = "Make fewer keys, with hash_bucket or a vocabulary's min_count before it"
 _SPLITTER = 2.0**27 + 1
 _NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
@@ -50,7 +58,7 @@ class GroupStatistics(Parameters):
         Field(description="What is asked for of each key: a word for a number, a list for a vector of them."),
     ]
     of: Annotated[
-        str | None, Field(min_length=1, description="The table's column that it is asked of; `count` may do without.")
+        str | None, Field(min_length=1, description="The column of the table to describe; optional for `count`.")
     ] = None
     max_memory: MaxMemory = MAX_MEMORY
 
@@ -75,11 +83,11 @@ class StatisticsByKey:
     """Learns statistics of a column by key."""
 
     groups: GroupKeys
-    parameters: GroupStatistics = field(compare=False)  # a fit's key has them, but for `max_memory`
+    parameters: GroupStatistics = field(compare=False)  # part of a fit's key, except `max_memory`
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that name a group: its bins stay together where a state is cut."""
+        """The columns that identify a group: its bins stay together when a state is cut."""
         return self.groups.names
 
     @property
@@ -87,12 +95,12 @@ class StatisticsByKey:
         return GroupSums(
             by=self.groups.names,
             squares="var" in self._kept,
-            extremes=bool({"min", "max", "var"}.intersection(self._kept)),  # a variance of 0 is known by them
+            extremes=bool({"min", "max", "var"}.intersection(self._kept)),  # equal extremes mean a variance of 0
         )
 
     @property
     def _kept(self) -> tuple[str, ...]:
-        """The artifact's columns behind the keys."""
+        """The artifact's columns after the keys."""
         kept = dict.fromkeys("var" if name == "std" else name for name in self.parameters.names if name != "count")
         return ("count", *kept)
 
@@ -108,11 +116,11 @@ class StatisticsByKey:
         return self._sums.observe(frame.drop("value"), frame["value"])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Counts and units added up, extremes compared."""
+        """Counts and units added, extremes compared."""
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
-        """The statistics of each key; without rows there is none. Raises DataError where they outgrow `max_memory`."""
+        """The statistics of each key; none without rows. Raises DataError if they exceed `max_memory`."""
         check_parts(self.groups, parts, len(self._kept), self.parameters.max_memory, _SMALLER)
         table = ordered_table(self.groups, [self._empty(), *(self._statistics(state) for state in parts)])
         rows = int(table["count"].to_numpy().sum())
@@ -123,7 +131,7 @@ class StatisticsByKey:
         return Artifact(facts={"rows": 0, "groups": 0}, table=self._empty().to_arrow())
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Rows with a value, groups, and how far each statistic reaches."""
+        """Rows with a value, groups, and the range of each statistic."""
         shown: dict[str, Any] = dict(artifact.facts)
         if artifact.table is not None and artifact.table.num_rows:
             for name in self._kept:
@@ -148,10 +156,10 @@ class StatisticsByKey:
 
 
 def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]) -> Floats:
-    """The unbiased variance of each group's values; 0 of a single one.
+    """The unbiased variance of each group's values; 0 for a single one.
 
-    (n Q - S S) / n (n - 1), of the sums S and Q of the values and their squares, in twice the precision of float64; in
-    fractions where that is not enough: for values that are nearly the same, or beyond its range.
+    (n Q - S S) / n (n - 1), for the sums S and Q of the values and their squares, in twice the precision of float64; in
+    rational numbers if that is not enough: for values that are nearly equal, or beyond its range.
     """
     least, most = held.extremes()
     squares = held.sums(squares=True)
@@ -170,7 +178,7 @@ def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]
 
 
 def _product(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """The product of float64 and its rounding error (Dekker 1971)."""
+    """The float64 product and its rounding error (Dekker 1971)."""
     product = one * other
     high, other_high = (x * _SPLITTER - (x * _SPLITTER - x) for x in (one, other))
     low, other_low = one - high, other - other_high
@@ -216,19 +224,19 @@ def group_statistics(
 
     - `count`: how many of the key's rows have a value in `of`; without `of`, how many rows it has
     - `sum`, `mean`, `min`, `max` of these values
-    - `var`, `std`: their variance and standard deviation, n - 1 in the denominator
+    - `var`, `std`: their variance and standard deviation, with n - 1 in the denominator
 
-    Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like others. A key without
-    values, and one that was not met in fitting (it counts in `oov_rate`), has count and sum 0 and null for the rest; of
-    a single value, `var` and `std` are null: put `{fill_null: 0}` behind. Of a list the elements are keys, each with
-    its row's value, and `stats` is one word; a null list stays null. Sums are exact, so that the order of rows and the
-    cut of the table do not matter to the last bit.
+    Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like any other. A key without
+    values, or one that did not occur in the fit (which counts in `oov_rate`), has count and sum 0 and null for the
+    rest; for a single value, `var` and `std` are null: add `{fill_null: 0}`. The elements of a list are separate keys,
+    each with its row's value, and `stats` is one word; a null list stays null. Sums are exact, so the result does not
+    depend on the order of rows or the partition of the table, to the last bit.
 
-    A process that looks keys up holds three numbers of 8 bytes per key and one for each statistic, and what finds the
-    key: 52 bytes for an integer, 68 and the text for a string. More than `max_memory` is an error.
+    A process that looks keys up holds three numbers of 8 bytes per key and one for each statistic, and the index: 52
+    bytes for an integer, 68 and the characters for a string. More than `max_memory` is an error.
 
-    A row's own value is in what it is told. Of a label ask target_encoding, which leaves it out. `JoinGroupby` in
-    NVTabular, whose count is always of rows.
+    A row's own value is included. For a label use target_encoding, which leaves it out. Like `JoinGroupby` in
+    NVTabular, whose count always counts rows.
     """
     keys = GroupKeys.of(values)
     vectors = isinstance(parameters.stats, list)
@@ -260,7 +268,7 @@ def group_statistics(
 
 
 def _statistics(learnt: GroupColumns, places: Integers, names: Sequence[Statistic]) -> Floats:
-    """float64 [V, statistics]: the numbers of each place's group, NaN for those that it has not."""
+    """float64 [V, statistics]: the numbers of the group at each position, NaN where it has none."""
     counts = np.where(places, learnt.take("count", places), 0)
     made = np.empty((len(places), len(names)))
     for column, name in zip(made.T, names, strict=True):

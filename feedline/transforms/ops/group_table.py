@@ -1,7 +1,7 @@
-"""Keep what was learnt of groups in one table: how large it may be, how it is put together, how it is read.
+"""Keep the learnt numbers of groups in one table: its memory, its assembly, its lookups.
 
 Built in the process that fits, read on the workers inside the pass over a chunk. The columns of an artifact's table are
-the only copy of its numbers: a lookup reads them where they are, by the rows that `group_keys` finds.
+the only copy of its numbers: a lookup reads them in place, at the rows that `group_keys` finds.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64 | np.int64]
 
-# What a row becomes does not depend on it: raising it asks for no new fit.
+# Excluded from the parameters' identity: it changes no value, so raising it needs no new fit.
 MaxMemory = Annotated[
     Bytes,
-    Field(exclude=True, description="Groups that take more memory, per process, are an error: a size such as 500MB."),
+    Field(
+        exclude=True, description="Memory limit for the groups, per process; more is an error. A size such as 500MB."
+    ),
 ]
 MAX_MEMORY = 4 * 2**30
-_NUMBER_BYTES, _MISSING_BYTES, _TEXT_BYTES = 8, 4, 8  # of a number, of the bits of null keys, of a text's offset
+_NUMBER_BYTES, _MISSING_BYTES, _TEXT_BYTES = 8, 4, 8  # a number, the bits of null keys, a string's offset
 _ANY_SPAN = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTableSize:
-    """The memory of a table of groups, and of what finds a group in it.
+    """The memory of a table of groups, and of the index that finds a group in it.
 
-    groups: how many. keys: of each key column its values, at most, and the bytes of their text (None for integers).
-    text_bytes: of the keys of all groups. numbers: how many numbers each group has.
+    groups: how many. keys: for each key column an upper bound of its values, and the bytes of their text (None for
+    integers). text_bytes: of the keys of all groups. numbers: how many numbers each group has.
     """
 
     groups: int
@@ -52,7 +54,7 @@ class GroupTableSize:
 
     @classmethod
     def of(cls, groups: GroupKeys, frames: Parts, numbers: int) -> GroupTableSize:
-        """Of the groups in some merged states, which hold each group in one of them."""
+        """For the groups of some merged states, each of which is in one state only."""
         count = text_bytes = 0
         keys: list[tuple[int, int | None]] = [(0, 0 if _is_text(dtype) else None) for dtype in groups.types]
         for frame in frames:
@@ -71,7 +73,7 @@ class GroupTableSize:
 
     @classmethod
     def at_least(cls, groups: GroupKeys, table: pa.Table) -> GroupTableSize:
-        """Of an artifact's table; of several key columns, what finds the values of each is left out."""
+        """For an artifact's table; for keys of several columns, without the indexes of single columns."""
         count = table.num_rows
         texts = [table[name] for name, dtype in zip(groups.names[1:], groups.types, strict=True) if _is_text(dtype)]
         text_bytes = sum(int(pc.sum(pc.binary_length(text)).as_py() or 0) for text in texts)
@@ -83,7 +85,7 @@ class GroupTableSize:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in each process, at most."""
+        """Bytes per process, at most."""
         row = _MISSING_BYTES + _NUMBER_BYTES * self.numbers
         row += sum(_NUMBER_BYTES if text is None else _TEXT_BYTES for _, text in self.keys)
         table = row * self.groups + self.text_bytes
@@ -97,7 +99,7 @@ class GroupTableSize:
         return table + found
 
     def message(self, max_memory: int, remedy: str) -> str | None:
-        """What is wrong where that is more than `max_memory`."""
+        """The error message if that exceeds `max_memory`."""
         if self.nbytes <= max_memory:
             return None
         return (
@@ -108,22 +110,22 @@ class GroupTableSize:
 
 
 def check_parts(groups: GroupKeys, parts: Parts, numbers: int, max_memory: int, remedy: str) -> None:
-    """Raises DataError where the table of merged states would take more than `max_memory`, before it is made."""
+    """Raise DataError if the table of merged states would exceed `max_memory`, before it is built."""
     if (message := GroupTableSize.of(groups, parts, numbers).message(max_memory, remedy)) is not None:
         raise DataError(message)
 
 
 def check_artifact(artifact: Artifact, groups: GroupKeys, max_memory: int, remedy: str) -> None:
-    """Raises SpecError for an artifact that takes more than `max_memory` in the process that is to use it."""
+    """Raise SpecError for an artifact that would exceed `max_memory` in the process that uses it."""
     assert artifact.table is not None
     if (message := GroupTableSize.at_least(groups, artifact.table).message(max_memory, remedy)) is not None:
         raise SpecError(message)
 
 
 def ordered_table(groups: GroupKeys, parts: list[pl.DataFrame]) -> pa.Table:
-    """Tables of different groups as one, in the order of their keys. `parts` is emptied on the way.
+    """Tables of different groups as one, in the order of their keys. Empties `parts`.
 
-    Column by column, so that no more than one of them is there twice.
+    Column by column, so that at most one column exists twice.
     """
     keys = pl.concat([part.select(groups.names) for part in parts])
     order = keys.select(pl.arg_sort_by(*groups.names)).to_series()
@@ -137,7 +139,7 @@ def ordered_table(groups: GroupKeys, parts: list[pl.DataFrame]) -> pa.Table:
 
 
 class GroupColumns:
-    """Numbers of an artifact's table by the places of groups, from 1 (`GroupKeys.places`); 0 is a group not known."""
+    """Numbers of an artifact's table by the positions of groups, from 1 (`GroupKeys.places`); 0 is an unknown group."""
 
     def __init__(self, groups: GroupKeys, artifact: Artifact) -> None:
         assert artifact.table is not None
@@ -147,14 +149,14 @@ class GroupColumns:
         self._columns = artifact.made("columns", lambda: {name: table[name].to_numpy() for name in names})
 
     def take(self, name: str, places: Integers) -> Numbers:
-        """The numbers of a column [V]; anything for a group that is not known."""
+        """The numbers of a column [V]; arbitrary for unknown groups."""
         if not len(self._rows):
             return np.zeros(len(places))
         found: Numbers = self._columns[name][self._rows[places - 1]]
         return found
 
     def take_each(self, names: Sequence[str], choices: npt.NDArray[np.uint8], places: Integers, none: Floats) -> Floats:
-        """float64 [V]: of each place the number of the column that it chooses; of no group the number of `none`."""
+        """float64 [V]: for each position the number in the chosen column; for unknown groups that of `none`."""
         found = none[choices]
         known = np.flatnonzero(places)
         at = {choice: known[some] for choice, some in by_choice(choices[known], len(names)).items()}
@@ -171,7 +173,7 @@ class GroupColumns:
 
 
 def by_choice(choices: npt.NDArray[np.uint8], count: int) -> Mapping[int, Integers]:
-    """Where each choice below `count` stands among `choices`; those that stand nowhere are left out."""
+    """The positions of each choice below `count` in `choices`; choices that do not occur are left out."""
     order = np.argsort(choices, kind="stable")
     ends = np.cumsum(np.bincount(choices, minlength=count))
     pieces: Sequence[Integers] = np.split(order, ends[:-1])

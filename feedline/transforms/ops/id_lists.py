@@ -26,11 +26,11 @@ from feedline.transforms.values.ragged import Mask, Ragged, filtered, sliced, wi
 class HashBucket(Parameters):
     """Parameters of hash_bucket."""
 
-    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, buckets).")]
+    buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
     null_bucket: Annotated[
         bool, Field(exclude_if=operator.not_, description="A null becomes the id `buckets`, which no value becomes.")
-    ] = False  # left out of fingerprints where it is not set: they are older than this parameter
+    ] = False  # left out of fingerprints unless set: they are older than this parameter
 
 
 @op(
@@ -96,7 +96,7 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
 class Modulo(Parameters):
     """Parameters of modulo."""
 
-    divisor: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, divisor).")]
+    divisor: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, divisor).")]
 
 
 @op(
@@ -112,7 +112,7 @@ class Modulo(Parameters):
 def modulo(x: Value, parameters: Modulo) -> Value:
     """The remainder of a floored division, never negative: x - divisor * floor(x / divisor).
 
-    Nulls stay null. Also for uint64 beyond the range of int64.
+    Nulls stay null. Works for uint64 beyond the range of int64, too.
     """
     x = widened(x)
     signed = x.dtype == pl.Int64()
@@ -131,7 +131,7 @@ def modulo(x: Value, parameters: Modulo) -> Value:
 class FirstX(Parameters):
     """Parameters of first_x."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_INT, description="How many elements are kept at most.")]
+    count: Annotated[int, Field(ge=1, le=MAX_INT, description="The largest number of elements to keep.")]
 
 
 @op(
@@ -144,7 +144,7 @@ class FirstX(Parameters):
     examples=(example("first_x", 2, pl.List(pl.Int64()), [[5, 6, 7], [8], [], None], [[5, 6], [8], [], None]),),
 )
 def first_x(x: Value, parameters: FirstX) -> Value:
-    """Keeps the first elements of a list: min(count, length) of them, with their weights. As `firstx` in TorchArrow.
+    """Keeps the first elements of a list: min(count, length) of them, with their weights. Like `firstx` in TorchArrow.
 
     Null elements count; a null list stays null.
     """
@@ -155,10 +155,10 @@ class ListSlice(Parameters):
     """Parameters of list_slice."""
 
     start: Annotated[
-        int, Field(ge=-MAX_INT, le=MAX_INT, description="The first place kept; negative: from the end.")
+        int, Field(ge=-MAX_INT, le=MAX_INT, description="The first position to keep; negative: from the end.")
     ] = 0
     stop: Annotated[
-        int | None, Field(ge=-MAX_INT, le=MAX_INT, description="The first place left out; none: to the end.")
+        int | None, Field(ge=-MAX_INT, le=MAX_INT, description="The first position to leave out (default: the end).")
     ] = None
 
 
@@ -175,9 +175,9 @@ class ListSlice(Parameters):
     ),
 )
 def list_slice(x: Value, parameters: ListSlice) -> Value:
-    """Keeps a run of a list's elements, with their weights: `list[start:stop]` as in Python.
+    """Keeps a slice of a list, with its weights: `list[start:stop]` as in Python.
 
-    Null elements count; a null list stays null. As `ListSlice` in NVTabular; what is short stays short (see pad).
+    Null elements count; a null list stays null. Like `ListSlice` in NVTabular; short lists stay short (see pad).
     """
     return sliced(x, parameters.start, parameters.stop)
 
@@ -186,7 +186,7 @@ class SigridHash(Parameters):
     """Parameters of sigrid_hash."""
 
     salt: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT, description="Another salt, another hash.")]
-    max_value: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids come out in [0, max_value).")]
+    max_value: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, max_value).")]
 
 
 @op(
@@ -209,7 +209,7 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
     """Maps ids to [0, max_value) by the hash of TorchArrow's `sigrid_hash`, for models trained on it.
 
     The hash is folly's `hash_combine(salt, twang_mix64(id))` as a signed number, reduced by a floored modulo. Nulls
-    stay null. Ids of uint64 count as the 64 bits that they are. Where there is a choice, hash_bucket is faster.
+    stay null. An id of uint64 is hashed by its 64 bits. If you have the choice, hash_bucket is faster.
     """
     x = widened(x)
 
@@ -222,9 +222,11 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
 class MapId(Parameters):
     """Parameters of map_id."""
 
-    keys: Annotated[tuple[int, ...] | tuple[str, ...], Field(min_length=1, description="What is looked up; each once.")]
-    values: Annotated[tuple[int, ...], Field(description="What each of the keys becomes.")]
-    default: Annotated[int | None, Field(description="What anything else becomes; none: a null.")] = None
+    keys: Annotated[
+        tuple[int, ...] | tuple[str, ...], Field(min_length=1, description="The ids to look up, each once.")
+    ]
+    values: Annotated[tuple[int, ...], Field(description="The id for each key.")]
+    default: Annotated[int | None, Field(description="The id for all others (default: null).")] = None
 
     @model_validator(mode="after")
     def _paired(self) -> MapId:
@@ -260,9 +262,9 @@ def _mapped_ids(parameters: MapId, *_: object) -> int | None:
     ),
 )
 def map_id(x: Value, parameters: MapId) -> Value:
-    """Looks ids up in a table that stands in pipeline.yaml.
+    """Looks ids up in a table given in pipeline.yaml.
 
-    What is not among the keys becomes the default, or a null. Nulls stay null. The papers name the op only.
+    An id that is not among the keys becomes the default, or a null. Nulls stay null.
     """
     kind = x.kind.element
     if isinstance(parameters.keys[0], str) is not (kind == STRING):
@@ -284,9 +286,9 @@ def map_id(x: Value, parameters: MapId) -> Value:
 class IdListTransform(Parameters):
     """Parameters of id_list_transform."""
 
-    min: Annotated[int | None, Field(description="Smaller ids are left out; none: no lower bound.")] = None
-    max: Annotated[int | None, Field(description="Larger ids are left out; none: no upper bound.")] = None
-    unique: Annotated[bool, Field(description="Whether an id that stood before is left out.")] = False
+    min: Annotated[int | None, Field(description="Smaller ids are removed (default: no bound).")] = None
+    max: Annotated[int | None, Field(description="Larger ids are removed (default: no bound).")] = None
+    unique: Annotated[bool, Field(description="Whether to remove repetitions.")] = False
 
 
 @op(
@@ -304,9 +306,9 @@ class IdListTransform(Parameters):
     ),
 )
 def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
-    """Leaves out elements of a list: nulls always, ids outside [min, max], and, if asked, repetitions.
+    """Removes elements of a list: nulls always, ids outside [min, max], and optionally repetitions.
 
-    What is kept keeps its order and its weights. A null list stays null. The papers name the op only; ops over
+    The others keep their order and their weights. A null list stays null. Ops over
     elements, such as modulo or map_id, change the ids themselves.
     """
     x = widened_list(x)

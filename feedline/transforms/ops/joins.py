@@ -1,6 +1,7 @@
-"""Ops that look values up in a table of their own: join_external.
+"""Ops that look up values in a table of their own: join_external.
 
-Built in every process, run on the workers. The table is read once per process and stays in memory (`external`).
+Built in every process, run on the workers. The table is read once per process and stays in memory (see
+`artifacts.external`).
 """
 
 from __future__ import annotations
@@ -34,25 +35,23 @@ class JoinExternal(Parameters):
 
     table: Annotated[Text, Field(description="Parquet: a path or URI of a file, folder or glob.")]
     on: Annotated[Names, Field(description="The column of the key, or those of its parts.")]
-    take: Annotated[Names, Field(description="The column that is taken; several of numbers become a vector.")]
-    missing: Annotated[
-        Number | bool | str | None, Field(description="What stands for a key that the table has not; null: a null.")
-    ] = None
+    take: Annotated[Names, Field(description="The column to take; several columns of numbers become a vector.")]
+    missing: Annotated[Number | bool | str | None, Field(description="The value of a miss (default: null).")] = None
     duplicates: Annotated[
         Literal["error", "first"], Field(description="A key in two rows: an error, or the first row counts.")
     ] = "error"
-    max_memory: Annotated[
-        Bytes, Field(exclude=True, description="Memory of the columns that are read, per process, at most.")
-    ] = 2**30  # it changes no value, so it is left out of fingerprints
+    max_memory: Annotated[Bytes, Field(exclude=True, description="Memory limit for the columns read, per process.")] = (
+        2**30
+    )  # changes no value, so fingerprints leave it out
 
     @property
     def keys(self) -> list[str]:
-        """The columns of the key."""
+        """The key columns."""
         return [self.on] if isinstance(self.on, str) else self.on
 
     @property
     def taken(self) -> list[str]:
-        """The columns that are taken."""
+        """The columns to take."""
         return [self.take] if isinstance(self.take, str) else self.take
 
 
@@ -62,7 +61,7 @@ def _reading(parameters: JoinExternal) -> Reading:
     return Reading(kind="table", uri=parameters.table, options=options, max_memory=parameters.max_memory)
 
 
-_MISS = range(1)  # the place of what is missing among what is held
+_MISS = range(1)  # the positions of misses among the looked-up rows
 _ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
 
 
@@ -100,13 +99,13 @@ _ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
     ),
 )
 def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Artifact, _: Mapping[str, Value]) -> Value:
-    """Replaces a key by what a table of its own says of it: the value of `take` in the row where `on` is the key.
+    """Replaces a key by the value of `take` in the row of an external table whose `on` equals the key.
 
-    The table is any Parquet, with a path relative to pipeline.yaml or a URI; every process reads the columns that are
-    named, once. A key that it has not, and a null, is a miss: it becomes `missing`, or a null. Nulls of the table stay
-    null. Lists are looked up element by element. A key of several columns is written `{op: {join_external: {…}},
-    inputs: [a, b]}`. Keys are integers of any width or strings; rows with a null key are left out. As
-    `JoinExternal` in NVTabular, but for rows that are never dropped.
+    The table is any Parquet, with a path relative to pipeline.yaml or a URI; every process reads the named columns
+    once. A key that is not in the table, and a null, is a miss: it becomes `missing`, or a null. Nulls of the table
+    stay null. Lists are looked up element by element. For a key of several columns write `{op: {join_external: {…}},
+    inputs: [a, b]}`. Keys are integers of any width or strings; rows of the table with a null key are ignored. Like
+    `JoinExternal` in NVTabular, except that it never drops rows.
     """
     if len(keys) != len(parameters.keys):
         raise SpecError(f"on must name a column for each input: got {parameters.keys} for {len(keys)} of them")
@@ -142,7 +141,7 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
 
 
 def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:
-    """The taken column, or the vectors of the taken columns."""
+    """The column to take, or the vectors of several."""
     columns = [pl.Series(name, table[name]) for name in parameters.taken]
     columns = [
         column.cast(pl.String) if isinstance(column.dtype, pl.Categorical | pl.Enum) else column for column in columns
@@ -164,7 +163,7 @@ def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:
 
 
 def _held(taken: pl.Series, index: KeyIndex, parameters: JoinExternal) -> pl.Series:
-    """The taken values in the order of the index, behind the one of what is missing."""
+    """The taken values in the order of the index, after the one for misses."""
     dtype = instance(taken.dtype)
     missing = pl.Series([None], dtype=dtype)
     if parameters.missing is not None:

@@ -1,7 +1,7 @@
 """Ops that compare two lists of a row: id_overlap_count, has_id_overlap, the scores of TorchArrow, column_similarity.
 
-Built in every process, run on the workers. TorchArrow's scores run over one row at a time with a hash map; here all
-rows of a chunk are matched at once (see `matching`), with sums in float64.
+Built in every process, run on the workers. TorchArrow computes scores row by row with a hash map; here all rows of a
+chunk are matched at once (see `matching`), with sums in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feedline.transforms.values.arrays import NUMPY_TYPES, Values
 from feedline.transforms.values.kinds import WEIGHTS, Value, element_type
 from feedline.transforms.values.ragged import Mask, Ragged, aligned, either, over_columns, ragged, widened_list
 
-_VECTORS = 2048  # that are compared at once
+_VECTORS = 2048  # vectors compared at a time
 _IDS = frozenset({INTEGER})
 _FLOATS = NUMBERS - {INTEGER}
 PAIR = (
@@ -44,7 +44,7 @@ _B_SCORES: tuple[pl.DataType, list[Any]] = (WEIGHTS, [[1, 2, 3], [10, 10, 11, 13
 
 
 def _over_pairs(inputs: Sequence[Value], count: Callable[[Ragged, Ragged], Values]) -> Value:
-    """`count` of two lists without their nulls, as float32; null where one of the lists is."""
+    """`count` of two lists without their nulls, as float32; null if one of the lists is."""
     left, right = same_type([widened_list(x) for x in inputs])
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
@@ -77,10 +77,10 @@ def _overlap(left: Ragged, right: Ragged) -> Numbers:
     examples=(example_of_several("id_overlap_count", None, [_A, _B], [3.0, 3.0, 0.0, None]),),
 )
 def id_overlap_count(inputs: Sequence[Value], _: Parameters) -> Value:
-    """How many ids two lists have in common, repetitions counted: the size of the intersection of two multisets.
+    """How many ids two lists have in common, with repetitions: the size of the intersection of two multisets.
 
-    An id that stands twice in one list and three times in the other counts 2. Null elements count for nothing; a null
-    list gives a null. As in TorchArrow.
+    An id that occurs twice in one list and three times in the other counts 2. Null elements are ignored; a null list
+    gives a null. As in TorchArrow.
     """
     return _over_pairs(inputs, _overlap)
 
@@ -93,7 +93,7 @@ def id_overlap_count(inputs: Sequence[Value], _: Parameters) -> Value:
 def has_id_overlap(inputs: Sequence[Value], _: Parameters) -> Value:
     """Whether two lists have an id in common.
 
-    Null elements count for nothing; a null list gives a null. As in TorchArrow.
+    Null elements are ignored; a null list gives a null. As in TorchArrow.
     """
     return _over_pairs(inputs, lambda left, right: _overlap(left, right) > 0)
 
@@ -104,9 +104,9 @@ def has_id_overlap(inputs: Sequence[Value], _: Parameters) -> Value:
     examples=(example_of_several("get_max_count", None, [_A, _B], [3.0, 3.0, 0.0, None]),),
 )
 def get_max_count(inputs: Sequence[Value], _: Parameters) -> Value:
-    """The sum, over the ids that both lists hold, of how often the list holds it that holds it more often.
+    """The sum, over the ids that both lists hold, of the larger of their two counts.
 
-    Null elements count for nothing; a null list gives a null. As in TorchArrow.
+    Null elements are ignored; a null list gives a null. As in TorchArrow.
     """
 
     def count(left: Ragged, right: Ragged) -> Values:
@@ -122,9 +122,9 @@ def get_max_count(inputs: Sequence[Value], _: Parameters) -> Value:
     examples=(example_of_several("get_jaccard_similarity", None, [_A, _B], [1.0, 0.6000000238418579, 0.0, None]),),
 )
 def get_jaccard_similarity(inputs: Sequence[Value], _: Parameters) -> Value:
-    """The size of two lists' intersection over that of their union, both as multisets.
+    """The size of two lists' intersection divided by that of their union, both as multisets.
 
-    Two empty lists give 0 (TorchArrow: NaN). Null elements count for nothing; a null list gives a null.
+    Two empty lists give 0 (TorchArrow: NaN). Null elements are ignored; a null list gives a null.
     """
 
     def similarity(left: Ragged, right: Ragged) -> Values:
@@ -140,7 +140,7 @@ Reduce = Callable[[Ragged, Values, Ragged, Values], Values]
 
 
 def _over_scored(inputs: Sequence[Value | None], needed: tuple[bool, bool], reduce: Reduce) -> Value:
-    """`reduce` of two lists and their scores, elements without an id or a needed score left out."""
+    """`reduce` of two lists and their scores, without elements whose id or needed score is null."""
     sides = [_with_scores(inputs[place], inputs[place + 1], needed[place // 2]) for place in (0, 2)]
     left, right = same_type(sides)
 
@@ -195,9 +195,9 @@ _SCORED: list[tuple[pl.DataType, list[Any]]] = [_A, _A_SCORES, _B, _B_SCORES]
 def get_cosine_similarity(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """The cosine of two lists as vectors over all ids, where an id's coordinate is the sum of its scores.
 
-    Scores are a list of floats behind the ids, or the weights of weighted ids; so, too, in the ops that follow. A list
+    Scores are a list of floats after the ids, or the weights of weighted ids; likewise in the following ops. A list
     whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). A score that is NaN or infinite gives NaN.
-    Elements whose id or score is null count for nothing; a null list gives a null.
+    Elements whose id or score is null are ignored; a null list gives a null.
     """
     return _over_scored(inputs, (True, True), _cosine)
 
@@ -222,11 +222,10 @@ def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
     examples=(example_of_several("get_score_sum", None, _SCORED, [6.0, 31.0, 0.0, None]),),
 )
 def get_score_sum(inputs: Sequence[Value | None], _: Parameters) -> Value:
-    """The sum of the matching list's scores of the ids that stand in the first list, too.
+    """The sum of the matching list's scores over the ids that also occur in the first list.
 
-    How often an id stands in the first list does not matter, nor do its scores there. 0 where there is none. A NaN
-    among them gives NaN. Elements whose id or score is null count for nothing; a null list gives a null. As in
-    TorchArrow.
+    The first list's counts and scores do not matter. 0 without such ids. A NaN among the scores gives NaN. Elements
+    whose id or score is null are ignored; a null list gives a null. As in TorchArrow.
     """
 
     def total(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:
@@ -255,9 +254,9 @@ def _extreme(inputs: Sequence[Value | None], combine: np.ufunc) -> Value:
     examples=(example_of_several("get_score_min", None, [_A, _B, _B_SCORES], [1.0, 10.0, 0.0, None]),),
 )
 def get_score_min(inputs: Sequence[Value | None], _: Parameters) -> Value:
-    """The smallest of the matching list's scores of the ids that stand in the first list, too; 0 where there is none.
+    """The smallest of the matching list's scores over the ids that also occur in the first list; 0 without such ids.
 
-    A NaN among them gives NaN. Elements whose id or score is null count for nothing; a null list gives a null. As in
+    A NaN among them gives NaN. Elements whose id or score is null are ignored; a null list gives a null. As in
     TorchArrow.
     """
     return _extreme(inputs, np.minimum)
@@ -269,9 +268,9 @@ def get_score_min(inputs: Sequence[Value | None], _: Parameters) -> Value:
     examples=(example_of_several("get_score_max", None, [_A, _B, _B_SCORES], [3.0, 11.0, 0.0, None]),),
 )
 def get_score_max(inputs: Sequence[Value | None], _: Parameters) -> Value:
-    """The largest of the matching list's scores of the ids that stand in the first list, too; 0 where there is none.
+    """The largest of the matching list's scores over the ids that also occur in the first list; 0 without such ids.
 
-    A NaN among them gives NaN. Elements whose id or score is null count for nothing; a null list gives a null. As in
+    A NaN among them gives NaN. Elements whose id or score is null are ignored; a null list gives a null. As in
     TorchArrow.
     """
     return _extreme(inputs, np.maximum)
@@ -307,12 +306,12 @@ _ANY = frozenset(NUMBERS)
     ),
 )
 def column_similarity(inputs: Sequence[Value], parameters: Similarity) -> Value:
-    """How alike two columns are in each row: two vectors of one width, or two lists of ids.
+    """The similarity of two columns in each row: two vectors of one width, or two lists of ids.
 
-    A list of ids is a vector over all ids, where an id's coordinate is the sum of its weights, or how often it stands
-    there. The cosine with a vector of length 0 is 0, and with one that is not finite NaN. Elements of lists that are
-    null count for nothing, a null list or vector, or a null inside a vector, gives a null. NVTabular's
-    `ColumnSimilarity` looks ids up in a table of vectors first; here the vectors are columns.
+    A list of ids is a vector over all ids, where an id's coordinate is the sum of its weights, or its count. The cosine
+    with a vector of length 0 is 0, and with one that is not finite NaN. Null elements of lists are ignored; a null list
+    or vector, or a null inside a vector, gives a null. NVTabular's `ColumnSimilarity` first looks ids up in a table of
+    vectors; here the vectors are columns.
     """
     widths = [x.width for x in inputs]
     if None not in widths:
@@ -357,7 +356,7 @@ def _similarity(a: Numbers, b: Numbers, metric: str) -> Numbers:
 
 
 def _matrix(vectors: pl.Series) -> tuple[Values, Mask | None]:
-    """The vectors as a matrix, and which of them are null or hold a null (None where none does)."""
+    """The vectors as a matrix, and which of them are null or hold a null (None: none)."""
     array = vectors.rechunk().to_arrow()
     width = array.type.list_size
     flat = array.values.slice(array.offset * width, len(array) * width)

@@ -1,8 +1,8 @@
-"""The op target_encoding: what do rows of the same key have for a target, on average?
+"""The op target_encoding: the mean target of the rows of the same key.
 
 Built in every process, run on the workers. Learning is one pass: count and exact sum of the target by key and fold
-(`group_sums`). What is looked up is worked out once, at the end: for each key the smoothed mean over all folds, and for
-each fold that over all others, so that nothing is subtracted in floating point where a row's own target has to go.
+(`group_sums`). All means are computed once, at the end: for each key the smoothed mean over all folds, and for each
+fold that over all others, so nothing is subtracted in floating point to leave out a row's own target.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _SMALLER = "Name fewer folds, or make fewer keys, with hash_bucket or a vocabula
 class TargetEncoding(Parameters):
     """Parameters of target_encoding."""
 
-    target: Annotated[str, Field(min_length=1, description="The table's column whose mean is learnt.")]
+    target: Annotated[str, Field(min_length=1, description="The column of the table whose mean is learnt.")]
     fold_by: Annotated[
         str | list[str] | None,
-        Field(description="The table's column, or columns, whose values decide in which fold a row is."),
+        Field(description="The columns of the table whose values decide the fold of a row."),
     ] = None
-    folds: Annotated[
-        int, Field(ge=1, le=_MOST_FOLDS, description="How many parts the rows are in; 1: no row is left out.")
-    ] = 5
-    smoothing: Annotated[float, Field(ge=0, description="How many rows of the overall mean each key is given.")] = 20.0
+    folds: Annotated[int, Field(ge=1, le=_MOST_FOLDS, description="The number of folds; 1: no row is left out.")] = 5
+    smoothing: Annotated[
+        float, Field(ge=0, description="How many rows with the overall mean are added to each key.")
+    ] = 20.0
     seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, other folds.")] = 0
     max_memory: MaxMemory = MAX_MEMORY
 
@@ -81,11 +81,11 @@ class TargetMeans:
     """Learns the smoothed mean of a target by key, over all folds and without each of them."""
 
     groups: GroupKeys
-    parameters: TargetEncoding = field(compare=False)  # a fit's key has them, but for `max_memory`
+    parameters: TargetEncoding = field(compare=False)  # part of a fit's key, except `max_memory`
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that name a group: its folds and bins stay together where a state is cut."""
+        """The columns that identify a group: its folds and bins stay together when a state is cut."""
         return self.groups.names
 
     @property
@@ -94,7 +94,7 @@ class TargetMeans:
 
     @property
     def _means(self) -> int:
-        """How many means a key has: over all, and without each fold."""
+        """The number of means per key: over all folds, and without each of them."""
         return self.parameters.folds + 1 if self.parameters.folds > 1 else 1
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
@@ -110,11 +110,11 @@ class TargetMeans:
         return self._sums.observe(frame.drop("value"), frame["value"])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Counts and units added up."""
+        """Counts and units added."""
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
-        """Raises DataError where no target was met, no row is outside a fold, or groups outgrow `max_memory`."""
+        """Raises DataError without any target, with no row outside of a fold, or if groups exceed `max_memory`."""
         check_parts(self.groups, parts, 1 + self._means, self.parameters.max_memory, _SMALLER)
         counts = [0] * self.parameters.folds
         sums: list[Bins] = [{} for _ in counts]
@@ -133,7 +133,7 @@ class TargetMeans:
         return Artifact(facts={"rows": 0, "groups": 0, "means": [0.0] * self._means}, table=self._empty().to_arrow())
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """Rows with a target, groups, the overall mean, and how far the groups' values reach."""
+        """Rows with a target, groups, the overall mean, and the range of the groups' values."""
         shown = {"rows": artifact.facts["rows"], "groups": artifact.facts["groups"], "mean": artifact.facts["means"][0]}
         if artifact.table is not None and artifact.table.num_rows:
             held = pl.Series(artifact.table["encoded"])
@@ -141,7 +141,7 @@ class TargetMeans:
         return shown
 
     def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
-        """The target's mean over the rows outside a fold; -1: over all rows."""
+        """The target's mean over the rows outside of a fold; -1: over all rows."""
         left = [fold for fold in range(len(counts)) if fold != without]
         count = sum(counts[fold] for fold in left)
         if count:
@@ -243,26 +243,26 @@ def target_encoding(
     """The mean of a target over all rows of the same key, smoothed towards the mean of all rows.
 
     A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
-    smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that was not met in
-    fitting becomes the mean, and counts in `oov_rate`. Null is a key like others. Of a list the elements are keys, each
-    with its row's target; a null list stays null.
+    smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that did not occur
+    in the fit becomes the mean, and counts in `oov_rate`. Null is a key like any other. The elements of a list are
+    separate keys, each with its row's target; a null list stays null.
 
-    **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) is told nothing of its own
-    fold: count, sum and mean are those of the other folds, so that its own target is in none of them. The fold is the
+    **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) gets the value without its own
+    fold: count, sum and mean are those of the other folds, so none of them contains its own target. The fold is the
     hash of the columns of `fold_by`, modulo `folds`: the hash of a [sample's key](snapshots.md#sampling), with the
-    seed, so that a row has the same fold on every machine, however the table is cut. Rows of equal values go together:
-    by a request's id each row is by itself, by a user's id no row is told what its user did elsewhere. Any other row,
-    such as one of a day that is held out, has the value over all rows. So has every row in serving (`transform`), where
-    neither target nor `fold_by` are needed.
+    seed, so that a row has the same fold on every machine, however the table is cut. Rows with equal values share a
+    fold: with a request's id each row is left out alone, with a user's id all rows of a user are left out together. Any
+    other row, such as one of a held-out day, gets the value over all rows. So does every row in serving (`transform`),
+    which needs neither target nor `fold_by`.
 
-    Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so that the order of
-    rows and the cut of the table do not matter to the last bit.
+    Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so the result does not
+    depend on the order of rows or the partition of the table, to the last bit.
 
-    A process that looks keys up holds (`folds` + 4) numbers of 8 bytes per key, and what finds it: 52 bytes for an
-    integer, 68 and the text for a string. More than `max_memory` is an error.
+    A process that looks keys up holds (`folds` + 4) numbers of 8 bytes per key, and the index: 52 bytes for an integer,
+    68 and the characters for a string. More than `max_memory` is an error.
 
-    `TargetEncoding` in NVTabular, `TargetEncoder(smooth=…)` in scikit-learn (Micci-Barreca 2001). NVTabular takes the
-    mean over all rows in training, too, through which a row meets its own target.
+    Like `TargetEncoding` in NVTabular and `TargetEncoder(smooth=…)` in scikit-learn (Micci-Barreca 2001). NVTabular
+    takes the mean over all rows in training too, which leaks a row's own target.
     """
     keys = GroupKeys.of(values)
     keys.check(artifact)
@@ -279,7 +279,7 @@ def target_encoding(
             return rows.series(np.where(found, learnt.take("encoded", found), means[0]))
         columns, seen = told[: len(parameters.fold_columns)], told[len(parameters.fold_columns) :]
         without = folds(columns, parameters, len(found_at)) + np.uint8(1)
-        if seen:  # the first mean, over all folds, for the others
+        if seen:  # unseen rows get the first mean, over all folds
             without *= seen[0].to_numpy()
         return rows.series(learnt.take_each(names, rows.each(without), found, means))
 

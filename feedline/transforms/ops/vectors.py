@@ -1,7 +1,7 @@
 """Ops that make vectors: onehot, vector, pad.
 
-Built in every process, run on the workers. A vector is a list that is equally long in every row; the group dense takes
-it as so many neighbouring columns.
+Built in every process, run on the workers. A vector is a list of the same length in every row; the group dense takes it
+as adjacent columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_WIDTH = 2**20
 class Onehot(Parameters):
     """Parameters of onehot."""
 
-    size: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="How many numbers the vector has.")]
+    size: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of the vector.")]
 
 
 @op(
@@ -43,10 +43,10 @@ class Onehot(Parameters):
     ),
 )
 def onehot(x: Value, parameters: Onehot) -> Value:
-    """A vector with a 1 at the place that the number names, counted from 0, and else zeros.
+    """A vector with a 1 at the position that the number names, counted from 0, and zeros elsewhere.
 
-    A number outside [0, size) becomes zeros only. Nulls stay null. Of a float, take the bucket: `[{bucketize: [1, 2]},
-    {onehot: 3}]`. The papers name the op only.
+    A number outside [0, size) becomes all zeros. Nulls stay null. For a float, take its bucket first: `[{bucketize: [1,
+    2]}, {onehot: 3}]`.
     """
     size = parameters.size
 
@@ -55,7 +55,7 @@ def onehot(x: Value, parameters: Onehot) -> Value:
         series = series if series.dtype == pl.Int64 else series.cast(pl.Int64(), strict=False)
         places = (series.fill_null(-1) if series.null_count() else series).to_numpy()
         matrix = np.zeros((len(places), size), dtype=np.float32)
-        inside = places.view(np.uint64) < size  # a negative number is a huge one
+        inside = places.view(np.uint64) < size  # negative numbers wrap to huge ones
         cells = np.arange(0, matrix.size, size) + places
         matrix.ravel()[cells if inside.all() else cells[inside]] = 1
         return vectors_of(matrix, absent)
@@ -67,7 +67,7 @@ def onehot(x: Value, parameters: Onehot) -> Value:
 class Vector(Parameters):
     """Parameters of vector."""
 
-    width: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="How many elements each list has.")]
+    width: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of every list.")]
 
 
 @op(
@@ -80,11 +80,11 @@ class Vector(Parameters):
     ),
 )
 def vector(x: Value, parameters: Vector) -> Value:
-    """Says that every list has `width` elements: a vector, which dense takes as `width` neighbouring columns.
+    """Declares that every list has `width` elements: a vector, which dense takes as `width` adjacent columns.
 
-    A list of another length is an error that names feature, row, file and row group; `pad` makes lists equally long.
-    A column of fixed-size lists is a vector without this op. Nulls stay null, also as elements; dense takes none.
-    NaN stays NaN.
+    A list of another length is an error that names feature, row, file and row group; `pad` makes lists equally long. A
+    column of fixed-size lists is a vector without this op. Nulls stay null, also as elements; dense takes none. NaN
+    stays NaN.
     """
     width = parameters.width
 
@@ -109,8 +109,8 @@ def vector(x: Value, parameters: Vector) -> Value:
 class Pad(Parameters):
     """Parameters of pad."""
 
-    length: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="How many elements come out.")]
-    value: Annotated[Number, Field(description="What stands behind the last element.")] = 0
+    length: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of the vectors.")]
+    value: Annotated[Number, Field(description="The number to fill up with.")] = 0
 
 
 @op(
@@ -128,10 +128,10 @@ class Pad(Parameters):
     ),
 )
 def pad(x: Value, parameters: Pad) -> Value:
-    """Makes lists equally long, as a vector: what is short is filled up behind, what is long is cut.
+    """Makes lists equally long, as vectors: short lists are filled up at the end, long ones are cut.
 
-    A null list counts as an empty one. Null elements stay null, NaN stays NaN. `[{list_slice: -5},
-    {pad: 5}]` keeps the last ones.
+    A null list counts as empty. Null elements stay null, NaN stays NaN. `[{list_slice: -5}, {pad: 5}]` keeps the last
+    ones.
     """
     x = widened_list(x)
     inner, length = element_type(x.dtype), parameters.length

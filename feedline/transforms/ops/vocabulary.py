@@ -1,6 +1,6 @@
-"""The op vocabulary: ids and strings numbered by how often they occur.
+"""The op vocabulary: ids and strings numbered by frequency.
 
-Built in every process, run on the workers. What is learnt: `value_counts`; how it is looked up: `lookup`.
+Built in every process, run on the workers. Learnt by `value_counts`, looked up by `hash_table`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _MOST_BUCKETS = 10**9
 class Vocabulary(Parameters):
     """Parameters of vocabulary."""
 
-    min_count: Annotated[int, Field(ge=1, le=MAX_INT, description="Values that occur less often are left out.")] = 1
+    min_count: Annotated[int, Field(ge=1, le=MAX_INT, description="Values that occur less often are removed.")] = 1
     max_size: Annotated[
-        int | None, Field(ge=1, le=MAX_INT, description="How many values are kept at most; none: all.")
+        int | None, Field(ge=1, le=MAX_INT, description="The largest number of values to keep (default: all).")
     ] = None
     oov_buckets: Annotated[
         int, Field(ge=0, le=_MOST_BUCKETS, description="Ids for values that are not in the vocabulary.")
@@ -43,15 +43,15 @@ class Vocabulary(Parameters):
         str | None,
         Field(min_length=1, description="Features with this name, and the same other parameters, share a vocabulary."),
     ] = None
-    # what a row becomes does not depend on it: raising it asks for no new fit
+    # changes no value, so raising it needs no new fit
     max_memory: Annotated[
         Bytes,
-        Field(exclude=True, description="A vocabulary that takes more memory is an error: a size such as 500MB."),
+        Field(exclude=True, description="Memory limit of the vocabulary; more is an error. A size such as 500MB."),
     ] = 4 * 2**30
 
 
 def learner_of(parameters: Vocabulary, values: Sequence[Value]) -> ValueCounts:
-    """What learns the vocabulary of a column, or of the elements of its lists."""
+    """The learner of a column's vocabulary, or of its lists' elements."""
     return ValueCounts(
         element=values[0].kind.element,
         min_count=parameters.min_count,
@@ -89,8 +89,8 @@ def _ids(parameters: Vocabulary, artifact: Artifact | None, _: Sequence[int | No
 def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[str, Value]) -> Value:
     """Numbers ids and strings by how often they occur in the rows that the pipeline is fitted on.
 
-    The layout is the same in every version, so that an embedding table means the same rows for as long as its
-    vocabulary is kept. For B `oov_buckets` and N values:
+    The layout is the same in every version, so an embedding table keeps its meaning as long as its vocabulary is kept.
+    For B `oov_buckets` and N values:
 
     | id | stands for |
     |---|---|
@@ -99,24 +99,23 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
     | 2 … B + 1 | values that are not in the vocabulary: 2 + `hash mod B`, by the hash of [hash_bucket](#hash_bucket) |
     | B + 2 … B + N + 1 | the values, the most frequent first |
 
-    An embedding needs B + N + 2 rows; `feedline fit --show` says how many. Values that occur equally often stand in
-    ascending order: ids as numbers, strings and binary values by their bytes (of strings: UTF-8). First what occurs
-    less than `min_count` times is left out, then whatever is beyond `max_size`. An id has the same place in columns of
+    An embedding needs B + N + 2 rows; `feedline fit --show` prints the number. Values with equal counts are in
+    ascending order: ids as numbers, strings and binary values by their bytes (strings: UTF-8). Values that occur fewer
+    than `min_count` times are removed first, then those beyond `max_size`. An id has the same number in columns of
     int32, int64 and uint64.
 
     The default of one bucket keeps unknown values apart from nulls; more buckets keep unknown values apart from each
-    other. With 0 buckets unknown values become 1, as nulls do: values that were never seen are no error, for they
-    come every day.
+    other. With 0 buckets unknown values become 1, as nulls do: unseen values are no error, because they come every day.
 
     In lists each element is looked up, and occurrences are counted by element; a null element becomes 1, a null list
-    stays null. Weights stay beside their ids. With a `name`, the occurrences in all columns that share it count
+    stays null. Weights stay beside their ids. With a `name`, the occurrences in all columns that share it are counted
     together.
 
-    Fitting is exact, however large the table: counts that outgrow memory are kept on disk. What has to fit is the
-    vocabulary itself. In a process that looks values up it takes 52 bytes per id (20 to 52 where ids lie close
-    together), 68 and twice its text per string.
+    Fitting is exact, however large the table: counts that outgrow memory are kept on disk. Only the vocabulary itself
+    has to fit. In a process that looks values up it takes 52 bytes per id (20 to 52 for ids that lie close together),
+    68 and twice its text per string.
 
-    As `Categorify` in NVTabular, where the order of equally frequent values is not defined.
+    Like `Categorify` in NVTabular, where the order of equally frequent values is not defined.
     """
     known = _IdLookup(artifact, parameters.oov_buckets)
     if x.kind.element == INTEGER:
@@ -129,7 +128,7 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
 
 
 def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | bytes:
-    """The value that an id stands for, or "padding", "null", "unknown" in angle brackets where it stands for none."""
+    """The value of an id, or "padding", "null" or "unknown" in angle brackets for ids without a value."""
     assert artifact.table is not None
     first = FIRST_BUCKET + parameters.oov_buckets
     if id >= first:
@@ -140,7 +139,7 @@ def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | b
 
 @dataclass(frozen=True, slots=True)
 class _IdLookup:
-    """An artifact in use; its tables are made where the first values are looked up."""
+    """An artifact in use; its tables are built when the first values are looked up."""
 
     artifact: Artifact
     buckets: int
@@ -163,11 +162,11 @@ class _IdLookup:
             self._to_buckets(digest(series.gather(missed)), missed, out)
 
     def _unknown(self, out: Values) -> Values | None:
-        """Where values are 0, because they were not found, and have to be hashed."""
+        """The positions of values that were not found (0) and must be hashed."""
         if self.buckets > 1:
             missed = np.flatnonzero(out == 0)
             return missed if len(missed) else None
-        np.maximum(out, FIRST_BUCKET if self.buckets else NULL_ID, out=out)  # what was found is larger
+        np.maximum(out, FIRST_BUCKET if self.buckets else NULL_ID, out=out)  # ids that were found are larger
         return None
 
     def _to_buckets(self, words: Values, missed: Values, out: Values) -> None:
@@ -176,7 +175,7 @@ class _IdLookup:
         out[missed] = found + FIRST_BUCKET
 
     def _integer_table(self, dtype: np.dtype[Any]) -> DirectTable | CuckooTable:
-        """The vocabulary as numbers of the column's type; what the type does not hold, the column does not either."""
+        """The vocabulary in the column's type, without values that this type cannot hold."""
         assert self.artifact.table is not None
         keys = self.artifact.table["value"].to_numpy()
         results = np.arange(self.first, self.first + len(keys), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Ops that put weights beside ids, and take them away: weighted, ids, weights.
+"""Ops that add weights to ids and remove them: weighted, ids, weights.
 
 Built in every process, run on the workers.
 """
@@ -23,9 +23,9 @@ _PAIR = pl.Struct({"id": pl.Int64(), "weight": pl.Float32()})
 class Weighted(Parameters):
     """Parameters of weighted."""
 
-    id: Annotated[str, Field(description="The field of the ids, in a list of structs.")] = "id"
+    id: Annotated[str, Field(description="The field of the ids in a list of structs.")] = "id"
     weight: Annotated[str, Field(description="The field of the weights.")] = "weight"
-    fill: Annotated[float | None, Field(description="What stands in the place of a null weight.")] = None
+    fill: Annotated[float | None, Field(description="The weight for nulls (default: they stay null).")] = None
 
 
 @op(
@@ -53,13 +53,12 @@ class Weighted(Parameters):
     ),
 )
 def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
-    """Puts weights beside a list of ids: two lists of one length, the fields of a list of structs, a map's values.
+    """Puts weights beside a list of ids: two lists of equal length, two fields of a list of structs, or a map's values.
 
-    Ops over elements then change the ids, and the weights stay beside them; ops that leave elements out (first_x,
-    list_slice, id_list_transform, positive_intersect) leave their weights out, too. A column of `list<struct<id,
-    weight>>` is weighted without this op. Lists that differ in length are an error that names feature, row, file and
-    row group; a null list beside an empty one is none. Null weights are an error in the batch unless filled;
-    weights that are NaN stay.
+    Ops over elements then change the ids and keep the weights; ops that remove elements (first_x, list_slice,
+    id_list_transform, positive_intersect) remove their weights too. A column of `list<struct<id, weight>>` is weighted
+    without this op. Lists that differ in length are an error that names feature, row, file and row group; a null list
+    beside an empty one is fine. Null weights are an error in the batch unless filled; weights that are NaN stay.
     """
     x, beside = inputs
     assert x is not None
@@ -73,7 +72,7 @@ def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
 
 
 def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
-    """The ids and the weights that one column holds."""
+    """The ids and the weights in one column."""
     names = parameters.id, parameters.weight
     dtype = x.dtype
     if x.weights is not None:

@@ -53,7 +53,7 @@ ELSEWHERE: dict[str, str] = {
 
 
 def resolve(call: OpCall) -> BoundOp:
-    """The op that a call names, with its parameters checked. Raises OpError."""
+    """The op of a call, with checked parameters. Raises OpError."""
     found = OPS.get(call.op)
     if found is None:
         plain = call.op.lower().replace("_", "")
@@ -85,7 +85,7 @@ def checked_parameters(found: Op, call: OpCall) -> Parameters:
 
 @functools.lru_cache(maxsize=4096)
 def _parameters(model: type[Parameters], arguments: str) -> Parameters:
-    """Hundreds of features call ops with the same parameters, each several times while they are compiled."""
+    """Cached, because hundreds of features call ops with the same parameters, several times per compilation."""
     value = json.loads(arguments)
     if "" in value:
         value = {next(iter(model.model_fields), ""): value[""]}
@@ -93,14 +93,14 @@ def _parameters(model: type[Parameters], arguments: str) -> Parameters:
 
 
 def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
-    """The first wrong parameter as a sentence; a union's members complain one by one about the same value."""
+    """The first wrong parameter as a sentence; the errors of all members of a union become one."""
     details = error.errors(include_url=False)
     first = details[0]
     if first["type"] == "missing":
         missing = first["loc"][0]
         return OpError(place[:-1], f"{op.name} needs {missing}: write {{{op.name}: {{{missing}: …}}}}")
     where = _steps(first["loc"])
-    if first["type"] == "value_error":  # a rule that no type says, in the model's own words
+    if first["type"] == "value_error":  # a rule of the model, in its own words
         return OpError(place if bare else (*place, *where), f"{op.name}: {first['ctx']['error']}")
     same = [detail for detail in details if _steps(detail["loc"]) == where]
     choices = dict.fromkeys(_expectation(detail["msg"]) for detail in same)

@@ -30,14 +30,14 @@ from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind,
 from feedline.transforms.values.lookup_counts import watched
 
 Lists = Literal["elements", "whole", "only", "never"]
-# Of parameters, artifact and what is known of each input: n where ids come out in [0, n), None where nobody knows.
+# From parameters, artifact and the same number of each input: n if ids are in [0, n), None if unknown.
 Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
 
 MAX_INT = 2**63 - 1
 
 
 class OpError(SpecError):
-    """A call of an op is wrong; `path` is where it stands in pipeline.yaml."""
+    """A wrong call of an op; `path` is its position in pipeline.yaml."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)
@@ -49,11 +49,11 @@ class OpError(SpecError):
 
 
 def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> None:
-    """Of ops that give any number."""
+    """For ops whose results have no known bound."""
 
 
 def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
-    """Of ops that give ids of their first input."""
+    """For ops that give ids of their first input."""
     return inputs[0]
 
 
@@ -64,12 +64,12 @@ class Parameters(BaseModel):
 
     @functools.cached_property
     def written(self) -> str:
-        """All of them, defaults too, as JSON."""
+        """All of them, with defaults, as JSON."""
         return self.model_dump_json()
 
 
 class NoParameters(Parameters):
-    """An op that stands as a bare word."""
+    """For ops without parameters, written as a bare word."""
 
 
 P = TypeVar("P", bound=Parameters)
@@ -78,7 +78,7 @@ F = TypeVar("F", bound=Callable[..., Value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on columns, each a type and its values, and the values that come out; a test, and shown in the docs.
+    """A call on columns, each a type and its values, and the resulting values; a test, and shown in the docs.
 
     outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
     """
@@ -91,7 +91,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What an op over several columns takes as one of them.
+    """One of the columns that an op over several columns takes.
 
     weighted: a list may have weights. vectors: a vector comes as one, not as a list.
     """
@@ -104,7 +104,7 @@ class Input:
     optional: bool = False
 
     def fits(self, kind: Kind) -> bool:
-        """Whether a column of that kind may stand here."""
+        """Whether a column of that kind may be this input."""
         listed = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.lists]
         return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
 
@@ -116,11 +116,11 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One op as declared. `lists`: its elements are taken one by one, or lists whole, or only lists, or none.
+    """One op as declared. `lists`: it takes their elements one by one, or lists whole, or only lists, or none.
 
-    weighted: its function takes care of a list's weights. inputs: what an op over several columns takes; where
-    `repeats`, the last of them may stand any number of times. learns, reads: where its artifact comes from.
-    ids: how many ids it may give.
+    weighted: its function handles the weights of a list. inputs: the columns of an op over several columns; with
+    `repeats`, the last of them may occur any number of times. learns, reads: the source of its artifact. ids: the
+    number of ids that it may give.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Op:
 
     @property
     def informed(self) -> bool:
-        """Whether its function is told more than values and parameters: an artifact, and what it needs of rows."""
+        """Whether its function takes a context besides values and parameters: an artifact, and values of a row."""
         return self.learns is not None or self.reads is not None
 
     @property
@@ -181,7 +181,9 @@ def _taken(takes: frozenset[str], lists: Lists) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpContext:
-    """What an op that learns or reads is told: its artifact (None: it needs none), and values of a row, by role."""
+    """What an op that learns or reads gets besides values and parameters: its artifact, if it needs one, and values of
+    a row, by role.
+    """
 
     artifact: Artifact | None = None
     beside: Mapping[str, Value] = field(default_factory=dict)
@@ -199,7 +201,7 @@ class BoundOp:
     path: Path
 
     def apply(self, value: Value, context: OpContext = NO_CONTEXT) -> Value:
-        """The next value of the chain. Raises OpError where the op does not take the value's kind."""
+        """The next value of the chain. Raises OpError for a kind that the op does not take."""
         if self.op.inputs:
             return self.combine([value], context)
         kind, value = value.kind, value.plain()
@@ -214,7 +216,7 @@ class BoundOp:
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
 
     def _require(self, kind: Kind) -> None:
-        """Raises OpError where the op, over one column, does not take the kind."""
+        """Raise OpError if the op, over one column, does not take the kind."""
         fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
         if not fits or kind.element not in self.op.takes:
             raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
@@ -229,7 +231,7 @@ class BoundOp:
         return self.op.function(given, self.parameters)
 
     def learner(self, values: Sequence[Value]) -> Learner | None:
-        """What learns the op's artifact from these values. Raises OpError."""
+        """The learner of the op's artifact from these values, if it learns. Raises OpError."""
         if self.op.learns is None:
             return None
         if not self.op.inputs:
@@ -240,7 +242,7 @@ class BoundOp:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
 
     def combine(self, values: Sequence[Value], context: OpContext = NO_CONTEXT) -> Value:
-        """What an op over several columns makes of them. Raises OpError where they do not fit its inputs."""
+        """The result of an op over several columns. Raises OpError if they do not fit its inputs."""
         op = self.op
         if not op.inputs:
             names = "column" if len(values) == 1 else f"{len(values)} columns"
@@ -276,12 +278,12 @@ class BoundOp:
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """What the op does to values, for fingerprints: name, version, parameters with their defaults as JSON."""
+        """Name, version and parameters (with defaults, as JSON) of the op, for fingerprints."""
         return self.op.name, self.op.version, self.parameters.written
 
 
 def _counted(result: Value) -> Value:
-    """An op's result with its unknown values counted, if it says which ids those are."""
+    """An op's result with its unknown values counted, if it names the ids of those."""
     if result.unknown is None:
         return result
     expr, lookup = watched(result.expr, result.dtype, result.unknown)
@@ -306,22 +308,22 @@ def op(
     reads: Callable[[Any], Reading] | None = None,
     ids: Ids = any_ids,
 ) -> Callable[[F], F]:
-    """Declares the decorated function as the op of its name; its docstring is the op's documentation.
+    """Declare the decorated function as the op of its name; its docstring is the op's documentation.
 
     Args:
         takes: the kinds of elements it takes.
-        gives: what comes out, in words.
-        lists: how it meets lists, see `Op`.
-        version: to be raised whenever the same call gives other values; part of every fingerprint.
+        gives: the result, in words.
+        lists: how it treats lists, see `Op`.
+        version: raise it whenever the same call gives other values; part of every fingerprint.
         parameters: the model of its parameters.
         examples: at least one.
-        weighted: the function takes care of the weights that a list may have.
-        inputs: what it takes instead of one column; the function gets a value for each, None for an optional one.
-        repeats: the last of the inputs may stand more than once.
-        learns: it learns from data: its function gets two arguments more, its artifact and the values of
-            `Learning.rows` by their roles (none where rows are transformed that were not learnt from).
-        reads: it reads from outside: its function gets the same two arguments more.
-        ids: how many different ids it may give, which an embedding table has to have rows for.
+        weighted: the function handles the weights that a list may have.
+        inputs: the columns it takes instead of one; the function gets a value for each, None for an optional one.
+        repeats: the last of the inputs may occur more than once.
+        learns: it learns from data: its function gets two more arguments, its artifact and the values of
+            `Learning.rows` by role (empty for rows that it was not fitted on).
+        reads: it reads from outside: its function gets the same two arguments.
+        ids: the number of ids it may give, which is the number of rows its embedding table needs.
     """
 
     def declare(function: F) -> F:
@@ -359,7 +361,7 @@ def example(
     result: Iterable[Any],
     outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
-    """`arguments` as they stand in YAML behind the op's name; None for a bare word."""
+    """`arguments`: as in YAML after the op's name; None for a bare word."""
     return example_of_several(name, arguments, [(dtype, given)], result, outside)
 
 

@@ -1,8 +1,8 @@
-"""How does a function of the user's become an op, and what is held against what it returns?
+"""Turn a user's function into an op, and check what it returns.
 
 Built in every process, run on the workers; pipeline.yaml must say `allow_code: true`. A function gets expressions,
-numpy arrays or Arrow arrays. Whatever it returns is checked at each call: its type, its length, and of an expression,
-once, that each row is made of that row alone. docs/user-code.md is the reference.
+numpy arrays or Arrow arrays. Each result is checked for type and length, and an expression, once, for computing each
+row from that row alone. docs/user-code.md is the reference.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class PythonCall(Parameters):
 
 
 class BoundPythonCall(PythonCall):
-    """The same with everything that decides what the function computes, for fingerprints."""
+    """The call with everything that decides what the function computes, for fingerprints."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Function:
-    """A function with its parameters bound, as it is called; `name` for messages."""
+    """A function with its parameters bound; `name` is for messages."""
 
     name: str
     function: Callable[..., Any]
@@ -74,12 +74,12 @@ class _Function:
     dtype: pl.DataType
 
     def on(self, values: Sequence[Value]) -> Value:
-        """The value it makes of columns. Raises SpecError."""
+        """The value it computes from columns. Raises SpecError."""
         try:
             inspect.signature(self.function).bind(*values, **self.parameters)
         except TypeError as error:
             raise SpecError(f"{self.name} cannot be called with {self._given(len(values))}: {error}") from error
-        except ValueError:  # a builtin that does not tell its parameters
+        except ValueError:  # a builtin without a signature
             pass
         if self.form == "expression":
             return self._made(values, self._expression(values), elements=False)
@@ -107,7 +107,7 @@ class _Function:
         if isinstance(self.dtype, pl.List) or self.dtype == pl.String():
             raise SpecError(
                 f"{self.name} must give numbers or booleans, one for each it gets: got {describe(self.dtype)}. Write "
-                f"`form: arrow`, which may give texts and lists"
+                f"`form: arrow`, which may give strings and lists"
             )
 
     def _expression(self, values: Sequence[Value]) -> Callable[..., pl.Series]:
@@ -190,12 +190,12 @@ class _Function:
 
 
 def bind(call: OpCall) -> BoundOp:
-    """The op that a call names, the user's own included, with its parameters checked. Raises OpError."""
+    """The op of a call, the user's own included, with checked parameters. Raises OpError."""
     if call.op in OPS:
         return resolve(call)
     offered = None if call.op == PYTHON else entry_point(call.op)
     if call.op != PYTHON and offered is None:
-        return resolve(call)  # says what ops there are
+        return resolve(call)  # raises the error that lists the ops
     if call.code is None:
         raise OpError(call.path, f"{call.op} {REFUSED}")
     return _user_op(call, call.code) if offered is None else _offered(call, offered, call.code)
@@ -263,7 +263,7 @@ def _op(
 
 
 def _declaration(given: PythonCall, said: OpDeclaration | None) -> OpDeclaration:
-    """What pipeline.yaml says of the function, or the function of itself. Raises SpecError where both or none do."""
+    """The declaration in pipeline.yaml, or the one at the function. Raises SpecError unless there is exactly one."""
     here = [key for key in ("form", "gives", "version") if getattr(given, key) is not None]
     if said is not None:
         if here:
@@ -280,7 +280,7 @@ def _declaration(given: PythonCall, said: OpDeclaration | None) -> OpDeclaration
 
 
 def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...]:
-    """The user's functions that the features call, each once. Raises OpError where one cannot be had here."""
+    """The user's functions that the features call, each once. Raises OpError if one cannot be loaded here."""
     found: dict[RequiredFunction, None] = {}
     for call in calls_of(features):
         if call.op in OPS or (call.op != PYTHON and entry_point(call.op) is None):
@@ -295,7 +295,7 @@ def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...
 
 
 def python_schema() -> dict[str, Any]:
-    """The JSON Schema of the op python, as it stands behind its name: a function, or a mapping."""
+    """The JSON Schema of the op python after its name: a function, or a mapping."""
     schema = PythonCall.model_json_schema()
     properties = {
         name: {key: value for key, value in content.items() if key not in ("title", "default")}
@@ -306,7 +306,7 @@ def python_schema() -> dict[str, Any]:
 
 
 def code_of(call: OpCall) -> str | None:
-    """The function behind an op of the user's, as `module:function`; None for other ops."""
+    """The function behind a user's op, as `module:function`; None for other ops."""
     if call.op == PYTHON:
         value = call.value
         return str(value.get("function", value.get("", "")))

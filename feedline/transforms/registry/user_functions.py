@@ -1,9 +1,8 @@
-"""Which Python function does a pipeline.yaml mean, from which source, and is it the same one everywhere?
+"""Load the Python functions that pipeline.yaml names, and check that every worker has the same source.
 
 Runs in: every process that compiles features, where pipeline.yaml says `allow_code: true`. A function is named
-`module:function`. Its module is imported as Python imports it; the folder of pipeline.yaml stands last on the path
-while it is imported, and only then. The digest of the source file travels with the job, so that no worker computes with
-another text of it.
+`module:function`. Its module is imported as Python imports it, with the folder of pipeline.yaml last on the path during
+the import only. The digest of the source file travels with the job, so no worker computes with another version of it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from feedline.errors import ClusterError, SpecError
 from feedline.spec.features import FeatureSpec, OpCall
 
 ENTRY_POINTS = "feedline.ops"
-PYTHON = "python"  # the op that names a function itself
+PYTHON = "python"  # the op whose parameter is a function
 
 _importing = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredFunction:
-    """A function that a job calls: the op that named it, `module:function`, where its module may lie, its source."""
+    """A function that a job calls: the op that named it, `module:function`, the folder to look in, its source."""
 
     op: str
     function: str
@@ -44,14 +43,14 @@ class RequiredFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFunction:
-    """A function, and the SHA-256 of the file that defines it, as hex; empty where there is no such file."""
+    """A function, and the SHA-256 of the file that defines it, as hex; empty without such a file."""
 
     function: Callable[..., Any]
     source: str
 
 
 def entry_point(name: str) -> str | None:
-    """What an installed package offers as the op of that name, as `module:function`."""
+    """The function that an installed package offers as the op of that name, as `module:function`."""
     return _entry_points().get(name)
 
 
@@ -66,7 +65,7 @@ def _entry_points() -> dict[str, str]:
 
 
 def load(name: str, folder: str) -> LoadedFunction:
-    """The function of that name. Raises SpecError where it, or its module, cannot be had."""
+    """The function of that name. Raises SpecError if it, or its module, cannot be loaded."""
     module_name, colon, function_name = name.partition(":")
     names = [*module_name.split("."), *function_name.split(".")]
     if not colon or not all(part.isidentifier() for part in names):
@@ -82,7 +81,7 @@ def load(name: str, folder: str) -> LoadedFunction:
     return LoadedFunction(function=found, source=_source(found, module))
 
 
-_homes: dict[str, str] = {}  # of what was imported from a pipeline's folder
+_homes: dict[str, str] = {}  # by module imported from a pipeline's folder
 
 
 def _imported(name: str, folder: str) -> ModuleType:
@@ -107,7 +106,9 @@ def _imported(name: str, folder: str) -> ModuleType:
 
 @contextmanager
 def _last_on_path(folder: str) -> Iterator[bool]:
-    """What is installed comes first: a file beside pipeline.yaml replaces no module. Gives whether it was needed."""
+    """Put the folder last, so that no file beside pipeline.yaml replaces an installed module. Yields whether it was
+    needed.
+    """
     if not folder or folder in sys.path:
         yield False
         return
@@ -119,7 +120,7 @@ def _last_on_path(folder: str) -> Iterator[bool]:
         sys.path.remove(folder)
 
 
-_sources: dict[str, str] = {}  # of the files as they were when their functions were first asked for
+_sources: dict[str, str] = {}  # by file, as it was when its functions were first loaded
 
 
 def _source(function: Callable[..., Any], module: ModuleType) -> str:
@@ -136,7 +137,7 @@ def _source(function: Callable[..., Any], module: ModuleType) -> str:
 
 
 def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
-    """Every op that the features name."""
+    """Every op call of the features."""
     for feature in features:
         yield from feature.ops
         if feature.op is not None:
@@ -146,7 +147,7 @@ def calls_of(features: Iterable[FeatureSpec]) -> Iterator[OpCall]:
 
 
 def check_functions(needed: Sequence[RequiredFunction]) -> None:
-    """Raise ClusterError where this worker lacks a function, or has it from another source."""
+    """Raise ClusterError if this worker lacks a function, or has it from another source."""
     for need in needed:
         worker = f"a worker on {platform.node()}"
         if need.op != PYTHON and entry_point(need.op) != need.function:

@@ -1,6 +1,6 @@
-"""How does a Python function say what it makes of columns, so that a pipeline.yaml may use it as an op?
+"""Declare a Python function as an op, so that pipeline.yaml may use it.
 
-Runs in: whoever writes such a function, and every process that computes with it. Pure, and imports nothing.
+Runs in: the user's modules, and every process that computes with them. Pure, and imports nothing of Feedline.
 docs/user-code.md is the reference.
 """
 
@@ -18,7 +18,7 @@ _DECLARED = "__feedline_op__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDeclaration:
-    """What a function is: how columns come to it, the type that it gives, and the version of what it computes."""
+    """How the function gets columns, the type it gives, and the version of its results."""
 
     gives: str
     form: Form = "expression"
@@ -26,12 +26,12 @@ class OpDeclaration:
 
 
 def user_op(*, gives: str, form: Form = "expression", version: int = 1) -> Callable[[F], F]:
-    """Declares the decorated function as an op, for `{python: "module:function"}` and for entry points.
+    """Declare the decorated function as an op, for `{python: "module:function"}` and for entry points.
 
     Args:
         gives: the type of a value: float32, int64, bool, string, or a list of one, such as `list<int64>`.
-        form: what the function gets for a column and returns: a Polars expression, a numpy array, or an Arrow array.
-        version: to be raised when the same source gives other values, because of what it calls.
+        form: what the function gets per column and returns: a Polars expression, a numpy array, or an Arrow array.
+        version: raise it when the same source gives other values, because of what it calls.
     """
 
     def declare(function: F) -> F:
@@ -42,6 +42,6 @@ def user_op(*, gives: str, form: Form = "expression", version: int = 1) -> Calla
 
 
 def declaration_of(function: Callable[..., Any]) -> OpDeclaration | None:
-    """What the function was declared as."""
+    """The function's declaration, if it has one."""
     found = getattr(function, _DECLARED, None)
     return found if isinstance(found, OpDeclaration) else None

@@ -1,10 +1,10 @@
-"""How does a numpy function run inside a Polars pass, over a column's buffer and without copying it?
+"""Run numpy functions inside a Polars pass, over a column's buffer and without a copy.
 
-Runs on the workers. An op that numpy does faster than Polars (float32 `log1p`: 12 against 320 us for 32 k values) is a
-kernel: a function of two arrays, values and result. It sees whole buffers, so that whatever stands under a null is
-computed too and stays under that null: kernels must not fail on any value. Values reach the kernel in blocks that fit
+Runs on the workers. An op that numpy computes faster than Polars (float32 `log1p`: 12 us instead of 320 for 32 k
+values) is a kernel: a function of two arrays, values and result. It sees whole buffers, so values under a null are
+computed too and stay under that null: kernels must not fail on any value. Values reach the kernel in blocks that fit
 the caches. Results lie in memory from Arrow's pool: a fresh numpy array of this size is mapped and unmapped at every
-call, which costs more than a cheap kernel (186 against 86 us for 32 k hashed ids).
+call, which costs more than a cheap kernel (186 us instead of 86 for 32 k hashed ids).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMPY_TYPES: dict[pl.DataType, np.dtype[Any]] = {
     pl.Float32(): np.dtype(np.float32),
     pl.Float64(): np.dtype(np.float64),
 }
-SMALL_INTEGERS: dict[pl.DataType, np.dtype[Any]] = {  # that are widened to one of these before anything else
+SMALL_INTEGERS: dict[pl.DataType, np.dtype[Any]] = {  # widened to one of NUMPY_TYPES before any computation
     pl.Int8(): np.dtype(np.int8),
     pl.Int16(): np.dtype(np.int16),
     pl.Int32(): np.dtype(np.int32),
@@ -48,7 +48,7 @@ _ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelStep:
-    """A kernel and the type it makes, one of `NUMPY_TYPES`; or, without a kernel, the number that replaces nulls."""
+    """A kernel and the type it produces, one of `NUMPY_TYPES`; without a kernel, the number that replaces nulls."""
 
     dtype: pl.DataType
     kernel: Kernel | None = None
@@ -57,10 +57,10 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """Steps one after the other over the values of one expression, in one go; `expr` computes them all.
+    """Consecutive steps over the values of one expression, run together; `expr` computes them all.
 
-    Each step is handed to the next by blocks that stay in a core's cache: between them nothing is allocated, and Polars
-    is called once, or not at all (`run`). values: an expression of `dtype`, a type that numpy has.
+    Steps hand each other blocks that stay in a core's cache: nothing is allocated between them, and Polars is called
+    once, or not at all (`run`). values: an expression of `dtype`, a type that numpy has.
     """
 
     values: pl.Expr
@@ -71,11 +71,11 @@ class Fused:
 
     @classmethod
     def of(cls, values: pl.Expr, dtype: pl.DataType) -> Fused:
-        """No step yet."""
+        """The values before any step."""
         return cls(values, dtype, (), values, lambda series: series)
 
     def then(self, step: KernelStep) -> Fused:
-        """One step more. Where nulls are replaced and that is all, it is left to Polars."""
+        """One step more. As long as all steps replace nulls, Polars does it."""
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
@@ -85,7 +85,7 @@ class Fused:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether there is anything to do but to replace nulls."""
+        """Whether any step is more than replacing nulls."""
         return any(step.kernel is not None for step in self.steps)
 
 
@@ -93,7 +93,7 @@ _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 
 def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
-    """A function of a series of one chunk. Types are looked up here: that costs as much as a cheap kernel."""
+    """A function of a series of one chunk. Types are looked up here, because that costs as much as a cheap kernel."""
     fills = [place for place, step in enumerate(steps) if step.kernel is None]
     both = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
     plain: _Plan = [(step, made) for step, made in both if step.kernel is not None]
@@ -115,7 +115,7 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
 
 
 def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) -> None:
-    """Each block of values through all steps. A kernel never writes where it reads."""
+    """Each block of values through all steps. No kernel writes where it reads."""
     between = [np.empty(min(BLOCK_VALUES, len(held)), made) for _, made in plan[:-1]]
     for start in range(0, len(held), BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
@@ -131,7 +131,7 @@ def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) ->
 
 
 def converting(given: pl.DataType, made: pl.DataType) -> KernelStep | None:
-    """The step that makes numbers of another type: floats, rounded, or larger integers; None where there is none."""
+    """The step that converts numbers to floats (rounded) or to larger integers; None for other conversions."""
     read, wrote = _READ_TYPES.get(given), NUMPY_TYPES.get(made)
     if read is None or wrote is None or not (wrote.kind == "f" or np.can_cast(read, wrote, "safe")):
         return None
@@ -139,20 +139,20 @@ def converting(given: pl.DataType, made: pl.DataType) -> KernelStep | None:
 
 
 def _convert(values: Values, out: Values) -> None:
-    np.copyto(out, values, casting="same_kind")  # rounded to the nearest, an infinity where it is out of range
+    np.copyto(out, values, casting="same_kind")  # rounds to nearest; out of range becomes an infinity
 
 
 def _known(bits: pa.Buffer | None, count: int) -> Values:
-    """1 for each of the values that is not null, else 0, of bits that say so."""
+    """1 for each value that is valid, 0 for each null, from the validity bits."""
     assert bits is not None
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
 
 
 def _filled(values: Values, known: Values, fill: float, out: Values) -> None:
-    """Each value that is known, else `fill`, chosen by its bits: 12 us for 32,768 values, a masked copy takes 29."""
+    """Each valid value, `fill` for the others, selected by bits: 12 us for 32,768 values; a masked copy takes 29."""
     words = np.dtype(f"i{values.itemsize}")
     given, chosen = values.view(words), out.view(words)
-    mask = np.negative(known).astype(words)  # all ones where known
+    mask = np.negative(known).astype(words)  # all ones where valid
     other = np.asarray(fill, values.dtype).view(words)
     if other:
         np.bitwise_xor(np.bitwise_and(np.bitwise_xor(given, other, out=chosen), mask, out=chosen), other, out=chosen)
@@ -161,19 +161,21 @@ def _filled(values: Values, known: Values, fill: float, out: Values) -> None:
 
 
 def _held(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
-    """The values as they lie, the bits of their validity (None without nulls), and how many stand in front of both."""
+    """The values in place, their validity bits (None without nulls), and the number of extra values before both."""
     if not series.null_count():
         return series.to_numpy(), None, 0
     array = series.to_arrow()
     validity, data = array.buffers()
-    # validity is bits: it can be cut at a byte only, so up to seven values in front come along
+    # validity bits can be sliced at whole bytes only, so up to seven preceding values come along
     lead = array.offset % 8
     start = (array.offset - lead) * dtype.itemsize
     return np.frombuffer(data, dtype, count=lead + len(array), offset=start), validity.slice(array.offset // 8), lead
 
 
 def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> pl.Expr:
-    """`function(series, out)` writes one int64 per value of a series that numpy has no type for; nulls stay null."""
+    """Apply `function(series, out)`, which writes one int64 per value, to a series without a numpy type; nulls stay
+    null.
+    """
 
     def run(series: pl.Series) -> pl.Series:
         nulls, lead, bits = series.null_count(), 0, None
@@ -188,5 +190,5 @@ def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) 
 
 
 def mapped(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
-    """`function` over whole series, as an expression of `result`; it must give each row a value of that row alone."""
+    """Apply `function` to whole series, as an expression of `result`. It must compute each row from that row alone."""
     return values.map_batches(function, return_dtype=result, is_elementwise=True)

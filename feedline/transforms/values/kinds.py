@@ -1,8 +1,8 @@
-"""What does a column hold, in the words that ops, errors and documentation share?
+"""Kinds of columns, in the words that ops, errors and documentation share.
 
 Pure; runs wherever features are compiled. A kind is the element (integer, float, string …) and whether a row holds one,
-a list of them (with a weight each, perhaps) or a vector: a list that is equally long in every row, whose length the
-column's type knows. Widths of numbers (int8, int64), time units and dictionaries do not matter to it.
+a list of them (perhaps with weights) or a vector: a list of the same length in every row, which the column's type
+states. Kinds ignore widths of numbers (int8, int64), time units and dictionaries.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, T
 ANYTHING = frozenset(ELEMENTS)
 TEMPORAL = frozenset({DATE, TIMESTAMP, TIME, DURATION})
 WEIGHTS = pl.List(pl.Float32())
-WEIGHTED_FIELDS = ("id", "weight")  # of the structs in a list that is a weighted list without being told
+WEIGHTED_FIELDS = ("id", "weight")  # a list of structs with these fields is a weighted list without an op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One of `ELEMENTS` (or the name of a type that no op takes), and how many of them a row holds.
 
-    listed: a list. weighted: a list with a weight per element. width: a vector of so many; it is listed, too.
+    listed: a list. weighted: a list with a weight per element. width: the length of a vector, which is also listed.
     """
 
     element: str
@@ -60,17 +60,17 @@ class Kind:
 
 
 class Lookup:
-    """Stands for values being looked up, of which some are not known; each is one of its own (see `misses`)."""
+    """Identifies one lookup whose unknown values are counted (see `lookup_counts`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A column on its way through a chain of ops: the expression so far and the type it has.
+    """A column at one point of a chain of ops: the expression so far and its type.
 
-    weights: an expression of `WEIGHTS`, as long in every row as the list of `expr`; only beside a list. fused: the
-    kernels that `expr` ends with, to put more behind; it counts only as long as its expression is `expr`. elements:
-    likewise for a list whose elements `expr` computes one by one. unknown: which of the ids that an op gives stand for
-    what it does not know. lookup: what counts them, on their way through `expr`.
+    weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only beside a list. fused: the kernels that
+    `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements: the same for a
+    list whose elements `expr` computes one by one. unknown: the ids that an op gives to values it does not know.
+    lookup: the counter of those, in `expr`.
     """
 
     expr: pl.Expr
@@ -83,7 +83,7 @@ class Value:
 
     @property
     def kind(self) -> Kind:
-        """What it holds."""
+        """The kind of the column."""
         plain = self.plain()
         listed = isinstance(plain.dtype, pl.List)
         element = kind(element_type(plain.dtype))
@@ -96,7 +96,7 @@ class Value:
         return dtype.size if isinstance(dtype, pl.Array) and len(dtype.shape) == 1 else None
 
     def plain(self) -> Value:
-        """The same with a vector as a list, categories as texts and a list of {id, weight} as a weighted list."""
+        """The value with a vector as a list, categories as strings, a list of {id, weight} as a weighted list."""
         dtype, expr = self.dtype, self.expr
         if isinstance(dtype, pl.Array) and spoken(dtype) != dtype:
             dtype, expr = spoken(dtype), expr.arr.to_list()
@@ -108,14 +108,14 @@ class Value:
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
 
     def through(self, kernel: Kernel, dtype: pl.DataType) -> Value:
-        """What `kernel` makes of each value, nulls kept, as `dtype`; it joins the kernels that made the values.
+        """Apply `kernel` to each value, keeping nulls, as `dtype`; it joins the kernels before it.
 
         Both types are among `NUMPY_TYPES`.
         """
         return self._then(KernelStep(dtype, kernel))
 
     def filled(self, number: float) -> Value:
-        """The same with a number of its type in the place of nulls."""
+        """The value with nulls replaced by a number of its type."""
         if self.dtype in NUMPY_TYPES:
             return self._then(KernelStep(self.dtype, fill=number))
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
@@ -126,11 +126,11 @@ class Value:
 
     @property
     def made(self) -> Fused | None:
-        """The kernels that make just this value."""
+        """The kernels that produce this very value."""
         return self.fused if self.fused is not None and self.fused.expr is self.expr else None
 
     def converted(self, dtype: pl.DataType) -> Value:
-        """The same in another type, by a strict cast."""
+        """The value in another type, by a strict cast."""
         if dtype == self.dtype:
             return self
         if (step := converting(self.dtype, dtype)) is not None:
@@ -138,7 +138,9 @@ class Value:
         return Value(expr=self.expr.cast(dtype), dtype=dtype)
 
     def one_by_one(self, change: Callable[[Value], Value]) -> Value:
-        """A list whose elements are changed one by one, its weights kept; the changes to a list are made in one go."""
+        """Change the elements of a list one by one, keeping its weights; consecutive changes share one pass over the
+        list.
+        """
         held = self.elements
         if held is None or held.expr is not self.expr:
             before, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
@@ -157,7 +159,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Elements:
-    """What `expr` does to the elements of `lists`."""
+    """How `expr` changes the elements of `lists`."""
 
     lists: pl.Expr
     element: Value

@@ -1,10 +1,9 @@
-"""How many of its values did an op not know, that looks values up?
+"""Count the values that an op looked up and did not know.
 
-Runs wherever features are compiled and applied. An op says with its result which ids stand for what it does not know:
-`Value(..., unknown=range(2, 3))`, or makes ids that it goes on with `watched`. These are counted on their way through
-the pass: by a function that hands the column on as it is, and notes two numbers for whoever is `counting` in the
-thread. (Expressions that count would have Polars look every list up anew: it does not share `list.eval`.) Polars runs
-the functions of a pass in the thread that asks for it.
+Runs wherever features are compiled and applied. An op names with its result the ids that stand for unknown values
+(`Value(..., unknown=range(2, 3))`), or passes ids through `watched` itself. A function in the pass hands the column on
+unchanged and adds two numbers to the counter of the thread's `counting`. (Counting expressions would make Polars look
+every list up a second time: it does not share `list.eval`.) Polars runs the functions of a pass in the calling thread.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def counting() -> Iterator[Found]:
-    """For each lookup of a pass that this thread makes meanwhile: how many values it was asked, how many it missed."""
+    """For each lookup of this thread's passes meanwhile: the values looked up, and how many were unknown."""
     found: Found = {}
     _here.found = found
     try:
@@ -35,9 +34,9 @@ def counting() -> Iterator[Found]:
 
 
 def watched(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.Expr, Lookup]:
-    """The same int64 ids, or lists of them, counted on their way: those in `unknown` stand for what was not known.
+    """The same int64 ids, or lists of them, counted in the pass: ids in `unknown` stand for unknown values.
 
-    Null ids, and the elements of null lists, were not asked for.
+    Null ids, and the elements of null lists, are not counted.
     """
     lookup = Lookup()
 

@@ -1,8 +1,8 @@
-"""How does a numpy function see a column of lists, and how does it hand lists and vectors back?
+"""Columns of lists as flat values and offsets for numpy, and the way back to lists and vectors.
 
-Runs on the workers, inside the pass over a chunk. Lists lie in Arrow as flat values and offsets. What asks for an
-element's place in its list, or for two lists of one row, works on these in numpy, 10 to 20 times faster than Polars'
-`list.eval` with shifts. Elements that are null are `holes`; a null list is an empty one that is `absent` besides.
+Runs on the workers, inside the pass over a chunk. Arrow stores lists as flat values and offsets. Ops that need an
+element's position in its list, or two lists of a row, work on these in numpy, 10 to 20 times faster than Polars'
+`list.eval` with shifts. Null elements are `holes`; a null list is an empty list marked `absent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INT32_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ragged:
-    """N lists of numbers: `values` [V], `offsets` [N + 1] from 0, and where nulls are: `holes` [V], `absent` [N]."""
+    """N lists of numbers: `values` [V], `offsets` [N + 1] from 0, and the nulls: `holes` [V], `absent` [N]."""
 
     values: Values
     offsets: Offsets
@@ -37,7 +37,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Offsets:
-        """Elements per row, null ones counted."""
+        """Elements per row, nulls included."""
         return np.diff(self.offsets)
 
     def part(self, start: int, stop: int) -> Ragged:
@@ -52,20 +52,20 @@ class Ragged:
         )
 
     def where(self, kept: Mask) -> Ragged:
-        """The lists with some of their elements only."""
+        """The lists with only some of their elements."""
         ends = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
         holes = None if self.holes is None else self.holes[kept]
         return Ragged(values=self.values[kept], offsets=ends[self.offsets], holes=holes, absent=self.absent)
 
     def filled(self) -> Ragged:
-        """The lists without their null elements."""
+        """The lists without null elements."""
         return self if self.holes is None else self.where(~self.holes)
 
 
 def taken_apart(series: pl.Series) -> tuple[pa.Array, Offsets, Mask | None]:
-    """The elements of lists one after the other, the borders of the lists from 0, and which lists are null, if any.
+    """The elements of all lists, the lists' offsets from 0, and which lists are null, if any.
 
-    Without a copy where nothing stands under a null list.
+    Without a copy unless null lists have elements under them.
     """
     array = series.rechunk().to_arrow()
     absent = None
@@ -95,21 +95,21 @@ def ragged(series: pl.Series) -> Ragged:
 
 
 def lists_of(values: Values, offsets: Offsets, *, holes: Mask | None = None, absent: Mask | None = None) -> pl.Series:
-    """The lists of flat values, null where `holes` and `absent` say so."""
+    """Lists of flat values, null as `holes` and `absent` say."""
     flat = pa.array(values, mask=holes)
     mask = None if absent is None else pa.array(absent)
     return pl.Series(pa.LargeListArray.from_arrays(pa.array(offsets), flat, mask=mask))
 
 
 def vectors_of(matrix: Values, absent: Mask | None = None, *, holes: Mask | None = None) -> pl.Series:
-    """The rows of a matrix [N, width] as vectors, null where `absent` [N] and `holes` [N, width] say so."""
+    """The rows of a matrix [N, width] as vectors, null as `absent` [N] and `holes` [N, width] say."""
     mask = None if absent is None else pa.array(absent)
     flat = pa.array(matrix.ravel(), mask=None if holes is None else holes.ravel())
     return pl.Series(pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1], mask=mask))
 
 
 def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series], result: pl.DataType) -> pl.Expr:
-    """`function(series, …)` over several columns, as an expression of `result`; it must work row by row."""
+    """Apply `function(series, …)` to several columns, as an expression of `result`. It must work row by row."""
 
     def run(series: Sequence[pl.Series]) -> pl.Series:
         with np.errstate(all="ignore"):  # NaN and infinities are values
@@ -119,7 +119,7 @@ def over_columns(columns: Sequence[pl.Expr], function: Callable[..., pl.Series],
 
 
 def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
-    """`function(values)` over the elements of all lists laid end to end, as lists of `result`; nulls stay null."""
+    """Apply `function(values)` to the elements of all lists at once, as lists of `result`; nulls stay null."""
 
     def run(series: pl.Series) -> pl.Series:
         array = series.rechunk().to_arrow()
@@ -134,10 +134,11 @@ def over_flat(lists: pl.Expr, function: Callable[[pl.Series], pl.Series], result
 
 
 def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataType) -> pl.Expr:
-    """`list[start:stop]` of each list, as Python slices, for lists of anything.
+    """`list[start:stop]` of each list, with Python's semantics, for lists of anything.
 
-    A list of numbers is cut as the binary string of its bytes: 7 ns per row against 13 of Polars' head (lists of 27
-    int64 cut to 20). Polars cuts lists of other things, and first elements that may be null; what is left is gathered.
+    A list of numbers is sliced as the binary string of its bytes: 7 ns per row, against 13 for Polars' head (lists of
+    27 int64 cut to 20). Polars slices lists of other elements, and leading elements that may be null; other slices are
+    gathered.
     """
     if not element_type(result).is_numeric():
         if start >= 0 and (stop is None or stop >= 0):
@@ -158,7 +159,7 @@ def list_slices(lists: pl.Expr, start: int, stop: int | None, result: pl.DataTyp
 
 
 def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | None:
-    """The slices by way of binary strings; None where lists are no plain numbers, or too many bytes."""
+    """The slices by way of binary strings; None for lists of other things than plain numbers, or of too many bytes."""
     values = array.values
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) or values.null_count or not len(array):
@@ -169,11 +170,11 @@ def _byte_slices(array: pa.Array, start: int, stop: int | None) -> pl.Series | N
     if longest > _INT32_LIMIT:
         return None
 
-    def in_bytes(place: int) -> int:  # bounded: Arrow multiplies it by the number of rows
+    def in_bytes(place: int) -> int:  # bounded, because Arrow multiplies it by the number of rows
         return max(min(place * size, longest), -longest)
 
     data = values.buffers()[1].slice(values.offset * size)
-    valid = array.is_valid().buffers()[1] if array.null_count else None  # computed afresh: its bits begin at 0
+    valid = array.is_valid().buffers()[1] if array.null_count else None  # computed anew, so that its bits begin at 0
     borders = pa.py_buffer((ends * size).astype(np.int32))
     strings = pa.Array.from_buffers(pa.binary(), len(array), [valid, borders, data])
     cut = pc.binary_slice(strings, in_bytes(start), longest if stop is None else in_bytes(stop))
@@ -204,16 +205,16 @@ def _gathered_slices(series: pl.Series, start: int, stop: int | None) -> pl.Seri
 
 
 def _place(place: int, lengths: Offsets) -> Offsets:
-    """Where a slice's border falls in lists of these lengths."""
+    """The position of a slice's border in lists of these lengths."""
     limit = np.int64(_INT32_LIMIT)
     bounded = max(min(place, int(limit)), -int(limit))
     return np.clip(bounded + lengths if bounded < 0 else np.full_like(lengths, bounded), 0, lengths)
 
 
 def aligned(ids: Value, weights: Value, fill: float | None) -> Value:
-    """A list and the list of its weights as one weighted list; a null list is an empty one beside an empty one.
+    """A list and the list of its weights as one weighted list; a null list beside an empty one is empty.
 
-    Where they differ in length, the pass raises DataError.
+    Lists that differ in length make the pass raise DataError.
     """
 
     def checked(of: pl.Series, weight: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -251,7 +252,9 @@ def sliced(x: Value, start: int, stop: int | None) -> Value:
 
 
 def filtered(x: Value, kept: Callable[..., Mask], *beside: pl.Expr) -> Value:
-    """Each list and its weights without the elements that `kept(list, beside, …)` leaves out; null where one is."""
+    """Each list and its weights without the elements that `kept(list, beside, …)` leaves out; null if one of the lists
+    is.
+    """
 
     def chosen(part: pl.Series, of: pl.Series, *others: pl.Series) -> pl.Series:
         held, more = ragged(of), [ragged(other) for other in others]
@@ -267,13 +270,13 @@ def filtered(x: Value, kept: Callable[..., Mask], *beside: pl.Expr) -> Value:
 
 
 def either(masks: Sequence[Mask | None]) -> Mask | None:
-    """Where one of the masks is true; None where there is none."""
+    """Where any of the masks is true; None without masks."""
     found = [mask for mask in masks if mask is not None]
     return np.logical_or.reduce(found) if found else None
 
 
 def widened_list(x: Value) -> Value:
-    """A list of numbers of one of `NUMPY_TYPES`: int64 or uint64, float32 or float64."""
+    """A list of numbers as one of `NUMPY_TYPES`: int64 or uint64, float32 or float64."""
     inner = element_type(x.dtype)
     if inner in NUMPY_TYPES:
         return x

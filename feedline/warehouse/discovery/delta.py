@@ -1,8 +1,8 @@
-"""Which files are a Delta Lake table, at one of its versions?
+"""List the files of a Delta Lake table at one of its versions.
 
 Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
-and columns come from it, statistics from the files' own footers. What needs more than reading whole files by their
-columns' names is refused by name: deletion vectors, column mapping, features that this module does not know.
+and columns come from it, statistics from the files' own footers. Tables that need more than reading whole files by
+their columns' names are refused: deletion vectors, column mapping, features that this module does not know.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _address(uri: str) -> str:
 
 
 def _options(uri: str) -> dict[str, str] | None:
-    """What the URI's options say, in deltalake's words."""
+    """The URI's options under deltalake's names."""
     if not is_uri(uri):
         return None
     given = dict(parse_qsl(uri.partition("?")[2]))

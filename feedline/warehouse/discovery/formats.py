@@ -1,4 +1,4 @@
-"""Which files does a table of any format have? One listing for all of them.
+"""List the files of a table of any format.
 
 Runs where a snapshot is taken: for `Table` and for a pipeline's `source` alike.
 """
@@ -28,8 +28,8 @@ def list_table(
     """The files of a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log.
 
     `version` (delta), `snapshot_id` (iceberg) and `as_of` (both) name an older state. `partitions`: types of the keys
-    of `hive` and `manifest`; the others' own schema says theirs. Raises SpecError for what does not go together, and
-    what each of them raises.
+    of `hive` and `manifest`; the others have a schema. Raises SpecError for arguments that exclude each
+    other, and whatever the format's listing raises.
     """
     _refuse_mixtures(table, format, {"version": version, "snapshot_id": snapshot_id, "as_of": as_of}, partitions)
     if format == "hive":
@@ -55,6 +55,6 @@ def _refuse_mixtures(
     if len(given) > 1:
         raise SpecError(f"{given[1]} contradicts {given[0]}: each names one state of the table. Leave one of them out")
     if format != "hive" and not isinstance(table, str):
-        raise SpecError(f"format {format} reads one table: got a list of {len(table)} places, expected one")
+        raise SpecError(f"format {format} reads one table: got a list of {len(table)} paths, expected one")
     if format in ("delta", "iceberg") and partitions:
         raise SpecError(f"partitions has no meaning with format {format}: the table's own schema types its keys")

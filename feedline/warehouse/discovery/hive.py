@@ -1,4 +1,4 @@
-"""Which files make up a table: the listing of a folder, a file, a list of either, or a glob.
+"""List the files of a table: a folder, a file, a list of either, or a glob.
 
 Runs where a snapshot is taken, once per job; nothing else in Feedline lists a table. The listing is recursive, through
 `pyarrow.fs`, and in a fixed order: by the typed partition values (so `month=2` comes before `month=10`, nulls last),
@@ -12,8 +12,8 @@ A file that the user names, alone or in a list, is taken whatever it is called. 
 files, lists and globs the root is their deepest common folder, less the `key=value` folders at its end, so that a
 list of one day's files still has the day as a column.
 
-A folder whose own log says which files count (`logs`) is refused, and so is a file that links make the table hold twice
-(`links`).
+A folder with a log that says which files are current (`logs`) is refused, and so is a file that symbolic links put into
+the table twice (`links`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnPast:
-    """What a log says of a column that it numbers, for files that do not say the column's number, or lack the column.
+    """The past of a column with a field id in the log, for files that lack the id, or the column.
 
     `names`: those that such files may have for it, its own included. `ambiguous`: its name may be another column's
-    there. `default`: the value that rows of files without it have, as text; None for a null. `in_partitions`: a file
+    there. `default`: the value in rows of files without it, as a string; None for a null. `in_partitions`: a file
     that lacks it has its value in the log.
     """
 
@@ -73,9 +73,9 @@ class Listing:
 
     `files` has columns path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 where the store has
     none) and, where the store gives one, etag (string); `partition` one typed array per key, aligned with it.
-    `ignored` counts the files left out because of their suffix. `inferred`: keys whose type only the paths' texts
-    decided. `asked`: what the person named, in one text. `schema`: the table's columns, where not its files but a log
-    says what they are (see `declared`). `pasts`: of its columns, by number.
+    `ignored` counts the files left out because of their suffix. `inferred`: keys whose type was inferred from
+    the paths. `asked`: the names that the user gave, as one string. `schema`: the table's columns, where a log declares
+    them (see `table_log`). `pasts`: of its columns, by field id.
     """
 
     uri: str
@@ -96,7 +96,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one of the user's names stands for: its place, the folder that it fixes, and its files.
+    """The files behind one of the user's names: its location, the folder that it fixes, and the files.
 
     `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `again`: as in `links.Walk`.
     """
@@ -188,7 +188,7 @@ def _find(uri: str) -> _Found:
 
 
 def _existing(uri: str) -> Location | None:
-    """The place, or None where nothing is there; a glob in a URI may not even parse as one."""
+    """The location, or None where nothing is there; a glob in a URI may not even parse."""
     if is_uri(uri) and _MAGIC.search(uri.partition("?")[0]):
         return None
     location = locate(uri)
@@ -345,7 +345,7 @@ def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.i
 
 
 def _tagged(listing: Listing, folder: Location) -> Listing:
-    """With what an fsspec store says beside size and time; pyarrow's own filesystems do not show it."""
+    """The listing with the entity tags of an fsspec store; pyarrow's own filesystems do not show them."""
     handler = getattr(folder.filesystem, "handler", None)
     find = getattr(getattr(handler, "fs", None), "find", None)
     if find is None:

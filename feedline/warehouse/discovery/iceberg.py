@@ -1,12 +1,12 @@
-"""Which files are an Iceberg table, at one of its snapshots?
+"""List the files of an Iceberg table at one of its snapshots.
 
 Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
 and columns come from them, statistics from the files' own footers. A table is named by its folder (the newest metadata
-there: what version-hint.text leads to, else the one file with the highest number) or by one metadata.json; a catalog is
+there: by version-hint.text, else the one file with the highest number) or by one metadata.json; a catalog is
 not asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files
 of an identity transform that lack the column: then it is a partition key.
 
-Refused by name: position and equality deletes, deletion vectors, files that are not Parquet, and (in `declared`)
+Refused: position and equality deletes, deletion vectors, files that are not Parquet, and (in `table_log`)
 columns that were renamed, or dropped and added again, or have an initial default, as long as files from before are in
 the table. Files without field ids have the names that `schema.name-mapping.default` says; without one, any that a
 column ever had.
@@ -211,7 +211,7 @@ def _identities(file: Any, log: Any, columns: Any) -> dict[str, Any]:
 
 
 def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast]:
-    """What is to be known of the columns, and of fields in structs, for files that lack them or their numbers."""
+    """Earlier names and defaults of columns and struct fields, for files that lack them or their field ids."""
     names: dict[int, set[str]] = defaultdict(set)
     owners: dict[tuple[int, str], set[int]] = defaultdict(set)
     for schema in [*log.metadata.schemas, columns]:

@@ -28,7 +28,7 @@ _KINDS = {True: pafs.FileType.File, False: pafs.FileType.Unknown}
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What lies below a folder.
+    """The files and folders below a folder.
 
     `links`: paths of files that are links. `again`: folders that were not entered, each with the path by which the
     walk had been there before.

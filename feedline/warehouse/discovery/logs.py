@@ -1,8 +1,8 @@
-"""Recognize the folder of a table whose own log says which of its files count.
+"""Recognize folders of tables with a log of their own: Delta Lake, Iceberg, Hudi, Spark sinks.
 
-Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows without a word: files that the log
-replaced or deleted are still there, and so are those that a failed job left behind. What a format keeps beside its
-files tells: a hidden folder, or files of metadata with names of their own.
+Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows silently: files that the log
+replaced or deleted are still there, and so are those of failed jobs. A format is recognized by a hidden folder, or by
+the names of its metadata files.
 
 A listing of a folder shows all logs in it. For what is named inside a table (a partition's folder, files, a glob) the
 folders above are looked at: on a local disk all of them, in a store those up to the first that is not `key=value`, and

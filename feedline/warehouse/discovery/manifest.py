@@ -1,9 +1,9 @@
-"""Which files make up a table that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
+"""List the files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
 
-Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; what else they hold is
-not looked at. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order means
-nothing: the table has its usual one. Nothing is listed: the files are asked for their sizes and times, many at once. A
-manifest may name files of a table that has a log of its own (`logs`): whoever wrote it knew which of them count.
+Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; other keys are
+ignored. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order is
+not kept: the table has its usual one. No folder is listed: sizes and times are asked for file by file, many at once. A
+manifest may name files of a table that has a log of its own (`logs`): its author knew which files are current.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _names(place: Location) -> list[str]:
     names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if bad is not None or any(name is None for name in names):
-        raise TableError(f"manifest {where} holds an entry that is no path: got {bad!r}, expected a text")
+        raise TableError(f"manifest {where} holds an entry that is not a path: got {bad!r}, expected a string")
     if not names:
         raise TableError(f"manifest {where} is empty: expected at least one path")
     return names

@@ -1,4 +1,4 @@
-"""What the folders say: Hive partition keys out of paths, typed from all their values.
+"""Read Hive partition keys from paths, and type them from all their values.
 
 Pure. A folder `key=value` below the table's root gives its files the column `key`. Keys and values are
 percent-decoded; `__HIVE_DEFAULT_PARTITION__` is null, and so is a key that some other file's path has and this one's

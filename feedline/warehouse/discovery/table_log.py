@@ -1,8 +1,8 @@
-"""A table whose own log says which files it has and what its columns are: how does that become a listing?
+"""Make a listing from a table's log, which names its files, partition values and columns.
 
-Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). The log names files, partition values
-and columns; sizes and times are the store's own, because they are what every later reader compares with. One recursive
-listing of the folder that holds the files gives them all, and shows which are gone.
+Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). Sizes and times are the store's own,
+because every later reader compares with them. One recursive listing of the folder that holds the files gives them all,
+and shows which are gone.
 
 Pure, further down: the table's columns (`declared_schema`) are those of the log, in its order, whatever the files hold;
 what a file holds has to widen into them. Where the log numbers its columns, a file that gives a number another name,

@@ -1,1 +1,1 @@
-"""A table written anew, and the usage record that guides it."""
+"""A table written so that reading it is cheap, and the usage record that guides it."""

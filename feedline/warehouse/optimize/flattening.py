@@ -2,8 +2,8 @@
 
 Pure; runs in the tasks of `optimize`. A key whose value is there in at least `coverage` of the table's rows becomes the
 column `flattened_name(map, key)`, of the map's item type; the map column stays and holds the rest. Together they hold
-what the map held: of equal keys in one row the first counts, and moves if its value is not null; entries with a null
-value and later entries of an equal key stay in the map, and so does the difference between a null and an empty map.
+what the map held: of equal keys in one row the first moves, if its value is not null; entries with a null value and
+later entries of an equal key stay in the map, and so does the difference between a null and an empty map.
 The order of a map's entries is kept among those that stay, and lost between them and the columns.
 """
 

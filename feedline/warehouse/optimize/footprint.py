@@ -1,7 +1,7 @@
-"""What does a table take on disk, and what does reading some of its columns fetch? Counted from footers.
+"""The bytes that a table takes on disk and that reading some of its columns fetches, counted from footers.
 
 Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are those that Feedline would
-make of an object store for a projection, row group by row group (`fetching`): neighbouring column chunks are one
+make of an object store for a projection, row group by row group (`storage/ranges`): neighbouring column chunks are one
 request over the hole between them. The bytes fetched are those of the requests, holes included.
 """
 
@@ -26,8 +26,8 @@ _CODECS = {"UNCOMPRESSED": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projected:
-    """What reading the projected columns of the whole table fetches: their chunks' bytes, requests, bytes of those."""
+class ProjectionCost:
+    """Reading the projected columns of the whole table: bytes of their chunks, requests, bytes of the requests."""
 
     bytes: int
     requests: int
@@ -48,7 +48,7 @@ class Footprint:
     rows: int
     uncompressed_bytes: int
     compressed_bytes: int
-    projection: Projected
+    projection: ProjectionCost
     column_bytes: Mapping[str, int] = field(default_factory=dict)
     column_encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: Notes = field(default_factory=dict, repr=False)
@@ -117,7 +117,7 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
         rows=snapshot.rows,
         uncompressed_bytes=total.uncompressed,
         compressed_bytes=total.columns.total(),
-        projection=Projected(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
+        projection=ProjectionCost(bytes=total.projected, requests=total.requests, requested_bytes=total.requested),
         column_bytes=dict(total.columns),
         column_encodings={name: _encodings(found) for name, found in total.encodings.items()},
         notes=total.notes or {},

@@ -1,4 +1,4 @@
-"""Where do rewritten partitions appear, and which of them are finished? Staging, renaming, notes in footers.
+"""Make written partitions visible in the target, and recognise those that are complete by the notes in their footers.
 
 Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the target's
 hidden folder `_feedline/`, under names that no reader takes for data, and land when all of them are there: by one
@@ -42,15 +42,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
-    """A file of ours: its path below the target's root, and its note."""
+class TargetFile:
+    """A file that `optimize` wrote: its path below the target's root, and its note."""
 
     path: str
     note: Mapping[str, Any]
 
 
 class Target:
-    """The table that is written: a folder, and how partitions get there. Small and made anew in every task."""
+    """The table that is written: a folder, and how partitions get there. Cheap: every task makes its own."""
 
     def __init__(self, uri: str) -> None:
         self.uri = absolute(uri)
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def suffix(self) -> str:
-        """What files are called while they are written."""
+        """The suffix of files that are being written."""
         return UNFINISHED if self.is_local else SUFFIX
 
     def hidden(self, *names: str) -> str:
@@ -83,7 +83,7 @@ class Target:
             self.filesystem.create_dir(path, recursive=True)
 
     def stage(self, folder: str, slug: str) -> str:
-        """That folder, as it is."""
+        """The folder that `begin` made."""
         return self.hidden("stage", slug) if self.is_local else self.folder(folder)
 
     def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
@@ -95,7 +95,7 @@ class Target:
             return
         stage, final = self.hidden("stage", slug), self.folder(folder)
         for name in names:
-            self.filesystem.move(f"{stage}/{name}", f"{stage}/{_finished(name)}")
+            self.filesystem.move(f"{stage}/{name}", f"{stage}/{_visible_name(name)}")
         kind = self.filesystem.get_file_info(final).type
         old = self.hidden("old", slug)
         if kind != pafs.FileType.NotFound and folder and alone and not self._has_folders(final):
@@ -113,7 +113,7 @@ class Target:
             except OSError:  # another partition that lies in this one's folder came in between
                 kind = pafs.FileType.Directory
         if kind != pafs.FileType.NotFound:
-            visible = [_finished(name) for name in names]
+            visible = [_visible_name(name) for name in names]
             self._delete_files(folder, but=visible if len(visible) == 1 else ())  # a rename replaces one by one
             for name in visible:
                 self.filesystem.move(f"{stage}/{name}", f"{final}/{name}")
@@ -129,7 +129,7 @@ class Target:
         """Delete the hidden folder."""
         self.remove(self.hidden())
 
-    def take_away(self, folder: str) -> None:
+    def remove_partition(self, folder: str) -> None:
         """Delete a partition that the source no longer has, and folders that are empty then."""
         self._delete_files(folder)
         while folder:
@@ -139,8 +139,8 @@ class Target:
             self.remove(path)
             folder = folder.rpartition("/")[0]
 
-    def landed(self) -> dict[str, list[Landed]]:
-        """Our files by partition folder. Raises TableError where the target holds anything that is not ours."""
+    def files_by_folder(self) -> dict[str, list[TargetFile]]:
+        """The files of earlier runs by partition folder. Raises TableError where the target holds any other."""
         with explain_errors(shown(self.uri)):
             kind = with_retries(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
             if kind == pafs.FileType.File:
@@ -154,12 +154,12 @@ class Target:
             if not path.endswith(SUFFIX):
                 raise self._foreign(path)
             sizes[path] = info.size
-        found: dict[str, list[Landed]] = {}
+        found: dict[str, list[TargetFile]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
             for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
                     raise self._foreign(path)
-                found.setdefault(path.rpartition("/")[0], []).append(Landed(path=path, note=note))
+                found.setdefault(path.rpartition("/")[0], []).append(TargetFile(path=path, note=note))
         return found
 
     def folder(self, folder: str) -> str:
@@ -187,7 +187,7 @@ class Target:
         return any(info.type == pafs.FileType.Directory for info in infos)
 
 
-def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
+def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> bool:
     """Whether these are all the files of a partition, made with those settings from those sources."""
     numbers: dict[int, list[tuple[int, bool]]] = {}
     units = set()
@@ -206,14 +206,14 @@ def finished(files: Sequence[Landed], settings: str, sources: str) -> bool:
 
 
 def refuse_overlap(sources: Sequence[str], target: str) -> None:
-    """Raise TableError where a source lies inside the target or around it; of a glob its folder counts."""
-    place = _real(absolute(target))
+    """Raise TableError where a source lies inside the target or around it; for a glob, its folder."""
+    place = _resolve(absolute(target))
     for source in sources:
-        pair = _real(absolute(source)), place
+        pair = _resolve(absolute(source)), place
         if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
             raise TableArgumentError(
-                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two places, none inside "
-                "the other. Name another target"
+                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two folders, none "
+                "inside the other. Name another target"
             )
 
 
@@ -234,15 +234,15 @@ def room_for(uri: str) -> Iterator[None]:
         if error.errno in _FULL or "No space left" in text:
             raise TableError(
                 f"{shown(uri)} has no space left: {text}. Partitions that are finished stay; make room and run the "
-                "same command again, it goes on from there"
+                "same command again to continue"
             ) from error
         raise TableError(f"{shown(uri)} could not be written: {text}") from error
 
 
-def _finished(name: str) -> str:
+def _visible_name(name: str) -> str:
     return name.removesuffix(UNFINISHED) + SUFFIX
 
 
-def _real(uri: str) -> str:
-    """The place without links and connection options, and of a glob the folder before its first wildcard."""
+def _resolve(uri: str) -> str:
+    """The location without links and connection options, and of a glob the folder before its first wildcard."""
     return _WILDCARD.sub("", shown(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))

@@ -1,4 +1,4 @@
-"""How is a table written anew so that reading it is cheap? `feedline optimize`: what is decided, and in which order.
+"""Write a table to a new place so that reading it is cheap: the steps of `feedline optimize`.
 
 Runs in the caller's process; the work is done by small picklable tasks that any `map` may run, in threads here or on a
 Dask cluster. Steps:
@@ -7,11 +7,11 @@ Dask cluster. Steps:
 2. the target's schema: those columns not nullable, in the order asked for;
 3. which partitions are finished: those whose files carry the fingerprints of these settings and of their sources;
 4. a sample of rows, clustered as the table will be, from which each column gets its encoding (`encodings`);
-5. partitions, small ones a task each, larger ones one after the other in many tasks (`rewriting`); each lands whole;
-6. partitions that the source no longer has are taken away, and the hidden folder with them.
+5. partitions, small ones a task each, larger ones one after the other in many tasks (`rewrite`); each lands whole;
+6. partitions that the source no longer has are removed, and the hidden folder with them.
 
 A run that was killed leaves finished partitions and the hidden folder; the next run begins with step 1 and does what is
-left. Encodings are measured anew then and are no part of the fingerprint: they may differ between partitions.
+left. Encodings are measured again then and are not part of the fingerprint: they may differ between partitions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from feedline.errors import FeedlineError
 from feedline.expressions.column_parts import flattened_name
 from feedline.resources import available_cores, available_memory_bytes
 from feedline.warehouse.optimize.footprint import Footprint, footprint
-from feedline.warehouse.optimize.landing import Landed, Target, finished, refuse_overlap
-from feedline.warehouse.optimize.recipe import Settings, check, recipe_for
+from feedline.warehouse.optimize.landing import Target, TargetFile, is_complete, refuse_overlap
+from feedline.warehouse.optimize.recipe import Settings, check_settings, recipe_for
 from feedline.warehouse.optimize.rewrite import PartitionTask, Recipe, rewrite_partition
 from feedline.warehouse.optimize.units import Partition, Sizes, partitions_of, sample_rows, small_units, write_large
 from feedline.warehouse.parquet.encodings import Choice, Goal, choose
@@ -37,18 +37,17 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 
 _UNIT_BYTES = 2 << 30  # at most: the offsets of a unit's lists fit 32 bits
 _LEAST_UNIT_BYTES = 64 << 20  # a partition is not cut into smaller units to keep more cores busy
-_WAVES, _WAVE_TASKS = 20, 8  # so many times progress is told, unless that means fewer tasks per thread
+_WAVES, _WAVE_TASKS = 20, 8  # reports of progress, at most, and the least tasks per thread between two of them
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeReport:
-    """What `optimize` did: partitions written, found finished and taken away; the table before and after.
+    """The result of `optimize`: partitions written, already finished and removed; the table before and after.
 
     `choices`: per Parquet column (empty where nothing had to be written). `flattened`: the columns that maps became.
     `columns`: the target's, in order. `non_null`: those that are not nullable. `projection`: the columns whose bytes
-    and requests `before` and `after` tell. `settings`: what was asked for. `measuring_s`, `writing_s`: the time for
-    choosing encodings, for writing.
+    and requests `before` and `after` measure. `measuring_s`, `writing_s`: seconds for choosing encodings, for writing.
     """
 
     source: str
@@ -83,16 +82,16 @@ def optimize(
     """Write the snapshot's rows to `target`, a folder or URI; partition folders stay what they are.
 
     `source`: the table's names as the user gave them (default: its root); the target must not overlap any of them.
-    `projection`: columns whose reading the report tells. `map` runs the tasks, `threads` of them at a time, within
+    `projection`: columns whose reading the report compares. `map` runs the tasks, `threads` of them at a time, within
     `memory_bytes` (default: half of what is free here). Raises TableError (settings that do not fit the table, a target
-    that is not ours, no space left), DataError, and what reading raises; whatever was finished by then stays.
+    that is not ours, no space left), DataError, and what reading raises; partitions that are finished by then stay.
     """
     threads = threads or available_cores()
     run = map or partial(in_threads, threads=threads)
     tell = say or (lambda _: None)
-    check(snapshot, settings, projection)
+    check_settings(snapshot, settings, projection)
     refuse_overlap(source or [snapshot.uri], target)
-    landed = (place := Target(target)).landed()
+    landed = (place := Target(target)).files_by_folder()
     place.clean()
     before = footprint(snapshot, projection, map=run)
     recipe = recipe_for(snapshot, place.uri, settings, map=run, notes=before.notes)
@@ -102,7 +101,7 @@ def optimize(
     began = measured = time.perf_counter()
     if pending:
         unit_bytes = min(_UNIT_BYTES, (memory_bytes or available_memory_bytes() // 2) // (2 * threads))
-        recipe, sizes, choices = _measured(snapshot, pending, recipe, settings.goal, unit_bytes, threads)
+        recipe, sizes, choices = _measure(snapshot, pending, recipe, settings.goal, unit_bytes, threads)
         measured = time.perf_counter()
         tell(f"{len(pending)} of {len(partitions)} partitions to write; {len(choices)} columns measured")
         try:
@@ -116,7 +115,7 @@ def optimize(
         target=place.uri,
         written=len(pending),
         finished=len(partitions) - len(pending),
-        taken_away=_taken_away(place, landed, partitions),  # before `after` is measured
+        taken_away=_remove_gone(place, landed, partitions),  # before `after` is measured
         columns=tuple(recipe.target.names),
         non_null=tuple(field.name for field in recipe.target if not field.nullable),
         flattened=tuple(flattened_name(name, key) for name, keys in recipe.flatten for key in keys),
@@ -130,20 +129,20 @@ def optimize(
     )
 
 
-def _taken_away(place: Target, landed: dict[str, list[Landed]], partitions: Sequence[Partition]) -> int:
+def _remove_gone(place: Target, landed: dict[str, list[TargetFile]], partitions: Sequence[Partition]) -> int:
     """Delete the partitions that the source no longer has, and the hidden folder; returns how many."""
     gone = sorted(set(landed) - {one.folder for one in partitions})
     for folder in gone:
-        place.take_away(folder)
+        place.remove_partition(folder)
     place.clean()
     return len(gone)
 
 
-def _is_finished(partition: Partition, landed: dict[str, list[Landed]], recipe: Recipe) -> bool:
-    return finished(landed.get(partition.folder, []), recipe.settings, partition.sources)
+def _is_finished(partition: Partition, landed: dict[str, list[TargetFile]], recipe: Recipe) -> bool:
+    return is_complete(landed.get(partition.folder, []), recipe.settings, partition.sources)
 
 
-def _measured(
+def _measure(
     snapshot: Snapshot, pending: Sequence[Partition], recipe: Recipe, goal: Goal, unit_bytes: int, threads: int
 ) -> tuple[Recipe, Sizes, list[Choice]]:
     """The recipe with encodings, and what rows take decoded, both from a sample of the largest partition."""

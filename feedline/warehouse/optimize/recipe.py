@@ -90,7 +90,7 @@ def names_of(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
+def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
     """Raise TableArgumentError for columns that the table has not, or that cannot be used so."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
     for option, names in (
@@ -99,9 +99,9 @@ def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> 
         ("--flatten", settings.flatten),
     ):
         for name in names:
-            _known(name, schema.names, option)
+            _refuse_unknown(name, schema.names, option)
     for name in projection:
-        _known(name, snapshot.schema.names, "--projection")
+        _refuse_unknown(name, snapshot.schema.names, "--projection")
     refuse_keys(schema, settings.cluster_by, "--cluster-by")
     refuse_keys(schema, settings.sort_by, "--sort-by")
     refuse_maps(schema, settings.flatten)
@@ -109,7 +109,7 @@ def check(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> 
         raise TableArgumentError(f"{snapshot.uri} holds no rows: expected at least one to measure")
 
 
-def _known(name: str, names: Sequence[str], option: str) -> None:
+def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(names[:20])}"
@@ -167,7 +167,7 @@ def _target_schema(
         fields[field.name] = field if is_key else without_nulls(field, known.nulls)
     for name in settings.order:
         if not settings.popular:
-            _known(name, list(fields), "--order")
+            _refuse_unknown(name, list(fields), "--order")
     first = [name for name in dict.fromkeys(settings.order) if name in fields]
     return pa.schema([fields[name] for name in dict.fromkeys([*first, *fields])])
 

@@ -1,4 +1,4 @@
-"""How does one partition become its new files? The tasks of `optimize`.
+"""The tasks of `optimize`: write the new files of one partition.
 
 Runs wherever the `map` of the job runs them. A partition is written in units: without clustering a unit is a run of its
 row groups, streamed one by one; with clustering it is the whole partition, or, where that is larger than a task may
@@ -35,7 +35,7 @@ _READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What is done to every partition alike.
+    """How every partition is written.
 
     `source` and `target`: the schemas of files; `flatten`: per map column the keys that become columns; `settings`: the
     fingerprint that goes into the files' notes.
@@ -103,7 +103,7 @@ def rewrite_partition(task: PartitionTask) -> list[WrittenFile]:
     with room_for(target.uri):
         stage = target.begin(task.folder, task.slug)
         try:
-            written = [file for unit in task.units for file in _written(target, task.recipe, task, unit)]
+            written = [file for unit in task.units for file in _write_unit(target, task.recipe, task, unit)]
         except BaseException:
             if target.is_local:
                 target.remove(stage)
@@ -116,11 +116,11 @@ def rewrite_unit(task: UnitTask) -> list[WrittenFile]:
     """Write one unit into its partition's staging folder."""
     target = Target(task.recipe.uri)
     with room_for(target.uri):
-        return _written(target, task.recipe, task, task.unit)
+        return _write_unit(target, task.recipe, task, task.unit)
 
 
 def scatter(task: ScatterTask) -> list[int]:
-    """Write a spill file; returns the decoded bytes of each bucket."""
+    """Write a spill file; the decoded bytes of each bucket."""
     recipe, target = task.recipe, Target(task.recipe.uri)
     table = pa.concat_tables(list(target_rows(recipe, task.fragments)))
     buckets = buckets_of(key_hashes(table, recipe.cluster_by), task.buckets)
@@ -147,15 +147,15 @@ def scatter(task: ScatterTask) -> list[int]:
 
 
 def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Table]:
-    """The source's rows as the target has them, one table per row group, in order."""
+    """The source's rows in the target's columns, one table per row group, in order."""
     for fragment in fragments:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
             table = read_arrow(one, recipe.source.names, None, recipe.source, chunk_rows=_READ_ROWS)
-            yield fitted(flattened(table, recipe), recipe.target, fragment.uri)
+            yield conform_to_target(flatten_maps(table, recipe), recipe.target, fragment.uri)
 
 
-def flattened(table: pa.Table, recipe: Recipe) -> pa.Table:
+def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
     """The rows with the keys of their maps as columns."""
     columns = {name: table[name] for name in table.schema.names}
     for name, keys in recipe.flatten:
@@ -165,7 +165,7 @@ def flattened(table: pa.Table, recipe: Recipe) -> pa.Table:
     return pa.table(columns) if recipe.flatten else table
 
 
-def fitted(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
     """The rows with exactly the target's columns.
 
     Raises DataError, naming the file, for a null where the table was found to have none.
@@ -183,7 +183,7 @@ def fitted(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _written(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
+def _write_unit(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
     writer = TableWriter(
         target.filesystem,
         target.stage(place.folder, place.slug),
@@ -207,7 +207,7 @@ def _written(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, un
 
 
 def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWriter) -> None:
-    tables = _spilled(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
+    tables = _read_spills(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
     held = [pa.concat_tables([recipe.target.empty_table(), *tables])]
     keys = dict.fromkeys([*recipe.cluster_by, *recipe.sort_by])
     order = row_order(held[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
@@ -216,7 +216,7 @@ def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWr
         writer.write(rows.take(order[start : start + recipe.limits.row_group_rows]))
 
 
-def _spilled(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
+def _read_spills(target: Target, recipe: Recipe, unit: Unit) -> Iterator[pa.Table]:
     for path in unit.spills:
         yield with_retries(partial(_buckets, target, path, unit, recipe.target), target.filesystem, path)
 

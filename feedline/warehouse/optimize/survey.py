@@ -44,7 +44,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyTask:
-    """Whole files to look at; `columns` whose nulls are not known, `maps` whose keys are wanted."""
+    """Whole files to look at; `columns` whose nulls are not known, `maps` whose keys are counted."""
 
     fragments: tuple[Fragment, ...]
     schema: pa.Schema
@@ -53,7 +53,7 @@ class SurveyTask:
 
 
 def survey(snapshot: Snapshot, maps: Sequence[str], *, map: Map, keep_nullable: bool = False) -> Survey:
-    """Survey a table: from its snapshot, the rest with `map`. `keep_nullable`: nobody wants to know about nulls."""
+    """Survey a table: from its snapshot, the rest with `map`. `keep_nullable`: nulls do not matter."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
     unknown, nulls = [], set()
     for field in schema:

@@ -2,7 +2,7 @@
 
 Pure; runs where `optimize` is planned. Folders spell the values of partition keys and not their types. Where a table's
 log types them, a key that folders alone would type otherwise (`zip=007` is a string there) becomes a column of the
-files too, which lends the folders its type. A key that cannot be had back so is refused.
+files too, which lends the folders its type. A key that cannot be read back so is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
     return found
 
 
-_REMEDY = "Write the table to a new place with the key as an ordinary column, and optimize that"
+_REMEDY = "Write the table to a new folder with the key as an ordinary column, and optimize that"
 
 
 def with_field_ids(schema: pa.Schema, files: Iterable[pa.Schema]) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""In which pieces is a partition rewritten? Partitions, their units and buckets, and the sample that sizes them.
+"""Cut the work of `optimize` into partitions, units and buckets, sized by a sample of rows.
 
 Runs where `optimize` is planned. A partition is one task where its rows, decoded, fit a unit (and, without clustering,
 where they make few files); else its units are tasks of their own, after a scattering pass if it is clustered.
@@ -33,7 +33,7 @@ _FILES_PER_TASK = 2  # an unclustered partition of more files than this is sever
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A Hive partition of the source: its folder, its row groups and files (places in the snapshot), rows and bytes.
+    """A Hive partition of the source: its folder, files (indices in the snapshot), rows and bytes.
 
     `sources`: the fingerprint of its files (path, bytes, time, footer). `alone`: no other partition lies in its folder.
     `slug`: a name for its scratch folders.
@@ -155,7 +155,7 @@ def write_large(
     spill = target.hidden("spill", partition.slug)
     groups = list(_row_groups(snapshot, partition))
     if recipe.cluster_by:
-        units = _scattered(partition, groups, recipe, sizes, spill, map)
+        units = _scatter_units(partition, groups, recipe, sizes, spill, map)
     else:
         runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
         units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
@@ -167,7 +167,7 @@ def write_large(
     target.remove(spill)
 
 
-def buckets_together(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
+def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
     """Neighbouring buckets, [first, stop), joined while they fit a unit."""
     joined: list[tuple[int, int]] = []
     first, held = 0, 0
@@ -179,7 +179,7 @@ def buckets_together(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, i
     return [*joined, (first, len(sizes))]
 
 
-def _scattered(
+def _scatter_units(
     partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, spill: str, map: Map
 ) -> list[Unit]:
     decoded = sizes.decoded(partition.rows, partition.bytes)
@@ -190,7 +190,7 @@ def _scattered(
         for number, run in enumerate(runs)
     ]
     totals = np.array(list(map(scatter, tasks)), np.int64).sum(axis=0)
-    joined = buckets_together(totals.tolist(), sizes.unit_bytes)
+    joined = join_buckets(totals.tolist(), sizes.unit_bytes)
     spills = tuple(task.path for task in tasks)
     return [
         Unit(number=number, units=len(joined), spills=spills, first=first, stop=stop)

@@ -1,4 +1,4 @@
-"""Can a row group hold one of the values that a `where` asks for, by the bloom filters that its file brings along?
+"""Exclude row groups by the bloom filters in their files.
 
 Runs in counting tasks, for row groups that partition values and statistics left open. pyarrow writes bloom filters and
 gives their places, and reads none; the format is small (parquet-format, BloomFilter.md): a header in Thrift's compact
@@ -6,10 +6,10 @@ protocol (bytes of the bitset, algorithm, hash, compression), then blocks of 256
 with its upper half, and its lower half, times eight odd constants, one bit in each of the block's eight words. All
 eight set: perhaps; else: certainly not.
 
-What is hashed is the value as it is stored (plain encoding, texts and bytes without their length), so the file's own
-type decides, not the table's. What is in any way doubtful is unknown, and an unknown filter excludes nothing: a header
-that is not understood, sizes that do not fit, a bitset without any bit, a type or a literal without one clear form.
-Booleans and INT96 have no filters.
+The hash is of the value as it is stored (plain encoding, strings and bytes without their length), so the file's own
+type decides, not the table's. A doubtful filter is unknown, and an unknown filter excludes nothing: a header that is
+not understood, sizes that do not fit, an empty bitset, a type or a literal without one clear form. Booleans and INT96
+have no filters.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def holds_one(bitset: Words, hashes: Hashes) -> bool:
 
 
 def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logical: str, width: int) -> Hashes | None:
-    """The hashes under which a file would hold these values; None where one of them has no one clear form.
+    """The hashes under which a file would hold these values; None where one of them has no single form.
 
     `kind`: the file's Arrow type; `physical`, `logical` (JSON) and `width` (of fixed-length values): its Parquet type.
     """
@@ -109,7 +109,7 @@ def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logica
 
 
 def is_refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
-    """Whether no row can make the predicate true; `absent` knows of `==` and `in` whether no row has the value."""
+    """Whether no row can make the predicate true; `absent`: whether no row has the value of an `==` or `in`."""
     return not _possible(predicate, True, absent)
 
 
@@ -214,7 +214,7 @@ class RowGroupFilters:
 
 
 def _differs(key: object, leaf: Comparison | Membership) -> bool:
-    """Whether a partition's value is none of those asked for; only where both are of one plain type."""
+    """Whether a partition's value is none of the literals; True only where both are of one plain type."""
     values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
     if key is None:
         return True

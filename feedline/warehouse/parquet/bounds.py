@@ -1,7 +1,7 @@
-"""What does a stored bound say: from bytes in a footer to typed Arrow arrays.
+"""Decode the bounds of column statistics into typed Arrow arrays.
 
 Pure; runs where a snapshot is taken. Fixed-width values of many row groups are decoded together. A bound is unknown
-(null) where it has the wrong length, does not fit the column's type, is no valid text, or is NaN; and where one bound
+(null) where it has the wrong length, does not fit the column's type, is not valid UTF-8, or is NaN; and where one bound
 of a pair is unknown or the pair is out of order, both are.
 """
 

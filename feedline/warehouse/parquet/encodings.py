@@ -1,14 +1,14 @@
-"""Which encoding and codec does each column get? The one that a sample of its own rows measures best.
+"""Choose each column's encoding and codec by measuring candidates on a sample of its rows.
 
 Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back with
 `ParquetFile.read_row_group(use_threads=False)`, as the hot path reads: its bytes and its decode time (CPU time of the
-thread, the median of some repeats) are what decides, by
+thread, the median of some repeats) decide, by
 
     cost per value = decode time + bytes / bandwidth
 
-The bandwidth says what a byte costs to fetch, per reading core: for `decode` 2 GB/s (page cache, local NVMe disk),
+The bandwidth is that of fetching, per reading core: for `decode` 2 GB/s (page cache, local NVMe disk),
 for `balanced` 200 MB/s (an object store: 25 Gbit/s shared by 16 cores), and for `size` only bytes count. A candidate
-must be 3 % better than a simpler one, as less is the clock's noise (0.2 % for `size`).
+must be 3 % better than a simpler one (the clock's noise), 0.2 % for `size`.
 
 Candidates, all of which pyarrow, DuckDB and Polars read: dictionary and plain for every type; DELTA_BINARY_PACKED and
 BYTE_STREAM_SPLIT for integers, dates and times; BYTE_STREAM_SPLIT for float32 and float64; DELTA_LENGTH_BYTE_ARRAY and
@@ -64,7 +64,7 @@ class EncodingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was chosen for a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
+    """The chosen encoding of a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
 
     chosen: EncodingCost
     default: EncodingCost
@@ -135,7 +135,7 @@ def cost(one: EncodingCost, goal: Goal) -> float:
 
 
 def _simplicity(one: EncodingCost) -> tuple[int, int]:
-    """What is preferred among equals: plain, then a dictionary, then the rest; fewer bytes."""
+    """The order among equals: plain, then a dictionary, then the rest; fewer bytes."""
     known = (PLAIN, DICTIONARY)
     return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
 

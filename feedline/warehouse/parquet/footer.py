@@ -1,8 +1,8 @@
-"""What does a file's footer say: its digest, schema, row groups and column statistics.
+"""Read a file's footer: its digest, schema, row groups and column statistics.
 
 Runs where a snapshot is taken (threads: the parsing holds the GIL, the reading does not) and in every process that
 reads. The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column
-chunks (`footer_structure`) come from the same bytes, so no race between two reads can pair a digest with another
+chunks (`thrift`) come from the same bytes, so no race between two reads can pair a digest with another
 file's facts.
 
 Statistics are kept only where they can be trusted: bounds need a declared order (the deprecated min and max, taken by
@@ -43,7 +43,7 @@ _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups
 class ColumnFacts:
     """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
 
-    `physical`: the Parquet type that bounds are stored as (see `footer_structure`). Bounds are None where unknown;
+    `physical`: the Parquet type that bounds are stored as (see `thrift`). Bounds are None where unknown;
     `exact` says that both are known to be values of the column, not truncated ones.
     """
 
@@ -57,7 +57,7 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class FileFacts:
-    """A file's footer, boiled down to what a snapshot keeps; `columns` aligned with `schema`."""
+    """The parts of a footer that a snapshot keeps; `columns` aligned with `schema`."""
 
     digest: bytes
     footer_bytes: int
@@ -83,7 +83,7 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
 
 
 def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
-    """What a file's writer noted in its footer. Raises as `file_facts`."""
+    """The key-value metadata of a file's footer. Raises as `file_facts`."""
     with explain_errors(name):
         tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
@@ -108,7 +108,7 @@ def open_parquet(
     pre_buffer: bool = True,
     dictionaries: Sequence[str] = (),
 ) -> pq.ParquetFile:
-    """A Parquet file with the settings that every reader of Feedline must share; `pre_buffer` where reading costs.
+    """A Parquet file with the settings that all readers of Feedline share; `pre_buffer` for sources with latency.
 
     INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
     1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
@@ -220,8 +220,7 @@ def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:
-    """The schema without what writers note beside it (pandas' notes alone can be larger than the rest), but for the
-    numbers of fields."""
+    """The schema without metadata (pandas' alone can be larger than the rest), but with field ids."""
 
     def number(field: pa.Field) -> dict[bytes, bytes] | None:
         found = (field.metadata or {}).get(_FIELD_ID)

@@ -1,11 +1,11 @@
-"""Is this file still the one of the snapshot, and how do its row groups come to the decoder?
+"""Open a file after checking that it is still the snapshot's, and decode its row groups.
 
 Runs in every process that reads, once per split. Size, time and footer digest are compared with the snapshot's before
 anything is read. A local file stays open and Arrow reads its column chunks from it. Of a remote one
 
 - the opening is one request (HEAD; it tells size, time and, on S3, the entity tag), the footer one more, which is
   saved where this process has checked the same entity's footer before;
-- a row group's column chunks are fetched in few requests (`fetching`), repeated by `retrying` until all are there;
+- a row group's column chunks are fetched in few requests (`ranges`), repeated by `retry` until all are there;
 - another HEAD proves that they are of the object that was opened (a file replaced in between would mix two contents),
   and only then are they decoded and rows handed out.
 """
@@ -37,7 +37,7 @@ _KEPT_TAGS = 4096  # files whose footer a process remembers to have checked: som
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileVersion:
-    """A file as the snapshot saw it; `uri` as messages name it."""
+    """A file as the snapshot describes it; `uri` as messages name it."""
 
     uri: str
     size_bytes: int
@@ -48,7 +48,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file as the store describes it; `tag` is empty where the store names none, the time -1 where it tells none."""
+    """A file as the store describes it; without an entity tag `tag` is empty, without a time `mtime_ns` is -1."""
 
     size_bytes: int
     mtime_ns: int
@@ -87,7 +87,7 @@ class OpenFile:
 
 
 class _LocalFile(OpenFile):
-    """One that the kernel is asked to read ahead, in place of `pre_buffer`: that copies what is in the page cache.
+    """A local file. The kernel is asked to read ahead, instead of `pre_buffer`, which copies out of the page cache.
 
     Measured with 40 of 400 columns, 65,536 rows: 29.1 ms to decode instead of 31.4.
     """
@@ -111,7 +111,7 @@ class _LocalFile(OpenFile):
 
 
 class _RemoteFile(OpenFile):
-    """One whose row groups are fetched before they are decoded."""
+    """A remote file, whose row groups are fetched before they are decoded."""
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> None:
         self._filesystem, self._path, self._seen = filesystem, path, seen
@@ -132,7 +132,7 @@ class _RemoteFile(OpenFile):
         return with_retries(read, self._filesystem, self._seen.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """As `OpenFile.batches`, after all bytes of the columns have come and are known to be of this file."""
+        """As `OpenFile.batches`, after all bytes of the columns have arrived and are known to be of this file."""
         if not leaves:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
@@ -175,7 +175,7 @@ class _RemoteFile(OpenFile):
         return source, stamp, metadata
 
     def _look_again(self) -> None:
-        """Raise TableChangedError where that is why the store failed; not knowing is no answer."""
+        """Raise TableChangedError where a changed file is why the store failed; ignore failures to find out."""
         try:
             self._compare_again()
         except TableChangedError:
@@ -254,7 +254,7 @@ _layouts = _Layouts()
 
 
 class _CheckedFooters:
-    """Which entity of a file had which footer when this process looked; shared by its threads."""
+    """The footers that this process has checked, by file and entity tag; shared by its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -298,7 +298,7 @@ def _metadata(seen: FileVersion, tail: bytes) -> pq.FileMetaData:
 
 
 def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> Stamp:
-    """A file that is open: what its opening told (S3), or else what the store says when asked."""
+    """The stamp of an open file: from its opening (S3), or by another request."""
     facts = source.metadata() if filesystem.type_name == "s3" else {}
     if "ETag" in facts and "Last-Modified" in facts:
         with suppress(ValueError):
@@ -311,7 +311,7 @@ def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> S
 
 
 def stamp_in(info: pafs.FileInfo) -> Stamp:
-    """A file in a listing."""
+    """The stamp of a file in a listing."""
     return Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
 
 
@@ -335,7 +335,8 @@ def refuse_other(uri: str, seen: Stamp, now: Stamp, when: str, remedy: str) -> N
 
 
 def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second and state them without: whole seconds decide there."""
+    """Object stores list times with fractions of a second, and answer a request for one file without: whole seconds
+    decide there."""
     (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
     return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
 

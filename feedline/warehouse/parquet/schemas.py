@@ -11,8 +11,8 @@ maps too; anything else is a changed kind of value and an error that names the c
     timestamps of two units     the finer unit      timestamps of two zones     UTC (the instants are the same)
     structs                     union of fields     a column a file lacks       null in that file's rows
 
-Where a person declares a column's type (`SchemaRules`), it is that one, and what the files hold has to widen into it
-(`widens`): by the rules above, from integers into floats that hold them all, and between the two widths of offsets.
+A declared type (`SchemaRules`) replaces the union, and the files' types have to widen into it (`widens`): by the rules
+above, from integers into floats that hold them all, and between the two widths of offsets.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRules:
-    """What a person says about the union of a table's files: `source.schema` of pipeline.yaml.
+    """The rules of `source.schema` in pipeline.yaml.
 
     `missing_error`: a column in use has to be in every file. `extra_error`: files have no column but `columns`.
-    `columns`: types that what files hold has to widen into without loss.
+    `columns`: types that the files' types have to widen into without loss.
     """
 
     missing_error: bool = False
@@ -97,7 +97,7 @@ def refuse_twice(schema: pa.Schema, file: str) -> None:
 
 
 def unexpected(name: str, holder: str, declared: Iterable[str]) -> str:
-    """What `extra: error` says of a column of a file, or of a table's log."""
+    """The message of `extra: error` for a column of a file, or of a table's log."""
     return (
         f"column {name!r} of {holder} is not expected: `columns` names {', '.join(declared)}. "
         "Add it there, or write `extra: ignore`"

@@ -1,4 +1,4 @@
-"""What a footer says about its column chunks, taken from the bytes themselves.
+"""Parse a footer's column chunks and their statistics from its bytes.
 
 Pure; runs where snapshots are taken. A footer is one Thrift structure in the compact protocol (FileMetaData of
 parquet-format's `parquet.thrift`). pyarrow parses it too, and its schema is used; but column chunks and their
@@ -6,10 +6,10 @@ statistics are read here, because pyarrow's accessors for them
 
 - let C++ exceptions escape: of 3,600 footers with a flipped byte 11 ended the process with SIGABRT, where a chunk has
   another type than its column or a bound the wrong length, or is encrypted. Here damage is a Python exception;
-- do not tell whether a string's bound is a value of the column or was truncated.
+- do not show whether a string's bound is a value of the column or was truncated.
 
 In the compact protocol a field is one byte (the step from the last field's id, and a type), a number is a varint, a
-string its length and bytes, and a structure ends with a zero. What is not wanted is skipped. A chunk takes about 7
+string its length and bytes, and a structure ends with a zero. Other fields are skipped. A chunk takes about 7
 microseconds; the loops that see every chunk are written out for that.
 """
 
@@ -29,7 +29,7 @@ _Bytes: TypeAlias = bytes  # `ColumnChunk.bytes` hides the type of that name
 
 
 class MalformedError(ValueError):
-    """The bytes do not spell a footer; internal: `footers` adds the file's name."""
+    """The bytes do not spell a footer; internal: `footer` adds the file's name."""
 
 
 class ColumnChunk(NamedTuple):

@@ -1,10 +1,9 @@
-"""How do rows become Parquet files: row groups of a size, files of a size, each column in the encoding chosen for it.
+"""Write rows as Parquet files, with limits for row groups and files and an encoding for each column.
 
 Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
-On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; what goes
-to an object store is held in memory file by file, so that it can be sent again. Every file carries
-the note it is given (what it was made from) and its own number; the unit's last file says so: whoever finds numbers
-0 to the last knows that the unit is whole.
+On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; a file for an
+object store is held in memory, so that it can be sent again. Every file carries a note (its settings and sources) and
+its own number, and the unit's last file is marked: a unit is complete if numbers 0 to the last are there.
 
 Statistics and page checksums are written. No page index is: Feedline reads whole column chunks, and in hashed order no
 page can be skipped by its bounds.
@@ -39,7 +38,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Rows of a row group; decoded bytes of one (None: as many as it has rows for); bytes that a file shall reach."""
+    """Rows of a row group; its decoded bytes, at most (default: no limit); the target size of a file."""
 
     row_group_rows: int
     row_group_bytes: int | None
@@ -54,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """One file: its name, rows, row groups and bytes."""
+    """A written file: its name, rows, row groups and bytes."""
 
     name: str
     rows: int
@@ -211,7 +210,7 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
-    """After a failure: what closing a half-written file may still raise is of no interest."""
+    """Close a half-written file after a failure, ignoring further errors."""
     for thing in (writer, sink):
         try:
             if thing is not None:

@@ -1,10 +1,10 @@
-"""Which Parquet columns of a file are decoded for the columns and parts asked for, and how are those made of them?
+"""Choose the Parquet columns of a file to decode for some columns and parts, and make those of what was decoded.
 
 Runs in every process that reads, on the calling thread; `part_bytes` where a plan is made. Pure, over Arrow arrays.
 
 A `FileColumns` is made for one file, because each file may hold a part in another way: a struct's fields are decoded
 alone (their Parquet columns are picked, at any depth), a map is decoded whole, keys as a dictionary where they are
-stored as one, and a file that keeps the key of a map as a column of its own (`projection.flattened_name`) gives that
+stored as one, and a file that keeps the key of a map as a column of its own (`column_parts.flattened_name`) gives that
 column. Where every key wanted of a map has such a column, the map is not read.
 """
 
@@ -55,7 +55,7 @@ class _Source:
 
 
 class FileColumns:
-    """What one file holds of some fields of its table: `fields`, columns and parts, in the types of the table.
+    """The columns of one file for some fields of its table: `fields`, columns and parts, in the types of the table.
 
     `stored`: the file's columns with the range of their Parquet columns. `leaves`: those to decode.
     """
@@ -120,7 +120,7 @@ class FileColumns:
         for name, wanted in self._wanted.items():
             if name in self._plain:
                 continue
-            array = _checked(decoded.column(name), name, uri, row_group)
+            array = _validate(decoded.column(name), name, uri, row_group)
             held.update({(name, keys): part for keys, part in extracted(array, wanted).items()})
         arrays = []
         for source in self._sources:
@@ -135,7 +135,7 @@ class FileColumns:
                 array = held[source.column, source.keys]
                 if source.doubled is not None:
                     _refuse_doubled(source, array, held[source.doubled], uri, row_group)
-                arrays.append(_fitted(array, source.field, uri, row_group))
+                arrays.append(_conform(array, source.field, uri, row_group))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _doubled(self, source: _Source) -> _Source:
@@ -242,7 +242,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
-def _checked(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
+def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     """The array, after the checks that pyarrow's reader leaves out."""
     if is_unchecked(array.type):
         try:
@@ -254,7 +254,7 @@ def _checked(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
     return array
 
 
-def _fitted(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
+def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
     """The array in the table's type."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)

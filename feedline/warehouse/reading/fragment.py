@@ -18,7 +18,7 @@ import pyarrow as pa
 from feedline.errors import TableArgumentError
 from feedline.expressions.column_parts import PartError, part_field, part_of
 from feedline.warehouse.parquet.open_file import FileVersion
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
@@ -35,9 +35,9 @@ class Fragment:
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
     as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
-    `proven`: what statistics say of each (bits of `sieve`), empty where nothing is known. `partition`: the file's keys
-    and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (bits, see `packed`),
-    or None for none of them; empty where none of any.
+    `proven`: what statistics prove of each (bits of `row_filter`), empty where nothing is known. `partition`: the
+    file's keys and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (bits,
+    see `pack_mask`), or None for none of them; empty where none of any.
     """
 
     table: str
@@ -104,14 +104,14 @@ class Chunk:
 class FrameBatch:
     """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
 
-    `first_row`: index of the first of them in the file, where that was asked for (else 0); `sieve`: what decides which
-    of them stay.
+    `first_row`: index of the first of them in the file, where that was asked for (else 0). `row_filter`: the conditions
+    that are left to decide.
     """
 
     position: int
     data: pa.RecordBatch
     first_row: int
-    sieve: Sieve
+    row_filter: RowFilter
 
 
 def fragment_of(
@@ -171,18 +171,18 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
     raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
 
 
-def packed(mask: Bools) -> bytes:
+def pack_mask(mask: Bools) -> bytes:
     """bool [rows] as bits."""
     return np.packbits(mask, bitorder="little").tobytes()
 
 
-def unpacked(bits: bytes | None, rows: int) -> Bools:
+def unpack_mask(bits: bytes | None, rows: int) -> Bools:
     """Bits as bool [rows]; None stands for a row group of which nothing is left out."""
     if bits is None:
         return np.zeros(rows, np.bool_)
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
-def ones(bits: bytes | None) -> int:
+def count_excluded(bits: bytes | None) -> int:
     """How many rows the bits leave out."""
     return 0 if bits is None else int(np.bitwise_count(np.frombuffer(bits, np.uint8)).sum())

@@ -26,8 +26,8 @@ from feedline.expressions.column_parts import has_column
 from feedline.warehouse.parquet.open_file import OpenFile, open_unchanged
 from feedline.warehouse.parquet.schemas import children
 from feedline.warehouse.reading.columns import FileColumns, part_bytes
-from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpacked
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.fragment import UNCOUNTED, Chunk, Fragment, FrameBatch, field_of, unpack_mask
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.reading.seen_rows import Mark
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -57,16 +57,16 @@ def read_fragment(
     """
     refuse_foreign(schema, columns)
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    sieve = _sieve(where, sample, columns)
+    row_filter = _row_filter(where, sample, columns)
     read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
-    placed = any(mark.sieve.sample is not None for mark in marks)
-    for batch in batches(fragment, read, sieve, schema, chunk_rows=chunk_rows, counts=counts, placed=placed):
+    placed = any(mark.row_filter.sample is not None for mark in marks)
+    for batch in batches(fragment, read, row_filter, schema, chunk_rows=chunk_rows, counts=counts, placed=placed):
         frame, position = _kept_frame(batch, columns, marks, fragment), batch.position
         del batch
         first = counts[position]
         counts[position] += frame.height
         if fragment.excluded and fragment.excluded[position] is not None:
-            frame = frame.filter(pl.Series(~unpacked(fragment.excluded[position], counts[position])[first:]))
+            frame = frame.filter(pl.Series(~unpack_mask(fragment.excluded[position], counts[position])[first:]))
         if frame.height:
             held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position])]
             delivered[position] += frame.height
@@ -87,17 +87,17 @@ def read_arrow(
     counts = [0] * len(fragment.row_groups)
     kept = []
     for batch in batches(
-        fragment, columns, _sieve(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
+        fragment, columns, _row_filter(where, sample, columns), schema, chunk_rows=chunk_rows, counts=counts
     ):
         data = batch.data
-        if not batch.sieve.idle:
-            sifted = batch.sieve.sift(data, fragment.path, batch.first_row)
+        if not batch.row_filter.idle:
+            result = batch.row_filter.apply(data, fragment.path, batch.first_row)
             data = data.select(list(columns))
-            if batch.sieve.weigh:
+            if batch.row_filter.weigh:
                 index = data.schema.get_field_index(SAMPLE_WEIGHT)
-                data = data.set_column(index, data.schema.field(index), pa.array(sifted.weights))
-            if sifted.stays is not None:
-                data = data.filter(pa.array(sifted.stays))
+                data = data.set_column(index, data.schema.field(index), pa.array(result.weights))
+            if result.stays is not None:
+                data = data.filter(pa.array(result.stays))
         counts[batch.position] += data.num_rows
         kept.append(data)
     return pa.Table.from_batches(kept, pa.schema([field_of(schema, name) for name in columns]))
@@ -105,14 +105,14 @@ def read_arrow(
 
 def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
     """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
-    for _ in batches(fragment, columns, Sieve(), schema, counts=[0] * len(fragment.row_groups)):
+    for _ in batches(fragment, columns, RowFilter(), schema, counts=[0] * len(fragment.row_groups)):
         pass
 
 
 def batches(
     fragment: Fragment,
     columns: Sequence[str],
-    sieve: Sieve,
+    row_filter: RowFilter,
     schema: pa.Schema,
     *,
     chunk_rows: int = CHUNK_ROWS,
@@ -125,22 +125,22 @@ def batches(
     `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
     fragment's row groups (their positions) need not be read. `placed`: `first_row` is wanted without a sample, too.
     """
-    refuse_foreign(schema, sieve.parts)
+    refuse_foreign(schema, row_filter.parts)
     location = locate(fragment.table)
     with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
-        names = (*columns, *sieve.parts)
+        names = (*columns, *row_filter.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        placed = placed or sieve.sample is not None
+        placed = placed or row_filter.sample is not None
         starts = file.row_starts() if placed else None  # a footer may name thousands of row groups
         needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
             rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            here = sieve.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
+            here = row_filter.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
                 needed[names] = _columns_of(file, fragment, schema, names)
@@ -168,10 +168,10 @@ def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, colum
     return int(sizes.sum() if row_groups is None else sizes[row_groups].sum())
 
 
-def _sieve(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> Sieve:
+def _row_filter(where: BoundExpression | None, sample: BoundSample | None, columns: Sequence[str]) -> RowFilter:
     if not columns:
         raise DataError("list of columns is empty: expected at least one column to read")
-    return Sieve(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
+    return RowFilter(where=where, sample=sample, weigh=sample is not None and SAMPLE_WEIGHT in columns)
 
 
 def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
@@ -211,19 +211,19 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
 
 def _kept_frame(batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
     """A chunk's kept rows, with exactly `columns` and `marks`."""
-    frame, sieve = _frame(batch.data), batch.sieve
+    frame, row_filter = _frame(batch.data), batch.row_filter
     if marks:
         told = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
         frame, columns = frame.with_columns(told), [*columns, *(mark.name for mark in marks)]
-    if sieve.idle:
+    if row_filter.idle:
         return frame.select(columns) if marks else frame
-    if sieve.sample is None and not sieve.weigh and sieve.where is not None:
-        return frame.lazy().filter(sieve.where.narrow).select(columns).collect(engine="in-memory")
-    sifted = sieve.sift(batch.data, fragment.path, batch.first_row)
-    if sieve.weigh:
-        frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, sifted.weights))
+    if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None:
+        return frame.lazy().filter(row_filter.where.narrow).select(columns).collect(engine="in-memory")
+    result = row_filter.apply(batch.data, fragment.path, batch.first_row)
+    if row_filter.weigh:
+        frame = frame.with_columns(pl.Series(SAMPLE_WEIGHT, result.weights))
     frame = frame.select(columns)
-    return frame if sifted.stays is None else frame.filter(pl.Series(sifted.stays))
+    return frame if result.stays is None else frame.filter(pl.Series(result.stays))
 
 
 def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:

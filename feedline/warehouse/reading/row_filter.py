@@ -1,8 +1,8 @@
-"""Which rows of a decoded chunk stay, and what does each of them stand for?
+"""Decide which rows of a decoded chunk stay, and the weight of each.
 
 Pure; runs wherever rows are read, on the calling thread. First `where` decides, then the sample. What statistics have
 proven of a whole row group (`WHERE_TRUE`, `SAMPLED`, `UNSAMPLED`) need not be evaluated, and its columns need not be
-read: `Sieve.for_row_group` is what is left to do.
+read: `RowFilter.for_row_group` is the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHERE_TRUE, SAMPLED, UNSAMPLED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sifted:
+class FilterResult:
     """`stays`: bool [rows], None where all stay; `matched`: rows that `where` keeps, before the sample.
 
     `weights`: float32 [rows], the column `sample_weight` of every row, where it was asked for.
@@ -35,7 +35,7 @@ class Sifted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sieve:
+class RowFilter:
     """Conditions on the rows of one table. `weigh`: give weights; `decide`: rows may be dropped, not only weighed."""
 
     where: BoundExpression | None = None
@@ -59,8 +59,8 @@ class Sieve:
         """Whether every row stays and none is weighed."""
         return self.where is None and not self.weigh and (self.sample is None or not self.decide)
 
-    def for_row_group(self, *, proven: int, whole: bool) -> Sieve:
-        """What is left to do for a row group of which something is proven, or which is known to stay whole."""
+    def for_row_group(self, *, proven: int, whole: bool) -> RowFilter:
+        """The conditions left for a row group of which something is proven, or which is known to stay whole."""
         where, sample = self.where, self.sample
         if whole or proven & WHERE_TRUE:
             where = None
@@ -70,25 +70,25 @@ class Sieve:
             sample = replace(sample, where=None)
         return replace(self, where=where, sample=sample, decide=not whole)
 
-    def sift(self, data: pa.RecordBatch, path: str, first_row: int) -> Sifted:
+    def apply(self, data: pa.RecordBatch, path: str, first_row: int) -> FilterResult:
         """Judge rows; `first_row` is the index of the first one in its file, at `path` below the table's root."""
-        stays = None if self.where is None else mask(data, self.where)
+        stays = None if self.where is None else true_rows(data, self.where)
         matched = data.num_rows if stays is None else int(np.count_nonzero(stays))
         sample = self.sample
         if sample is None:
             same = np.ones(data.num_rows, np.float32) if self.weigh else None
-            return Sifted(stays=stays, matched=matched, weights=same)
-        sampled = None if sample.where is None else mask(data, sample.where)
+            return FilterResult(stays=stays, matched=matched, weights=same)
+        sampled = None if sample.where is None else true_rows(data, sample.where)
         if self.decide:
             chosen = sample.chosen(data, path, first_row)
             if sampled is not None:
                 chosen |= ~sampled
             stays = chosen if stays is None else stays & chosen
         heavy = weights(sample.sample, sampled, data.num_rows) if self.weigh else None
-        return Sifted(stays=stays, matched=matched, weights=heavy)
+        return FilterResult(stays=stays, matched=matched, weights=heavy)
 
 
-def mask(data: pa.RecordBatch, where: BoundExpression) -> Bools:
+def true_rows(data: pa.RecordBatch, where: BoundExpression) -> Bools:
     """bool [rows]: where a condition is true; where it is null, it is not."""
     frame = pl.from_arrow(data.select([name for name in data.schema.names if name in where.parts]))
     assert isinstance(frame, pl.DataFrame)

@@ -1,4 +1,4 @@
-"""Where does a row stand that an error is about: in which file, which row group, at which row?
+"""Add to an error the file, row group and row that it is about.
 
 Runs where a block is computed, after something failed, and then only: chunks know how many rows their row group has
 delivered before them, and nothing else of where their rows stood. The row group is read once more, with just the
@@ -16,14 +16,14 @@ import pyarrow as pa
 from feedline.errors import DataError, FeedlineError
 from feedline.expressions import BoundExpression
 from feedline.warehouse.parquet.open_file import open_unchanged
-from feedline.warehouse.reading.fragment import Chunk, unpacked
+from feedline.warehouse.reading.fragment import Chunk, unpack_mask
 from feedline.warehouse.reading.read import batches
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import SAMPLE_WEIGHT, BoundSample
 from feedline.warehouse.storage.locations import join, locate
 
 
-def located(
+def with_row_position(
     error: DataError,
     chunks: Sequence[Chunk],
     where: BoundExpression | None,
@@ -31,7 +31,7 @@ def located(
     *,
     sample: BoundSample | None = None,
 ) -> DataError:
-    """The error with its place at the end, of the row `error.row` of some chunks laid end to end.
+    """The error with its position at the end, of the row `error.row` of some chunks laid end to end.
 
     `where`, `schema` and `sample` are those that the chunks were read with. Rows are counted from 0. Where the file
     cannot be read again the row is left out; an error without a row is about any, so the first chunk is named.
@@ -65,13 +65,15 @@ def row_in_file(
     )
     column = next((name for name in chunk.frame.columns if name != SAMPLE_WEIGHT), schema.names[0])
     counts, read, places = [0], 0, []
-    for batch in batches(alone, (column,), Sieve(where=where, sample=sample), schema, counts=counts):
-        stays = None if batch.sieve.idle else batch.sieve.sift(batch.data, fragment.path, batch.first_row).stays
+    for batch in batches(alone, (column,), RowFilter(where=where, sample=sample), schema, counts=counts):
+        stays = (
+            None if batch.row_filter.idle else batch.row_filter.apply(batch.data, fragment.path, batch.first_row).stays
+        )
         kept = np.arange(batch.data.num_rows) if stays is None else np.flatnonzero(stays)
         places.append(kept + read)
         counts[0] += len(kept)
         read += batch.data.num_rows
-    delivered = np.concatenate(places)[~unpacked(bits, counts[0])]
+    delivered = np.concatenate(places)[~unpack_mask(bits, counts[0])]
     location = locate(fragment.table)
     with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
         first = file.row_starts()[chunk.row_group]

@@ -1,4 +1,4 @@
-"""Which rows of a sample stay: the same on every machine, in every version, however the work is cut?
+"""Choose the rows of a sample: the same on every machine, in every version, however the work is cut.
 
 Pure; runs where a plan is made (whole row groups are counted by arithmetic) and wherever rows are read. Among the rows
 that `source.where` keeps, those for which the sample's own `where` is true are sampled, all others stay. A sampled row
@@ -6,8 +6,8 @@ stays when its 64-bit hash, as an unsigned number, is below ⌊fraction · 2**64
 a smaller fraction of the same seed keeps a part of what a larger one keeps. In the words of `feedline.hashing`,
 modulo 2**64:
 
-- **by place** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below the
-  table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
+- **by position** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below
+  the table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
 - **by key**: the hash of the key's columns as `feedline.hashing` defines it, with the sample's seed.
 
@@ -43,7 +43,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a person asks for, and what travels: see `source.sample` in docs/pipeline.md."""
+    """A sample, unbound: see `source.sample` in docs/pipeline.md."""
 
     fraction: float
     where: str | None = None
@@ -115,7 +115,7 @@ def bind_sample(sample: Sample, schema: pa.Schema) -> BoundSample:
         if not hashable(kind):
             raise SpecError(
                 f"the sample's key has a column without a hash: got {name!r} of type {kind}, expected integers, "
-                "floats, booleans, texts, bytes, dates or timestamps. Name another column"
+                "floats, booleans, strings, bytes, dates or timestamps. Name another column"
             )
     try:
         where = None if sample.where is None else bind_where(sample.where, schema)
@@ -140,7 +140,7 @@ def with_weight(schema: pa.Schema, columns: Collection[str] | None) -> pa.Schema
 
 
 def sampled_rows(sample: Sample, path: str, first_row: int, rows: int) -> int:
-    """How many of a run of rows of one file stay, all of them being sampled by their place; nothing is read."""
+    """How many of a run of rows of one file stay, all of them being sampled by position; nothing is read."""
     start = _start(path, sample.seed)
     kept = 0
     for first in range(first_row, first_row + rows, _BLOCK_ROWS):

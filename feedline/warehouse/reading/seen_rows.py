@@ -2,7 +2,7 @@
 
 Pure; runs where a plan is made and wherever rows are read. Snapshots do not matter: a row that was written after the
 fit counts as seen where files, filter and sample would have let it in. What decides travels as the name of a Boolean
-column, in which a reader says so of every row, so that the name stands for the whole rule in fingerprints, too.
+column, which a reader fills for every row, so that the name stands for the whole rule in fingerprints, too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from feedline.expressions import bind_where
 from feedline.warehouse.discovery.hive import named_by
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.storage.locations import absolute, join, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows:
-    """Some rows of a table, by what decides on them.
+    """Some rows of a table, by the conditions that select them.
 
     root: the table's URI, as messages show it. named: the files, folders and globs that make it; none for all below the
     root. where, sample: which rows of them.
@@ -45,17 +45,17 @@ class Mark:
 
     name: str
     files: TableRows | None
-    sieve: Sieve
+    row_filter: RowFilter
 
     @property
     def parts(self) -> frozenset[str]:
         """What has to be read to decide: columns, and parts of columns."""
-        return self.sieve.parts
+        return self.row_filter.parts
 
     @property
     def columns(self) -> frozenset[str]:
         """The same by whole columns."""
-        where, sample = self.sieve.where, self.sieve.sample
+        where, sample = self.row_filter.where, self.row_filter.sample
         return frozenset[str]().union(*(one.columns for one in (where, sample) if one is not None))
 
     def of(self, data: pa.RecordBatch, table: str, path: str, first_row: int) -> pl.Series:
@@ -65,20 +65,20 @@ class Mark:
             if not self.files.covers(uri):
                 return pl.repeat(value=False, n=data.num_rows, dtype=pl.Boolean, eager=True).alias(self.name)
             path = uri.removeprefix(join(self.files.root, ""))
-        stays = self.sieve.sift(data, path, first_row).stays
+        stays = self.row_filter.apply(data, path, first_row).stays
         if stays is None:
             return pl.repeat(value=True, n=data.num_rows, dtype=pl.Boolean, eager=True).alias(self.name)
         return pl.Series(self.name, stays)
 
 
-def names_of(table: str | Sequence[str], format: str) -> tuple[str, ...]:
-    """What makes a table, as `TableRows.named` has it; a manifest names files that it alone knows."""
+def source_names(table: str | Sequence[str], format: str) -> tuple[str, ...]:
+    """The names of a table for `TableRows.named`; none for a manifest, which alone knows its files."""
     if format == "manifest":
         return ()
     return tuple(sorted({shown(absolute(name)) for name in ([table] if isinstance(table, str) else table)}))
 
 
-def seen_among(fit: TableRows, read: TableRows) -> bool | str:
+def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
     """Which of the rows that are read a fit has seen: all, none, or those that a column of that name marks."""
     same_files = fit.root == read.root and (not fit.named or fit.named == read.named)
     if not same_files and not _nested(fit.root, read.root):
@@ -104,7 +104,7 @@ def _bound(name: str, schema: pa.Schema) -> Mark:
     return Mark(
         name=name,
         files=None if files is None else TableRows(root=files[0], named=tuple(files[1:])),
-        sieve=Sieve(
+        row_filter=RowFilter(
             where=None if where is None else bind_where(where, schema),
             sample=None if asked is None else bind_sample(asked, schema),
         ),

@@ -1,7 +1,7 @@
-"""Which files of a table are as they were, when it is looked at again?
+"""Compare two snapshots of a table: which files are unchanged, and which belong together.
 
 Pure. A file with the same path, size and footer digest is the same, whatever its modification time. The others are
-taken together partition by partition, since a rewritten row stays in its partition, but not in its file. A partition is
+grouped by partition, since a rewritten row stays in its partition, but not in its file. A partition is
 the same by the values of its keys, or, where a key's type is another than it was (one new folder can change what all of
 them are read as), by what the folders of the paths spell.
 """
@@ -39,7 +39,7 @@ class FileChanges:
 
 
 def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
-    """What became of the old snapshot's files in the new one.
+    """The changes from the old snapshot's files to those of the new one.
 
     Raises StateError where a partition key has another type than it had, and a path does not spell its value.
     """
@@ -75,7 +75,7 @@ def _facts(snapshot: Snapshot, names: Sequence[str]) -> Iterator[tuple[Any, ...]
 
 
 def same_text(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether equal values of two types of a partition key are the same as text."""
+    """Whether equal values of two types of a partition key are the same as strings."""
     if pat.is_decimal(was) and pat.is_decimal(now):
         return bool(was.scale == now.scale)
     return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, _is_text))
@@ -90,7 +90,7 @@ def same_filter(was: pa.DataType, now: pa.DataType) -> bool:
 
 
 def same_words(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether a sample by key hashes equal values of two types alike (see `sampling`)."""
+    """Whether a sample by key hashes equal values of two types alike (see `reading/sample`)."""
     return pat.is_null(was) or _family(was) == _family(now)
 
 

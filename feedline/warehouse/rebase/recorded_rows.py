@@ -23,11 +23,11 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError
 from feedline.hashing import Words
-from feedline.warehouse.reading.fragment import Fragment, ones, unpacked
+from feedline.warehouse.reading.fragment import Fragment, count_excluded, unpack_mask
 from feedline.warehouse.reading.read import read_fragment
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
-from feedline.warehouse.selection.select import bound_again, sampled_again
+from feedline.warehouse.selection.select import bind_sample_once, bind_where_once
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, join, locate, shown
 from feedline.warehouse.storage.retry import with_retries
@@ -39,7 +39,7 @@ _FOLDER = "rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """That a job's blocks record identities, and below which `work_dir`: a small value that travels."""
+    """The identity that a job's blocks record, and the `work_dir`: a small value that travels."""
 
     identity: Identity
     work_dir: str
@@ -47,7 +47,7 @@ class Recording:
 
 @dataclass(slots=True)
 class RowIdentities:
-    """What is known of one row group's kept rows: identities, hashes of `shuffle.by`, and of which rows."""
+    """The recorded identities of one row group's kept rows, hashes of `shuffle.by`, and which rows these are."""
 
     rows: Words
     runs: Words
@@ -133,14 +133,14 @@ def is_local(work_dir: str) -> bool:
 
 def remaining_rows(fragment: Fragment) -> int:
     """Kept rows of a fragment that are not left out."""
-    return sum(fragment.expected) - sum(ones(bits) for bits in fragment.excluded)
+    return sum(fragment.expected) - sum(count_excluded(bits) for bits in fragment.excluded)
 
 
 def spans_of(fragment: Fragment, skip: int, rows: int) -> list[tuple[int, int]]:
     """Per row group of the fragment, which of its remaining rows (from, to) a piece reads."""
     spans, first = [], 0
     for kept, bits in zip(fragment.expected, fragment.excluded or (None,) * len(fragment.expected), strict=True):
-        remaining = kept - ones(bits)
+        remaining = kept - count_excluded(bits)
         start, stop = (min(max(place - first, 0), remaining) for place in (skip, skip + rows))
         spans.append((start, stop))
         first += remaining
@@ -148,7 +148,7 @@ def spans_of(fragment: Fragment, skip: int, rows: int) -> list[tuple[int, int]]:
 
 
 class Records:
-    """What `work_dir` knows of an identity: one listing, then a file per piece asked for."""
+    """The records of an identity in `work_dir`: one listing, then a file per piece."""
 
     def __init__(self, work_dir: str, identity: Identity) -> None:
         self._work_dir = work_dir
@@ -173,7 +173,7 @@ class Records:
         return found
 
     def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, RowIdentities]:
-        """What is known of some row groups of a file (index in the file -> its kept rows)."""
+        """The records of some row groups of a file (index in the file -> its kept rows)."""
         found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
         for first, last, name in self._names.get(_digest(path, footer_digest), ()):
             if any(first <= row_group <= last and not found[row_group].known.all() for row_group in kept):
@@ -194,7 +194,7 @@ class Records:
             first += count
             known = found.get(span["row_group"])
             if known is not None and len(known.known) == span["kept"]:
-                left = np.flatnonzero(~unpacked(span["excluded"], span["kept"]))[span["start"] : span["stop"]]
+                left = np.flatnonzero(~unpack_mask(span["excluded"], span["kept"]))[span["start"] : span["stop"]]
                 known.rows[left], known.runs[left], known.known[left] = rows[place], runs[place], True
 
 
@@ -210,7 +210,7 @@ def save_records(recording: Recording, fragment: Fragment, rows: Words, runs: Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifyTask:
-    """A fragment whose rows are to be hashed: a small picklable value; the filter travels as text."""
+    """A fragment whose rows are to be hashed: a small picklable value; the filter travels as a string."""
 
     fragment: Fragment
     identity: Identity
@@ -221,8 +221,8 @@ class IdentifyTask:
 
 def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
     """Read a fragment: the identities of its kept rows, and the hashes of their `shuffle.by` where there is one."""
-    where = None if task.where is None else bound_again(task.where, task.schema)
-    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
+    where = None if task.where is None else bind_where_once(task.where, task.schema)
+    sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
     rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for chunk in read_fragment(task.fragment, task.identity.names, where, task.schema, sample=sample):
         rows.append(task.identity.rows(chunk.frame))

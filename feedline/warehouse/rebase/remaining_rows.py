@@ -1,8 +1,8 @@
-"""What is left of an epoch after a rebase: which kept rows of a snapshot come no more, because they were delivered.
+"""The rest of an epoch after a rebase: the kept rows of a snapshot less those that were delivered.
 
 Runs where a plan is made. Kept under `work_dir/rebases`, named by its content: the snapshot, the epoch, the first step
-of the rest, and per row group the rows that are left out, as bits. A `Rebase` is a pure function of the old state, the
-new snapshot and what was asked for about rows in doubt, so every rank that makes one makes the same.
+of the rest, and per row group the rows that are left out, as bits. A `Rebase` is a pure function of the old state and
+the new snapshot, so every rank that makes one makes the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.errors import StateError
-from feedline.warehouse.reading.fragment import ones, packed, unpacked
+from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import shown
@@ -35,8 +35,8 @@ Int64s = npt.NDArray[np.int64]
 class Rebase:
     """The rest of `epoch`, from `first_step` on, of the snapshot with that id.
 
-    `excluded`: row group (in the table) -> its kept rows, and the bits of those that are left out. `changes`: what the
-    rebase found, as plain numbers, for people.
+    `excluded`: row group (in the table) -> its kept rows, and the bits of those that are left out. `changes`: plain
+    numbers about files and rows.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Rebase:
     @cached_property
     def rows(self) -> dict[int, int]:
         """Per row group, how many of its kept rows are left out."""
-        return {row_group: ones(bits) for row_group, (_, bits) in self.excluded.items()}
+        return {row_group: count_excluded(bits) for row_group, (_, bits) in self.excluded.items()}
 
     def bits(self, row_group: int) -> bytes | None:
         """What is left out of a row group; None for nothing."""
@@ -58,7 +58,7 @@ class Rebase:
 
     def mask(self, row_group: int, kept: int) -> Bools:
         """bool [kept]: what is left out."""
-        return unpacked(self.bits(row_group), kept)
+        return unpack_mask(self.bits(row_group), kept)
 
     def remaining(self, kept: Int64s) -> Int64s:
         """Rows left of each row group of the table. Raises StateError where others are kept than the rebase knew."""
@@ -113,7 +113,7 @@ def make_rebase(
     *, snapshot: str, epoch: int, first_step: int, excluded: Mapping[int, Bools], changes: Mapping[str, Any]
 ) -> Rebase:
     """A rebase that leaves out the rows where the masks (bool [kept rows] per row group) are true."""
-    bits = {row_group: (len(mask), packed(mask)) for row_group, mask in sorted(excluded.items()) if mask.any()}
+    bits = {row_group: (len(mask), pack_mask(mask)) for row_group, mask in sorted(excluded.items()) if mask.any()}
     digest = hashlib.sha256(json.dumps([_VERSION, snapshot, epoch, first_step, sorted(changes.items())]).encode())
     for row_group, (rows, left_out) in bits.items():
         digest.update(f"{row_group} {rows} ".encode() + left_out)

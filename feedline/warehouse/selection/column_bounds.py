@@ -1,4 +1,4 @@
-"""From a snapshot's Arrow columns to what `pruning` compares: numpy bounds, and literals in the same unit.
+"""Turn a snapshot's Arrow columns into what `pruning` compares: numpy bounds, and literals in the same unit.
 
 Pure; runs wherever a plan is made. Dates and timestamps are compared as integers in the column's own unit, booleans as
 0 and 1, float32 as float64 (exact, and what a float32 literal is as a Python float). Strings compare by code point in
@@ -29,13 +29,13 @@ _FIRST_DAY = datetime.date(1970, 1, 1)
 
 
 def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
-    """What the snapshot knows of these columns, per row group."""
+    """The snapshot's statistics of these columns, per row group."""
     found = {name: _column(snapshot, name) for name in columns}
     return Statistics(rows=snapshot.rows_per_row_group, columns=found)
 
 
 def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64]) -> Statistics:
-    """What partition keys say, file by file: their values and the files' rows."""
+    """Statistics of partition keys, file by file: their values and the files' rows."""
     return Statistics(rows=rows, columns={name: _key(values, rows) for name, values in partition.items()})
 
 

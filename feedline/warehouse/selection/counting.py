@@ -1,8 +1,8 @@
-"""How many rows of a fragment's row groups stay, reading as little as tells?
+"""Count the rows of a fragment's row groups that filter and sample keep, reading as little as possible.
 
-Runs in counting tasks, wherever `map` takes them. Row groups whose rows cannot be told from each other without reading
-(`Sieve.parts` is empty) are counted by arithmetic; where bloom filters exclude every row, the filters are all that is
-read (where they are smaller than the columns are); else the columns of the filter and of the sample are.
+Runs in counting tasks, wherever `map` runs them. Where no column decides (`RowFilter.parts` is empty), rows are counted
+by arithmetic. Else bloom filters are read first, where they are smaller than the columns; a row group that they exclude
+is not read. For the others, the columns of the filter and of the sample are.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from feedline.warehouse.parquet.bloom import RowGroupFilters
 from feedline.warehouse.parquet.open_file import OpenFile
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import batches
-from feedline.warehouse.reading.row_filter import Sieve
+from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import BoundSample, sampled_rows
 
 
 class Count(NamedTuple):
-    """What a counting task says of a row group: rows kept, and rows that `where` keeps before the sample.
+    """The count of one row group: rows kept, and rows that `where` keeps before the sample.
 
     `by_bloom`: bloom filters exclude every row, none was read. `bloom_bytes`: bytes of bloom filters that were read.
     """
@@ -38,14 +38,14 @@ def count_fragment(
     fragment: Fragment, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
 ) -> tuple[Count, ...]:
     """One count per row group of a fragment, all of them UNCOUNTED. Raises what reading raises."""
-    sieve = Sieve(where=where, sample=sample)
+    row_filter = RowFilter(where=where, sample=sample)
     known: dict[int, Count] = {}
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
         filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at, fragment.bytes)
         for position, row_group in enumerate(fragment.row_groups):
-            here = sieve.for_row_group(proven=fragment.proven_of(position), whole=False)
+            here = row_filter.for_row_group(proven=fragment.proven_of(position), whole=False)
             if here.where is not None:
                 worth = _stored_bytes(file, row_group, here.where.columns)
                 excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group, worth=worth)
@@ -56,11 +56,11 @@ def count_fragment(
         return known
 
     kept, matched = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
-    for batch in batches(fragment, (), sieve, schema, counts=kept, skip=skip):
-        sifted = batch.sieve.sift(batch.data, fragment.path, batch.first_row)
-        stays = sifted.stays
+    for batch in batches(fragment, (), row_filter, schema, counts=kept, skip=skip):
+        result = batch.row_filter.apply(batch.data, fragment.path, batch.first_row)
+        stays = result.stays
         kept[batch.position] += batch.data.num_rows if stays is None else int(np.count_nonzero(stays))
-        matched[batch.position] += sifted.matched
+        matched[batch.position] += result.matched
     return tuple(
         known.get(position) or Count(kept[position], matched[position], False, bloom_bytes[position])
         for position in range(len(fragment.row_groups))

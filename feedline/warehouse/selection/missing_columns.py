@@ -1,6 +1,6 @@
-"""Is a column in every file that may be read? What `source.schema: {missing: error}` asks.
+"""Find columns that a file to be read lacks, for `source.schema: {missing: error}`.
 
-Pure; runs where a plan is made, and in `feedline check`. Files that the partition keys alone rule out are not asked:
+Pure; runs where a plan is made, and in `feedline check`. Files that the partition keys alone rule out are left out:
 nobody reads them. Row-group statistics rule out no file here, as one without the filter's own column would be ruled
 out by its absence.
 """

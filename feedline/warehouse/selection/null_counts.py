@@ -1,9 +1,9 @@
-"""How many nulls of a column do the selected rows hold, as far as footers tell? And which columns do files lack?
+"""Count the nulls of columns among the selected rows from footers, and the files that lack a column.
 
-Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. Of a row group whose
-rows are selected in part nobody knows whether the rows with nulls are among them: there is a least and a most. Where
+Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. Where a row group is
+selected in part, its rows with nulls may or may not be among them: there is a least and a most. Where
 the filter drops every row with a null in the column, both are 0. A file that lacks a column holds nulls of it in every
-row. Lists, structs and maps are not judged: what their footers count as nulls are empty lists, too.
+row. Lists, structs and maps are left out: their footers count empty lists as nulls, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def null_counts(
 ) -> dict[str, NullCount]:
     """The columns that may hold nulls among the selected rows, by name; unknown counts are taken for none.
 
-    rows: int64, selected rows per row group; below 0 where nobody counted.
+    rows: int64, selected rows per row group; below 0 where they were not counted.
     """
     stored, found = snapshot.rows_per_row_group, {}
     kept = np.where(rows < 0, stored, rows)
@@ -117,7 +117,7 @@ def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
 
 
 def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
-    """Nulls per row group, negative where unknown; None for a column that is not judged, or that cannot hold any."""
+    """Nulls per row group, negative where unknown; None for a column without a verdict, or that cannot hold any."""
     if not has_column(snapshot.schema, name):
         return None
     field = snapshot.schema.field(name)

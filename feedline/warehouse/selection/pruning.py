@@ -1,4 +1,4 @@
-"""Which row groups can a `where` keep, judged from partition values and statistics alone.
+"""Judge which row groups a `where` can keep, from partition values and statistics alone.
 
 Pure: numpy arrays in, numpy arrays out; runs wherever a plan is made. For every row group and every node of the
 predicate the set of truth values that some row *may* have is computed, {true, false, null} as three boolean arrays:
@@ -36,7 +36,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnStatistics:
-    """What is known of one column, per row group.
+    """The bounds and null counts of one column, per row group.
 
     `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); only where
     `bounded`. `nulls`: int64, -1 where unknown. `unit`: what literals are converted with before they are compared

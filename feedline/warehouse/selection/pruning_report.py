@@ -1,4 +1,4 @@
-"""Who decided on the rows of each row group, what was pruned and why, and what does deciding cost?
+"""Sum up what decided on the rows of each row group, what was pruned and why, and what deciding costs.
 
 Pure; runs where a plan is made. Every row group has one fate; the shares of a report, and the stages that
 `feedline plan` prints, are sums over fates.
@@ -31,7 +31,7 @@ Need: TypeAlias = tuple[frozenset[str], Bools]  # columns and parts of columns, 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdicts:
-    """Per row group: `fate` (int8, what decided on its rows) and `proven` (uint8, bits of `sieve`)."""
+    """Per row group: `fate` (int8, what decided on its rows) and `proven` (uint8, bits of `row_filter`)."""
 
     fate: npt.NDArray[np.int8]
     proven: npt.NDArray[np.uint8]
@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionReport:
-    """What filter and sample did, for people: the six shares after `table` add up to it.
+    """What filter and sample selected: the six shares after `table` add up to it.
 
     `by_partition`: pruned because of partition keys alone; `by_statistics`: pruned because of row-group statistics
     (or because the row group is empty); `by_bloom`: pruned by bloom filters, which the counting pass asks; `whole`:
@@ -91,7 +91,7 @@ def report_of(
     bloom_bytes: int,
     cached: bool,
 ) -> SelectionReport:
-    """Add up what was decided."""
+    """The report on a selection."""
     stored, fate = snapshot.rows_per_row_group, verdicts.fate
 
     def share(chosen: Bools, weights: Int64s = stored) -> Share:
@@ -137,7 +137,7 @@ def deciding_parts(
     whole: Bools | None = None,
     weigh: bool = False,
 ) -> list[Need]:
-    """What filter and sample read, each with the row groups where it has to be read: as `Sieve.parts` has it.
+    """What filter and sample read, each with the row groups where it has to be read: as `RowFilter.parts` has it.
 
     `whole`: row groups known to stay whole; `weigh`: rows are weighed besides.
     """

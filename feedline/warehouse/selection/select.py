@@ -1,12 +1,12 @@
-"""How many rows of each row group are read, and at what price is that known.
+"""Select the rows to read of each row group, reading as little as possible to count them.
 
 Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that can keep
 no row cost nothing, those that keep every row cost nothing either. What a sample keeps of rows that are all sampled by
 their place is arithmetic. For the rest the counting pass (`counting`) asks bloom filters, then reads the columns of the
 filter and of the sample, and counts. Counting tasks are small values that any `map` may run, in threads here or on a
 Dask cluster. What was counted is kept under `work_dir/counts`, named by snapshot, filter and sample, and used again by
-every later run; a file there that is damaged or does not fit is counted anew. Tasks run in waves (`waves`), so that a
-count that is interrupted goes on where it stopped.
+every later run; a file there that is damaged or does not fit is counted again. Tasks run in waves (`waves`), so that a
+count that is interrupted continues where it stopped.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from feedline.warehouse.selection.pruning_report import (
 )
 from feedline.warehouse.selection.waves import (
     FIRST_TASKS,
-    Begun,
     CountProgress,
+    PartialCounts,
     counts_table,
-    loaded_counts,
+    load_counts,
     next_tasks,
-    tell,
+    report_progress,
 )
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
@@ -71,10 +71,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
-    """What is read of every row group, and how that came to be known.
+    """The rows to read of every row group, and what decided on them.
 
-    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both UNCOUNTED where nobody
-    counted). `verdicts`: who decided, and what statistics have proven.
+    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both UNCOUNTED where they
+    were not counted). `verdicts`: who decided, and what statistics have proven.
     """
 
     rows: Int64s
@@ -84,13 +84,13 @@ class Selection:
 
     @property
     def proven(self) -> npt.NDArray[np.uint8]:
-        """Bits of `sieve`, per row group."""
+        """Bits of `row_filter`, per row group."""
         return self.verdicts.proven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTask:
-    """Row groups to count: a small picklable value; filter and sample travel as text and are bound where it runs."""
+    """Row groups to count: a small picklable value; filter and sample travel unbound."""
 
     fragments: tuple[Fragment, ...]
     where: str | None
@@ -108,29 +108,29 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    `waves.heard_by` says who hears how far it is.
+    `waves.on_count_progress` receives its progress.
 
     Raises what reading raises: TableChangedError, CorruptFileError, TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
-    rows, matched = _settled(snapshot, verdicts)
+    rows, matched = _rows_by_verdict(snapshot, verdicts)
     open_groups = np.flatnonzero((verdicts.fate == COUNTED) | (verdicts.fate == SAMPLED_BY_PLACE))
     cached, bloom_bytes = False, 0
     if len(open_groups):
         name = _counts_name(snapshot, where, sample)
-        table = _known_counts(work_dir, name, snapshot, open_groups)
+        table = _load_counts(work_dir, name, snapshot, open_groups)
         cached = table is not None
         if table is None:
             lock = f"runs/{name.replace('/', '-')}"
             with content_store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
-                table = _known_counts(work_dir, name, snapshot, open_groups)
+                table = _load_counts(work_dir, name, snapshot, open_groups)
                 cached = table is not None
                 if table is None:
-                    begun = Begun(work_dir, name.replace(".arrow", ".begun.arrow"))
-                    asked = _Asked(
+                    begun = PartialCounts(work_dir, name.replace(".arrow", ".begun.arrow"))
+                    request = _CountRequest(
                         snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or in_threads
                     )
-                    table = _counted(asked, open_groups, begun)
+                    table = _count(request, open_groups, begun)
                     content_store.create(work_dir, name, [table])
                     begun.forget()
         rows[open_groups] = table["rows"].to_numpy()
@@ -146,7 +146,7 @@ def select_rows(
 def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: BoundSample | None = None) -> Selection:
     """As `select_rows`, without reading anything: row groups that would have to be counted are UNCOUNTED."""
     verdicts = _verdicts(snapshot, where, sample)
-    rows, matched = _settled(snapshot, verdicts)
+    rows, matched = _rows_by_verdict(snapshot, verdicts)
     if sample is not None:
         known = np.flatnonzero(verdicts.fate == SAMPLED_BY_PLACE)
         rows[known] = _by_place(snapshot, sample.sample, known)
@@ -157,21 +157,21 @@ def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: Bo
 
 def count_task(task: CountTask) -> tuple[Count, ...]:
     """Run one task: a count for each row group of each fragment, one after the other."""
-    where = None if task.where is None else bound_again(task.where, task.schema)
-    sample = None if task.sample is None else sampled_again(task.sample, task.schema)
+    where = None if task.where is None else bind_where_once(task.where, task.schema)
+    sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
     return tuple(
         count for fragment in task.fragments for count in count_fragment(fragment, where, task.schema, sample=sample)
     )
 
 
 @lru_cache(maxsize=8)
-def bound_again(text: str, schema: pa.Schema) -> BoundExpression:
-    """A filter that travelled as text, bound once per process."""
+def bind_where_once(text: str, schema: pa.Schema) -> BoundExpression:
+    """A filter that travelled as a string, bound once per process."""
     return bind_where(text, schema)
 
 
 @lru_cache(maxsize=8)
-def sampled_again(sample: Sample, schema: pa.Schema) -> BoundSample:
+def bind_sample_once(sample: Sample, schema: pa.Schema) -> BoundSample:
     """A sample that travelled as values, bound once per process."""
     return bind_sample(sample, schema)
 
@@ -205,7 +205,7 @@ def _pruning(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
     return prune(where.predicate, statistics_of(snapshot, where.columns))
 
 
-def _settled(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, Int64s]:
+def _rows_by_verdict(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, Int64s]:
     """Rows and matched rows: known where nothing has to be read or computed."""
     rows = np.full(len(verdicts.fate), UNCOUNTED, np.int64)
     rows[(verdicts.fate == PARTITION) | (verdicts.fate == STATISTICS)] = 0
@@ -231,8 +231,8 @@ def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Asked:
-    """What is counted, and by what."""
+class _CountRequest:
+    """A snapshot to count, by filter and sample, and the map that runs the tasks."""
 
     snapshot: Snapshot
     where: BoundExpression | None
@@ -241,36 +241,36 @@ class _Asked:
     map: Map
 
 
-def _counted(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
+def _count(request: _CountRequest, row_groups: Int64s, begun: PartialCounts) -> pa.Table:
     """The counts of row groups that are to be read, and of those that are arithmetic."""
-    placed = asked.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
+    placed = request.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
     found = []
-    if asked.sample is not None and placed.any():
-        rows = _by_place(asked.snapshot, asked.sample.sample, row_groups[placed])
-        stored, none = asked.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
+    if request.sample is not None and placed.any():
+        rows = _by_place(request.snapshot, request.sample.sample, row_groups[placed])
+        stored, none = request.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
         found.append(counts_table(row_groups[placed], [rows, stored, none, none]))
     if not placed.all():
-        found.append(_read(asked, row_groups[~placed], begun))
+        found.append(_read(request, row_groups[~placed], begun))
     return pa.concat_tables(found).sort_by("row_group").combine_chunks()
 
 
-def _read(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
+def _read(request: _CountRequest, row_groups: Int64s, begun: PartialCounts) -> pa.Table:
     """The counts of row groups that are to be read, wave by wave; those that an interrupted run counted are known.
 
     Raises BadFilesMetError, with all of them, where the map raises it, after everything was counted.
     """
-    stored = asked.snapshot.rows_per_row_group
+    stored = request.snapshot.rows_per_row_group
     found = begun.load(row_groups, stored)
     left = np.setdiff1d(row_groups, found["row_group"].to_numpy())
     all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
     bad: dict[str, str] = {}
-    tasks = _tasks(asked, left) if len(left) else iter(())
+    tasks = _tasks(request, left) if len(left) else iter(())
     while wave := list(itertools.islice(tasks, size)):
         groups = left[first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)]
         first += len(groups)
         began_s = _now_s()
         try:
-            counts = [count for counts in asked.map(count_task, wave) for count in counts]
+            counts = [count for counts in request.map(count_task, wave) for count in counts]
         except BadFilesMetError as met:
             bad |= met.reasons
             continue
@@ -279,16 +279,16 @@ def _read(asked: _Asked, row_groups: Int64s, begun: Begun) -> pa.Table:
         counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
         size = next_tasks(len(wave), _now_s() - began_s)
         found = begun.save([found, counted]) if first < len(left) else pa.concat_tables([found, counted])
-        tell(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
+        report_progress(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
     if bad:
         begun.forget()
         raise BadFilesMetError(bad)
     return found
 
 
-def _tasks(asked: _Asked, row_groups: Int64s) -> Iterator[CountTask]:
+def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
     """Fragments in the table's order, file by file, gathered into tasks of about `_TASK_ROWS`."""
-    snapshot, where, sample, verdicts = asked.snapshot, asked.where, asked.sample, asked.verdicts
+    snapshot, where, sample, verdicts = request.snapshot, request.where, request.sample, request.verdicts
     needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
     schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
     text, share = where.text if where else None, sample.sample if sample else None
@@ -316,13 +316,13 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
     """Named by all that the counts depend on, the versions that evaluate the filter included."""
-    asked = None if sample is None else asdict(sample.sample)
-    parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, asked, pl.__version__]
+    request = None if sample is None else asdict(sample.sample)
+    parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, request, pl.__version__]
     return f"counts/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
 
 
-def _known_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
-    table = loaded_counts(work_dir, name, snapshot.rows_per_row_group)
+def _load_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
+    table = load_counts(work_dir, name, snapshot.rows_per_row_group)
     if table is None or not np.array_equal(table["row_group"].to_numpy(), row_groups):
         return None  # or counted by a version that pruned otherwise
     return table

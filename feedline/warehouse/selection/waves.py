@@ -1,4 +1,4 @@
-"""In how large portions is a table counted, and what stays of a count that was interrupted?
+"""Count a table in waves, and keep what an interrupted count has counted.
 
 Runs where a plan is made. A table of a million files is 31,000 counting tasks, hours on few cores. So they are made and
 handed out in waves, in the table's order, and what all finished waves counted is kept in `work_dir` until the whole is:
@@ -40,22 +40,22 @@ class CountProgress:
 
 
 Say: TypeAlias = Callable[[CountProgress], None]
-_hearer: ContextVar[Say | None] = ContextVar("feedline_count_hearer", default=None)
+_listener: ContextVar[Say | None] = ContextVar("feedline_count_hearer", default=None)
 
 
 @contextmanager
-def heard_by(say: Say) -> Iterator[None]:
-    """While this lasts, `say` hears of every wave that a count in this thread has done, whoever asked for the count."""
-    before = _hearer.set(say)
+def on_count_progress(say: Say) -> Iterator[None]:
+    """Call `say` after every wave of a count that runs in this thread inside the block."""
+    before = _listener.set(say)
     try:
         yield
     finally:
-        _hearer.reset(before)
+        _listener.reset(before)
 
 
-def tell(progress: CountProgress) -> None:
-    """Tell whoever hears how far a count is; the log, where nobody does."""
-    say = _hearer.get()
+def report_progress(progress: CountProgress) -> None:
+    """Report how far a count is to `on_count_progress`, else to the log."""
+    say = _listener.get()
     if say is not None:
         say(progress)
     else:
@@ -74,7 +74,7 @@ def counts_table(row_groups: npt.NDArray[np.int64], facts: list[npt.NDArray[np.g
     return pa.table([np.asarray(array).astype(kind) for array, kind in values], names=list(COLUMNS))
 
 
-def loaded_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa.Table | None:
+def load_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa.Table | None:
     """A table of counts that lies in `work_dir`; None where there is none that can be right.
 
     `stored`: rows of each row group of the table.
@@ -94,8 +94,8 @@ def loaded_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa
     return None if wrong.any() else table
 
 
-class Begun:
-    """What a count that is not finished has counted so far, in `work_dir` under a name of its own."""
+class PartialCounts:
+    """The counts of an unfinished count, in `work_dir` under a name of their own."""
 
     def __init__(self, work_dir: str, name: str) -> None:
         self._work_dir, self._name = work_dir, name
@@ -103,20 +103,20 @@ class Begun:
 
     def load(self, row_groups: npt.NDArray[np.int64], stored: npt.NDArray[np.int64]) -> pa.Table:
         """What an earlier run counted of these row groups."""
-        table = loaded_counts(self._work_dir, self._name, stored)
+        table = load_counts(self._work_dir, self._name, stored)
         if table is None:
             return counts_table(np.zeros(0, np.int64), [np.zeros(0)] * (len(COLUMNS) - 1))
         self._saved = True
         return table.filter(pa.array(np.isin(table["row_group"].to_numpy(), row_groups)))
 
     def save(self, tables: list[pa.Table]) -> pa.Table:
-        """Keep what was counted; all of it as one table."""
+        """Save these counts; all of them as one table."""
         table = pa.concat_tables(tables).sort_by("row_group").combine_chunks()
         content_store.create(self._work_dir, self._name, [table])
         self._saved = True
         return table
 
     def forget(self) -> None:
-        """The whole is kept elsewhere, or will never be."""
+        """Remove them: the whole is kept elsewhere, or will never be."""
         if self._saved:
             content_store.remove(self._work_dir, self._name)

@@ -1,4 +1,4 @@
-"""How footers read now and footers remembered become the parts of one snapshot, in the table's order.
+"""Assemble the tables of a snapshot from footers just read and from an earlier snapshot, in the table's order.
 
 Pure; runs where a snapshot is taken. Each `SnapshotPart` holds some of the listed files, in any order; together
 they hold each file once. No loop is over files: a table may have hundreds of thousands of them.
@@ -49,16 +49,16 @@ class Assembly:
     first: tuple[int, ...]
 
 
-def assemble(sources: Sequence[SnapshotPart]) -> Assembly:
-    """Put the sources' files together; their places are 0 to the number of files."""
-    schemas, numbers = _numbered(sources)
-    files = pa.concat_tables([source.files.drop_columns("schema") for source in sources])
+def assemble(parts: Sequence[SnapshotPart]) -> Assembly:
+    """Put the parts' files together; their places are 0 to the number of files."""
+    schemas, numbers = _numbered(parts)
+    files = pa.concat_tables([part.files.drop_columns("schema") for part in parts])
     place = files["file"].to_numpy()
     order = np.argsort(place, kind="stable")
     counts = files["row_groups"].to_numpy()
     group_order = np.argsort(np.repeat(place, counts), kind="stable")
     which, first = _by_appearance(numbers[order])
-    row_groups = pa.concat_tables([source.row_groups for source in sources])
+    row_groups = pa.concat_tables([part.row_groups for part in parts])
     counts = counts[order].astype(np.int64)
     file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -71,7 +71,7 @@ def assemble(sources: Sequence[SnapshotPart]) -> Assembly:
                 **{name: _taken(row_groups.select([name]), group_order)[name] for name in ("rows", "bytes")},
             }
         ),
-        facts=join_facts([source.facts for source in sources], group_order),
+        facts=join_facts([part.facts for part in parts], group_order),
         schemas=tuple(schemas[int(numbers[order][place])] for place in first),
         first=tuple(first.tolist()),
     )
@@ -119,20 +119,20 @@ def carry_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.take(groups))
 
 
-def _numbered(sources: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:
-    """The distinct schemas of all sources, and for each file, source after source, which one it has."""
+def _numbered(parts: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:
+    """The distinct schemas of all parts, and for each file, part after part, which one it has."""
     known: dict[bytes, int] = {}
     schemas: list[pa.Schema] = []
     numbers = []
-    for source in sources:
+    for part in parts:
         mine = []
-        for schema in source.schemas:
+        for schema in part.schemas:
             key = schema.serialize().to_pybytes()
             if key not in known:
                 known[key] = len(schemas)
                 schemas.append(schema)
             mine.append(known[key])
-        numbers.append(np.asarray(mine, np.int64)[source.files["schema"].to_numpy()])
+        numbers.append(np.asarray(mine, np.int64)[part.files["schema"].to_numpy()])
     return schemas, np.concatenate(numbers)
 
 

@@ -1,8 +1,8 @@
-"""What is known of a table's columns, row group by row group, fetched when somebody asks for it.
+"""The facts of a table's columns, row group by row group, fetched on demand.
 
 Runs where snapshots are taken and where plans are made. A table of 20,000 files has millions of column chunks, and a
 plan looks at the few columns that its filter and its features name. So facts stay where they are (compressed in
-blocks, as footers were read; in the parts of a stored artifact; in an older snapshot) until a column is asked for.
+blocks, as footers were read; in the parts of a stored file; in an older snapshot) until a column is asked for.
 
 The facts of a column are a struct array, one entry per row group: bytes and nulls (int64; nulls -1: unknown) and, for
 types that have them, min and max in the column's type (null: unknown). Strings and bytes have the boolean `exact`

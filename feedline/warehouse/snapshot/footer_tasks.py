@@ -1,8 +1,8 @@
-"""How are the footers of many files read at once, in threads here or on a Dask cluster, within a bounded memory?
+"""Read the footers of many files, in threads of this process or on a Dask cluster, within bounded memory.
 
-Files are gathered into tasks: small values that any `map` may run, whose results are compact (`FactBlock`). In a
-task threads hide the store's latency; parsing holds the GIL, so that only more processes make it faster. Tasks are
-handed to `map` in waves, as it may hold all its results before it returns the first.
+Files are grouped into tasks: small values that any `map` may run, with compact results (`FactBlock`). In a task threads
+hide the store's latency; parsing holds the GIL, so only more processes make it faster. Tasks are handed to `map` in
+waves, as it may hold all its results before it returns the first.
 """
 
 from __future__ import annotations

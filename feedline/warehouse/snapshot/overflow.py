@@ -1,8 +1,8 @@
-"""Keep what footers say of a large table within a budget of memory while its snapshot is taken.
+"""Keep the facts of a large table within a memory budget while its snapshot is taken.
 
 Runs where a snapshot is taken. Facts of one column chunk take about 14 bytes, packed, and a table of 2,000 columns and
 a million row groups has two billion chunks. So blocks are held up to a budget; what goes beyond is merged, column by
-column, and written to a file without a name, from which a column is read when somebody asks for it. The file ends with
+column, and written to a file without a name, from which a column is read on demand. The file ends with
 the last snapshot that reads it, and with the process, however that dies.
 """
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from feedline.errors import StoreError
 from feedline.warehouse.snapshot.assembly import SnapshotPart
-from feedline.warehouse.snapshot.packed_facts import FactBlock, join_columns, of_one_schema, source_of
+from feedline.warehouse.snapshot.packed_facts import FactBlock, join_columns, of_one_schema, part_of_schema
 from feedline.warehouse.storage.locations import absolute, locate
 from feedline.warehouse.storage.retry import is_local
 
@@ -46,9 +46,9 @@ class Overflow:
             if self._held > self._limit:
                 self._write()
 
-    def sources(self) -> list[SnapshotPart]:
+    def parts(self) -> list[SnapshotPart]:
         """All blocks taken so far."""
-        return [*self._written, *(block.source() for block in self._blocks)]
+        return [*self._written, *(block.part() for block in self._blocks)]
 
     def _write(self) -> None:
         self._file = self._file or _Unnamed(self._folder)
@@ -63,9 +63,9 @@ def overflow_folder(work_dir: str | None) -> str:
 
 
 def _moved(blocks: Sequence[FactBlock], file: _Unnamed) -> SnapshotPart:
-    """Blocks of one schema as one source, whose columns lie in the file."""
+    """Blocks of one schema as one part, whose columns lie in the file."""
     ends = np.array([file.size, *(file.append(column) for column in join_columns(blocks))])
-    return source_of(
+    return part_of_schema(
         blocks[0].schema,
         pa.concat_tables([block.files for block in blocks]).combine_chunks(),
         pa.concat_tables([block.row_groups for block in blocks]).combine_chunks(),
@@ -103,7 +103,7 @@ class _Unnamed:
 
     def _full(self, error: OSError) -> StoreError:
         return StoreError(
-            f"what the table's footers say does not fit memory and cannot be written to {self._folder}: got {error}, "
-            f"expected room for more than {self.size:,} bytes. Make room, or name another folder for work_dir (TMPDIR "
-            "where that is no local folder)"
+            f"the statistics of the table's footers do not fit memory and cannot be written to {self._folder}: "
+            f"got {error}, expected room for more than {self.size:,} bytes. Make room, or name another folder for "
+            "work_dir (TMPDIR where that is no local folder)"
         )

@@ -1,9 +1,9 @@
-"""How the facts of many footers become few typed Arrow columns.
+"""Pack the facts of many footers into few typed Arrow columns.
 
-Pure; runs where footers are read. Files with equal schemas are gathered into a block and turned into arrays of the
+Pure; runs where footers are read. Files with equal schemas are grouped into a block and turned into arrays of the
 files' own types together, because making an array costs microseconds and a large table has millions of column chunks.
-A block travels (from a Dask worker) and waits (for the rest of the table) compressed, each column for itself: one
-chunk's facts take about 10 bytes so, and 40 otherwise.
+A block is compressed column by column, on its way from a Dask worker and while the rest of the table is read: one
+chunk's facts take about 10 bytes, instead of 40.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FactBlock:
-    """What the footers of files of one schema say.
+    """The facts of files of one schema.
 
     `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: per column of `schema` an Arrow stream of
     its facts.
@@ -42,15 +42,15 @@ class FactBlock:
         """What it takes in memory, about."""
         return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
 
-    def source(self) -> SnapshotPart:
-        """As what a snapshot is put together from."""
-        return source_of(self.schema, self.files, self.row_groups, self.columns.__getitem__)
+    def part(self) -> SnapshotPart:
+        """The block as a part of a snapshot."""
+        return part_of_schema(self.schema, self.files, self.row_groups, self.columns.__getitem__)
 
 
-def source_of(
+def part_of_schema(
     schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]
 ) -> SnapshotPart:
-    """Files of one schema as what a snapshot is put together from; `column` gives the facts of one, packed."""
+    """Files of one schema as a part of a snapshot; `column` returns the packed facts of a column."""
     places = {name: index for index, name in enumerate(schema.names)}
     rows = row_groups["rows"].combine_chunks()
 

@@ -42,8 +42,8 @@ class Snapshot:
     mtime_ns, where the store gives one etag, footer_digest (binary), footer_bytes, rows, row_groups, schema (int32:
     which of `file_schemas` it has) and, where the table has partition keys, the struct `partition`. `row_groups`:
     file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: files left
-    out of the table because of their suffix. `logged`: partition values are those of a table's log, not of the paths.
-    `home`: the work_dir whose file it was loaded from.
+    out of the table because of their suffix. `logged`: partition values come from a table's log, not from the paths.
+    `home`: the work_dir that it was loaded from.
     """
 
     id: str
@@ -125,7 +125,7 @@ class Snapshot:
     def save(self, work_dir: str) -> str:
         """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned.
 
-        A whole one that lies there already is left alone.
+        A complete one that is there already is kept.
         """
         if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
             self.write(work_dir, _name(self.id))
@@ -216,7 +216,7 @@ def _stored_facts(artifact: StoredFile, schema: pa.Schema, rows: pa.Array) -> Fa
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:
-    """Whether a snapshot of that name lies there undamaged, and says the same place for its files."""
+    """Whether a snapshot of that name is there, undamaged and with the same root."""
     try:
         artifact = content_store.find(work_dir, name)
         artifact.prove()

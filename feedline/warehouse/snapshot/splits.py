@@ -1,4 +1,4 @@
-"""How a table is cut: runs of whole row groups of one file, the units of reading, encoding and caching.
+"""Cut a table into splits: runs of whole row groups of one file, the units of reading, encoding and caching.
 
 Pure. Greedy, file by file: a run takes row groups while its rows stay within `split_rows`, and at least one, so a split
 is larger than `split_rows` only where a single row group is. Row groups without rows belong to no split, unless

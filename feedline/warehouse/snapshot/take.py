@@ -45,7 +45,7 @@ def take_snapshot(
     work_dir: str | None = None,
     map: Map | None = None,
 ) -> Snapshot:
-    """List a table (see `discover`) and freeze what was found (see `snapshot_of`)."""
+    """List a table (see `discover`) and freeze the result (see `snapshot_of`)."""
     listing = discover(table, partitions=partitions)
     return snapshot_of(listing, rules=rules, on_bad=on_bad, work_dir=work_dir, map=map)
 
@@ -71,7 +71,7 @@ def snapshot_of(
         raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
     last = None if work_dir is None else _recalled(work_dir, listing)
-    sources, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
+    parts, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
     corrupt: dict[int, str] = {}
     overflow = Overflow(overflow_folder(work_dir))
     for result in read_footers(listing.uri, _listed(listing, unread), map):
@@ -79,12 +79,12 @@ def snapshot_of(
         corrupt |= dict(result.corrupt)
         if corrupt and on_bad is None:
             raise CorruptFileError(next(iter(corrupt.values())))
-    sources += overflow.sources()
+    parts += overflow.parts()
     if on_bad is not None and corrupt:
         for place, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
-        listing, sources = _spared(listing, sources, np.array(sorted(corrupt), np.int64))
-    snapshot = _frozen(listing, assemble(sources), rules or SchemaRules())
+        listing, parts = _spared(listing, parts, np.array(sorted(corrupt), np.int64))
+    snapshot = _frozen(listing, assemble(parts), rules or SchemaRules())
     if work_dir is None:
         return snapshot
     changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
@@ -179,16 +179,16 @@ def _listed(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, 
 
 
 def _spared(
-    listing: Listing, sources: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
+    listing: Listing, parts: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
 ) -> tuple[Listing, list[SnapshotPart]]:
-    """The listing without the corrupt files, and the sources with the places that the others have in it."""
+    """The listing without the corrupt files, and the parts with the places that the others have in it."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
     if not len(good):
         raise TableError(f"{shown(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}")
     moved = []
-    for source in sources:
-        place = np.searchsorted(good, source.files["file"].to_numpy())
-        moved.append(dataclasses.replace(source, files=source.files.set_column(0, "file", pa.array(place))))
+    for part in parts:
+        place = np.searchsorted(good, part.files["file"].to_numpy())
+        moved.append(dataclasses.replace(part, files=part.files.set_column(0, "file", pa.array(place))))
     return listing.take(good), moved
 
 

@@ -1,12 +1,12 @@
-"""What `work_dir` keeps: small immutable artifacts, each a file of Arrow tables that proves its own bytes.
+"""Write and read the files of `work_dir`: small immutable files of Arrow tables, each with checksums of its content.
 
-Runs in every process. An artifact is written aside and renamed into place, so a reader sees all of it or nothing and
-several writers of the same content do no harm; object stores show an object only once it is complete, so there it is
-written in place, and again where the store failed for a moment (`retrying`). Nothing here is pickled.
+Runs in every process. A file is written under another name and renamed into place, so a reader sees all of it or
+nothing and several writers of the same content do no harm; object stores show an object only once it is complete, so
+there it is written in place, and again where the store failed for a moment (`retry`). Nothing here is pickled.
 
 A file holds one Arrow IPC stream per table (its parts), an index with size and sha256 of each part, and a trailer:
-the index's size and sha256. Whoever needs one table of many opens the artifact and reads that part alone; what is read
-is proved, so a truncated or altered file is refused, never half believed.
+the index's size and sha256. A reader that needs one table of many reads that part alone. Everything read
+is verified: a truncated or altered file is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An artifact whose index was read and proved: `starts` and `digests` of its parts; nothing stays open."""
+    """A file whose index was read and verified: `starts` and `digests` of its parts; nothing stays open."""
 
     folder: str
     name: str
@@ -63,12 +63,12 @@ class StoredFile:
         return [pa.ipc.open_stream(content).read_all() for content in self._contents(count)]
 
     def prove(self) -> None:
-        """Read all of it, and see that it holds the bytes that were written. Raises as `load`."""
+        """Read all of it and verify its checksums. Raises as `load`."""
         for _ in self._contents():
             pass
 
     def _contents(self, count: int | None = None) -> Iterator[pa.Buffer]:
-        """The first parts, proved; small neighbours come in one request."""
+        """The first parts, verified; small neighbours come in one request."""
         source, path = _opened(self.folder, self.name)
         starts, stop = self.starts, len(self) if count is None else count
         with source:
@@ -112,7 +112,7 @@ class _File:
 
 
 def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
-    """Write an artifact named `name` (`folder/file`) below `work_dir`, whatever was there under that name.
+    """Write a file named `name` (`folder/file`) below `work_dir`, replacing what is there.
 
     `tables` may be a generator: each table is written before the next is asked for.
     """
@@ -121,7 +121,7 @@ def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression:
 
 
 def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
-    """The artifact's tables.
+    """The file's tables.
 
     Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written,
     StoreError where the store kept failing.
@@ -133,7 +133,7 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
 
 
 def find(work_dir: str, name: str) -> StoredFile:
-    """The artifact of that name, without its tables. Raises as `load`."""
+    """The file of that name, without its tables. Raises as `load`."""
     source, path = _opened(work_dir, name)
     with source:
         size = source.source.size()
@@ -156,7 +156,7 @@ def find(work_dir: str, name: str) -> StoredFile:
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
-    """An artifact, piece by piece; each table is asked for when the one before is written."""
+    """A file's content, piece by piece; each table is asked for when the one before is written."""
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
@@ -182,7 +182,7 @@ def _altered(path: str) -> CorruptFileError:
 
 
 def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> None:
-    """Write a small file below a place, all of it or nothing, whatever was there under that name."""
+    """Write a small file below a folder, all of it or nothing, replacing what is there."""
     filesystem, target = location.filesystem, join(location.path, name)
     if is_local(filesystem):
         _write_aside(filesystem, target, parts)
@@ -203,14 +203,14 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
 
 
 def remove(work_dir: str, name: str) -> None:
-    """Delete a file that nobody needs any more; one that is gone, or cannot be deleted, does no harm."""
+    """Delete a file; one that is missing, or cannot be deleted, is left as it is."""
     location = locate(absolute(work_dir))
     with contextlib.suppress(OSError, TableError):
         location.filesystem.delete_file(join(location.path, name))
 
 
 def get(location: Location, name: str) -> bytes | pa.Buffer:
-    """A small file's content; errors as `load`, but nothing is known about its bytes."""
+    """A small file's content, unverified. Raises as `load`."""
     filesystem, path = location.filesystem, join(location.path, name)
 
     def read() -> bytes | pa.Buffer:
@@ -222,7 +222,7 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
 
 @contextlib.contextmanager
 def exclusive(location: Location, name: str) -> Iterator[None]:
-    """One process at a time with a file below a place, where the file system has locks; elsewhere the last one wins."""
+    """Lock a file below a folder against other processes; without effect on stores, which have no locks."""
     if not is_local(location.filesystem):
         yield
         return

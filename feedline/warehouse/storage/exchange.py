@@ -1,4 +1,4 @@
-"""Exchange two folders of one disk in a single step, so that whoever looks meets the one or the other at each place.
+"""Exchange two folders of one disk in a single step, so that each path always names one of the two.
 
 Runs where partitions land. Linux offers it (`renameat2`, `RENAME_EXCHANGE`: ext4, XFS, Btrfs, tmpfs, overlayfs); Python
 and pyarrow do not, hence the C library's function. Other systems, NFS and most file systems in user space lack it.
@@ -16,7 +16,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 def exchange(one: str, other: str) -> bool:
     """Whether both paths now name what the other one named. False: they were not exchanged, and nothing was changed.
 
-    Why is not told: a caller that renames them instead meets the same reason, if it is one for renames, too.
+    The reason is not reported: a caller that renames them instead meets the same one if it holds for renames, too.
     """
     if sys.platform != "linux":
         return False

@@ -1,13 +1,13 @@
-"""What does it mean: exceptions of pyarrow and of stores while a file is opened, parsed or read, told apart.
+"""Classify exceptions of pyarrow and of stores: damage, denial, absence, or a failure that may pass.
 
 Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer
 as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an errno, and one of an object store as
 `OSError` with the store's name in the text. Damage must never be confused with a permission or a network failure:
 a file may be left out of a plan for the first, never for the second.
 
-`outlook` says whether trying again may help. What a store says by name or status decides: server errors, throttling,
-timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not resolve stay. Where
-nothing is known the failure is final, but for the few shapes that only broken connections have.
+`outlook` says whether another attempt may help. The store's name for the failure, or its HTTP status, decides: server
+errors, throttling, timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not
+resolve are final, and so is an unknown failure that does not look like a broken connection.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _SECRET = re.compile(
 
 
 class Outlook(enum.Enum):
-    """Whether the same request may succeed later, and how eager one may be to send it."""
+    """Whether the same request may succeed later, and how soon to send it."""
 
     FINAL = "final"
     TRANSIENT = "transient"
@@ -83,7 +83,7 @@ class ShortBodyError(OSError):
 
 
 def outlook(error: BaseException) -> Outlook:
-    """What to expect of another attempt."""
+    """Whether another attempt may succeed."""
     if isinstance(error, FeedlineError | FileNotFoundError | PermissionError | MemoryError | pa.ArrowCancelled):
         return Outlook.FINAL
     if isinstance(error, ShortBodyError | TimeoutError | ConnectionError | EOFError):
@@ -105,12 +105,12 @@ def outlook(error: BaseException) -> Outlook:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether a store, or the operating system, refused because of who asks."""
+    """Whether a store, or the operating system, denied access."""
     return isinstance(error, PermissionError) or bool(_names(error) & _DENIED) or _status(error) in (401, 403)
 
 
 def last_words(error: BaseException) -> str:
-    """An error's text in one line, without anything that could be a secret."""
+    """An error's message in one line, without anything that could be a secret."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     text = _URL_USER.sub(r"\1", _URL_OPTIONS.sub(r"\1?…", text))
     text = _SECRET.sub(r"\1…", text)
@@ -177,7 +177,7 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
 
 
 def _names(error: BaseException) -> set[str]:
-    """What the store calls the failure."""
+    """The store's names for the failure."""
     return {name for found in _NAMED.findall(str(error)) for name in found if name}
 
 

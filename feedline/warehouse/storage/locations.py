@@ -1,9 +1,9 @@
-"""Where is it: from a path or URI to a pyarrow filesystem and a path on it.
+"""Resolve a path or URI to a pyarrow filesystem and a path on it, and list what lies below.
 
 Runs in every process. A table, a file and a `work_dir` are all named by a local path, by any URI that `pyarrow.fs`
-knows, or else by one that fsspec knows. Relative local paths are made absolute once, where the user's text comes in,
-so that workers with another working directory mean the same place. Filesystems are made once per process and place: an
-S3 client costs milliseconds and holds connections.
+knows, or else by one that fsspec knows. Relative local paths are made absolute once, where the user's string comes
+in, so that workers with another working directory resolve them alike. Filesystems are made once per process and URI:
+an S3 client costs milliseconds and holds connections.
 
 Credentials come from where each store's own tools look for them (environment, profiles, the machine's role), never
 from a URI: URIs are written into plans, snapshots, messages and logs.
@@ -28,7 +28,7 @@ from feedline.errors import FeedlineError, TableError
 from feedline.warehouse.storage.faults import Outlook, explain_errors, last_words, outlook
 from feedline.warehouse.storage.retry import is_local, retry_transient, with_retries
 
-# One request of the SDK is one attempt: repeating is `retrying`'s. The SDK's own retries stop for good after the
+# One request of the SDK is one attempt: repeating is `retry`'s. The SDK's own retries stop for good after the
 # first hundred (pyarrow never hands its quota back), and until then would multiply with ours.
 _SDK_ATTEMPTS = 1
 # A connection that takes longer is to a host that is not there; a transfer that stands still for longer is dead
@@ -55,7 +55,7 @@ _forgetting = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place: the URI (or absolute local path) that names it, the filesystem, and the path on that filesystem."""
+    """A URI (or absolute local path), its filesystem, and the path on that filesystem."""
 
     uri: str
     filesystem: pafs.FileSystem
@@ -63,12 +63,12 @@ class Location:
 
 
 def is_uri(text: str) -> bool:
-    """Whether the text names its filesystem (`s3://…`), rather than being a local path."""
+    """Whether the string names its filesystem (`s3://…`), rather than being a local path."""
     return _SCHEME.match(text) is not None
 
 
 def absolute(text: str) -> str:
-    """The text as another process would have to be told it: local paths absolute, no trailing slash."""
+    """The path or URI in a form that means the same in every process: local paths absolute, no trailing slash."""
     if not text:
         raise TableError("path is empty: expected a local path or a URI such as s3://bucket/table")
     if not is_uri(text):
@@ -88,7 +88,7 @@ def absolute(text: str) -> str:
 
 
 def shown(uri: str) -> str:
-    """The URI as messages may show it: without a password and without connection options."""
+    """The URI for messages: without a password and without connection options."""
     if not is_uri(uri):
         return uri
     address = uri.partition("?")[0]
@@ -196,20 +196,20 @@ atexit.register(locate.cache_clear)
 
 
 def join(folder: str, relative: str) -> str:
-    """The path of something below a folder, on any filesystem."""
+    """A path below a folder, on any filesystem."""
     if not folder:
         return relative
     return f"{folder}{relative}" if folder.endswith("/") else f"{folder}/{relative}"
 
 
 def below(uri: str, relative: str) -> str:
-    """The place of something below a folder, keeping the URI's options."""
+    """The URI of a path below a folder, keeping the URI's options."""
     address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
     return join(address, relative) + mark + options
 
 
 def ancestor(uri: str, levels: int) -> str:
-    """The place `levels` folders above, keeping the URI's options."""
+    """The URI of the folder `levels` above, keeping the URI's options."""
     if levels <= 0:
         return uri
     address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")

@@ -1,16 +1,16 @@
-"""Which bytes of a remote file are asked for, in how few requests, and how they come.
+"""Fetch column chunks of a remote file in few requests.
 
 Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so the column
 chunks of a projection are put together: neighbours over the hole between them, the smallest holes first, as long as a
-hole is worth less than a request and all holes together stay a small part of what is wanted (`coalesce`; pure).
+hole is worth less than a request and all holes together stay a small part of the requested bytes (`coalesce`; pure).
 
-What was fetched lies in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
+Fetched bytes lie in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
 decodes from there, by the file's own offsets: without requests of its own, without its threads, without calls into
 Python. A row group is decoded after all its bytes have come, so a repeated request can neither lose nor repeat a row.
 
-**Short answers.** pyarrow believes that S3 sent as many bytes as it asked for: where a body is complete but shorter
-(the object was replaced by a shorter one, a proxy cut it), it hands out what the memory held before. So the last byte
-of each range is set to a mark first: an answer that leaves it there did not reach the end.
+**Short answers.** pyarrow trusts S3 to send as many bytes as it asked for: where a body is complete but shorter (the
+object was replaced by a shorter one, a proxy cut it), it returns the memory's old content. So the last byte of each
+range is set to a mark first: an answer that leaves it there did not reach the end.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class SparseFile:
         self._missing: list[Range] = []
 
     def want(self, ranges: Sequence[Range]) -> None:
-        """What `fetch` is to bring."""
+        """Set the ranges that `fetch` brings."""
         self._missing = list(ranges)
 
     def fetch(self, source: pa.NativeFile) -> None:
-        """Bring what is missing, ranges at the same time; after an exception the next call asks for the rest."""
+        """Fetch missing ranges concurrently; after an exception the next call asks for the rest."""
         if not self._missing:
             return
         first, *others = self._missing

@@ -48,7 +48,7 @@ POLICY = RetryPolicy()
 
 
 class Budget:
-    """Retries that a process may spend; `take` may be called before there are tokens, and says how long to wait."""
+    """Retries that a process may spend; `take` may be called before there are tokens, and returns how long to wait."""
 
     # At the start: every thread of a large host may meet a hiccup at the same moment.
     CAPACITY = 64.0
@@ -117,7 +117,7 @@ def with_retries(
 
 
 def retry_transient(operation: Callable[[], T], where: str, doing: str) -> T:
-    """`with_retries` without the telling of what a final failure means: that is raised as it is."""
+    """`with_retries` without `explain_errors`: a final failure is raised as it is."""
     try:
         result = operation()
     except Exception as error:
@@ -149,7 +149,7 @@ def _again(operation: Callable[[], T], first: Exception, where: str, doing: str,
         seconds_s, error = time.monotonic() - started_s, _failure(state)
         raise StoreError(
             f"{where} could not be {doing}: gave up after {state.attempt_number} attempts in {seconds_s:.1f} s. "
-            f"The store's last words: {last_words(error)}. Try again when the store is well"
+            f"The store's last message: {last_words(error)}. Try again when the store is well"
         ) from error
 
     def wait(seconds_s: float) -> None:

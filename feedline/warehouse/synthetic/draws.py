@@ -1,8 +1,8 @@
-"""Which random values does a synthetic table hold? Pure functions of 64-bit words that Philox makes.
+"""The random values of a generated table: pure functions of 64-bit words that Philox makes.
 
 A stream of words is named by a key (two words) and a counter (three words); streams never overlap. One word makes
 one value: its top 14 bits choose a bucket of the distribution's inverse function, the next 24 interpolate inside it,
-and the low 20 are left for the question whether the value is null. Runs in the generator's Dask tasks.
+and the low 20 decide whether the value is null. Runs in the generator's Dask tasks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def lognormal(words: Words, sigma: float) -> Float32s:
 
 
 def geometric(words: Words, mean: float) -> Int64s:
-    """Whole numbers >= 1 of that mean."""
+    """Integers >= 1 of that mean."""
     if mean <= 1:
         return np.ones(len(words), np.int64)
     return 1 + np.floor(np.log(1.0 - unit(words)) / math.log(1.0 - 1.0 / mean)).astype(np.int64)

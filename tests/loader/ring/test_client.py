@@ -20,11 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from answers import FEEDER
 from pipelines import Place, furnished, image
 
 from feedline import FeedlineDataset, Pipeline
 from feedline.errors import FeedlineError, PlanError, StateError
 from feedline.loader import dataset
+from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, reports, room, slots
 from feedline.loader.ring.channel import FREE, ChannelClosedError, adopt, pair
 from feedline.loader.ring.slots import RingWriter
@@ -38,7 +40,7 @@ class NearFeeder:
 
     pipeline: Pipeline
     images: dict[tuple[str, int], list[bytes]]
-    facts: dict[str, dict[str, Any]]  # by hello
+    facts: dict[str, PlanFacts]  # by the JSON of a hello
     acting = False  # what is interrupted is the trainer
     living: list[NearFeeder]
 
@@ -77,35 +79,36 @@ class NearFeeder:
             self._ring.grow()
         return True
 
-    def _on_hello(self, hello: dict[str, Any]) -> None:
+    def _on_hello(self, message: dict[str, Any]) -> None:
         self.hellos += 1
         self._stream = None
-        number = hello.pop("number", None)
+        number = message["number"]
         try:
-            self._facts = self._resolve(hello)
+            self._facts = self._resolve(Hello.from_json(message))
         except FeedlineError as error:
             said = {"type": "error", "name": type(error).__name__, "message": str(error)}
             self._mine.send_json({**said, "number": number})
             self.mute = True
         else:
-            self._mine.send_json({"type": "facts", "number": number, "facts": self._facts})
+            facts = {**self._facts.to_json(), **FEEDER.to_json()}
+            self._mine.send_json({"type": "facts", "number": number, "facts": facts})
 
-    def _resolve(self, hello: dict[str, Any]) -> dict[str, Any]:
-        asked = json.dumps(hello)
-        if hello["snapshot"] is None or asked not in self.facts:
+    def _resolve(self, hello: Hello) -> PlanFacts:
+        key = json.dumps(hello.to_json())
+        if hello.snapshot is None or key not in self.facts:
             plan = self.pipeline.resolve(hello, job="j" * 64)
-            self.facts[asked] = plan.facts()
+            self.facts[key] = plan.facts()
             for epoch in range(2):
-                key = (self.facts[asked]["plan"], epoch)
-                if key not in self.images:
-                    self.images[key] = [image(batch) for batch in self.pipeline.batches(epoch, plan=plan)]
-        return self.facts[asked]
+                name = (plan.fingerprint, epoch)
+                if name not in self.images:
+                    self.images[name] = [image(batch) for batch in self.pipeline.batches(epoch, plan=plan)]
+        return self.facts[key]
 
     def _fill(self) -> bool:
         filled = False
         while self._stream is not None:
             number, epoch, step = self._stream
-            images = self.images[self._facts["plan"], epoch]
+            images = self.images[self._facts.plan, epoch]
             if step >= len(images):
                 self._ring.announce_end(stream=number, epoch=epoch)
                 self._stream = None

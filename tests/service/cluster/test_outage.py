@@ -1,4 +1,4 @@
-"""How long is something missing waited for? As long as somebody waits, and no longer; by a clock of our own."""
+"""A missing scheduler or worker ends the run once callers have waited for it long enough."""
 
 from __future__ import annotations
 

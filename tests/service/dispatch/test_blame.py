@@ -1,4 +1,4 @@
-"""Is it the block, or the worker? Decided on values, by a clock of our own."""
+"""Failures are blamed on the block or on its worker: decided on values, with a clock of the test."""
 
 from __future__ import annotations
 

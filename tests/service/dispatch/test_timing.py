@@ -1,4 +1,4 @@
-"""When is a block due, when overdue, and how many are in flight? Decided on values."""
+"""When blocks are due and overdue, and how many are in flight: decided on values."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.spec.features import FeatureSpec, OpCall
@@ -77,6 +77,7 @@ def column(draw: Any, numbers: Any, dtype: pl.DataType) -> pl.Series:
     return held[draw(st.integers(0, 3)) :]  # with another offset
 
 
+@settings(max_examples=25)
 @given(st.data(), st.sampled_from([pl.Float32(), pl.Float64()]), st.lists(st.sampled_from(FLOAT_OPS[:9]), max_size=5))
 def test_chains_over_floats(data: st.DataObject, dtype: pl.DataType, ops: list[tuple[str, Any]]):
     width = 32 if dtype == pl.Float32() else 64
@@ -84,6 +85,7 @@ def test_chains_over_floats(data: st.DataObject, dtype: pl.DataType, ops: list[t
     check(column(data.draw, numbers, dtype), ops, data.draw(st.sampled_from(["extra", "dense"])))
 
 
+@settings(max_examples=25)
 @given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4), st.sampled_from([None, *ID_OPS[5:]]))
 def test_chains_over_ids(data: st.DataObject, ops: list[tuple[str, Any]], last: tuple[str, Any] | None):
     dtype = data.draw(st.sampled_from([pl.Int64(), pl.Int8(), pl.UInt64()]))
@@ -92,6 +94,7 @@ def test_chains_over_ids(data: st.DataObject, ops: list[tuple[str, Any]], last: 
     check(column(data.draw, numbers, dtype), ops, "extra")
 
 
+@settings(max_examples=25)
 @given(st.data(), st.lists(st.sampled_from(ID_OPS[:5]), max_size=4))
 def test_chains_over_lists(data: st.DataObject, ops: list[tuple[str, Any]]):
     rows = data.draw(st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(-9, 9))))))

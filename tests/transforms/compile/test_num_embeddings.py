@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 from fit_in_memory import fit_frames
 
-from feedline import FeedlineDataset, Pipeline
+from feedline import Pipeline
+from feedline.loader.encoding.layout import BatchSchema
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 
@@ -87,17 +88,21 @@ def test_of_several_columns():
     assert [output.num_embeddings for output in compile_features(features, SCHEMA).outputs] == [40, None, 8]
 
 
-def test_a_dataset_tells_it(tmp_path: Path):
+def test_a_plan_holds_it_and_hands_it_on_as_json(tmp_path: Path):
     (tmp_path / "table").mkdir()
     FRAME.write_parquet(tmp_path / "table" / "a.parquet")
     path = tmp_path / "pipeline.yaml"
     path.write_text(
-        "version: 1\nname: sizes\nsource: {table: table}\nbatch: {size: 5}\nfit: auto\nfeatures:\n"
+        "version: 1\nname: sizes\nsource: {table: table}\nbatch: {size: 5}\nfeatures:\n"
         "  dense: {x: [], bucket: {column: x, ops: [{bucketize: [1, 2]}]}}\n"
         "  categorical: {text: [vocabulary]}\n  sparse: {list: [{hash_bucket: 50}]}\n"
     )
-    with FeedlineDataset(path) as dataset:
-        next(iter(dataset))
-        told = {column.name: column.num_embeddings for column in dataset.schema}
-    assert told == {"x": None, "bucket": None, "text": 7, "list": 50}
-    assert Pipeline.from_yaml(path).plan().layout.schema["text"].num_embeddings == 7
+    pipeline = Pipeline.from_yaml(path)
+    pipeline.fit()
+    schema = BatchSchema.from_json(pipeline.plan().layout.schema.to_json())
+    assert {column.name: column.num_embeddings for column in schema} == {
+        "x": None,
+        "bucket": None,
+        "text": 7,
+        "list": 50,
+    }

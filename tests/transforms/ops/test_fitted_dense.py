@@ -12,7 +12,7 @@ import pandas as pd
 import polars as pl
 import pytest
 from fit_in_memory import fit_frames
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import image
 from sklearn.impute import SimpleImputer
@@ -197,6 +197,7 @@ def test_ops_learn_from_what_the_ops_before_them_make():
     np.testing.assert_allclose(run(series, *chain).to_numpy(), expected, rtol=1e-12)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.floats(width=32)), min_size=1, max_size=30), st.randoms())
 def test_order_does_not_matter_to_the_bit(values: list[float | None], random: Any):
     if not any(value is not None and math.isfinite(value) for value in values):

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
     FLOAT_LISTS,
@@ -43,6 +43,7 @@ from feedline.transforms.registry.op import OpError
 # numbers
 
 
+@settings(max_examples=30)
 @given(columns())
 def test_log(series: pl.Series):
     def oracle(value: float) -> float:
@@ -53,6 +54,7 @@ def test_log(series: pl.Series):
     check_elements("log", None, series, oracle, close=5e-7 if series.dtype == pl.Float32() else 1e-15)
 
 
+@settings(max_examples=30)
 @given(columns(FLOATS), st.sampled_from([0.0, 1e-3, 0.25]))
 def test_logit(series: pl.Series, eps: float):
     single = series.dtype == pl.Float32()
@@ -78,6 +80,7 @@ def test_logit(series: pl.Series, eps: float):
             )
 
 
+@settings(max_examples=30)
 @given(columns(), st.sampled_from([-2.0, -0.5, 0.0, 1e-6, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 1.0]))
 def test_box_cox(series: pl.Series, power: float, shift: float):
     single = series.dtype == pl.Float32()
@@ -116,6 +119,7 @@ def test_box_cox_of_a_small_power_is_exact():
     assert found == pytest.approx(math.log(2) * (1 + 1e-12 * math.log(2) / 2), rel=1e-15)
 
 
+@settings(max_examples=30)
 @given(columns(FLOATS))
 def test_fill_nonfinite(series: pl.Series):
     check_elements("fill_nonfinite", -1, series, lambda value: value if math.isfinite(value) else -1.0)
@@ -153,12 +157,14 @@ def test_sigrid_hash_vectors_of_torcharrow():
     assert run("sigrid_hash", {"salt": 3, "max_value": 1}, pl.Series([5, -5])).to_list() == [0, 0]
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.integers(-(2**63) + 1, 2**63 - 1), st.one_of(st.integers(1, 9), st.integers(1, 2**63 - 1)))
 def test_sigrid_hash(series: pl.Series, salt: int, limit: int):
     arguments = {"salt": salt, "max_value": limit}
     check_elements("sigrid_hash", arguments, series, lambda value: sigrid_of(value, salt, limit))
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.one_of(st.none(), st.integers(-5, 5)))
 def test_map_id(series: pl.Series, default: int | None):
     table = {3: 1, -2: 0, 2**64 - 1: 7, 127: -4}
@@ -175,6 +181,7 @@ def test_map_id_of_strings():
 # lists
 
 
+@settings(max_examples=30)
 @given(id_lists, st.integers(-7, 7), st.one_of(st.none(), st.integers(-7, 7)))
 def test_list_slice(rows: list[Any], start: int, stop: int | None):
     arguments = {"start": start} if stop is None else {"start": start, "stop": stop}
@@ -192,6 +199,7 @@ def test_slices_far_outside():
     assert combined("first_x", far, int_lists([[1, 2], None]))[0] == [[1, 2], None]
 
 
+@settings(max_examples=30)
 @given(id_lists, st.integers(-3, 3))
 def test_enumerate(rows: list[Any], start: int):
     check_rows(
@@ -199,6 +207,7 @@ def test_enumerate(rows: list[Any], start: int):
     )
 
 
+@settings(max_examples=30)
 @given(id_lists, st.one_of(st.none(), st.integers(-1, 4)), st.one_of(st.none(), st.integers(2, 6)), st.booleans())
 def test_id_list_transform(rows: list[Any], low: int | None, high: int | None, unique: bool):
     def oracle(row: list[int]) -> list[int]:
@@ -214,6 +223,7 @@ def test_id_list_transform(rows: list[Any], low: int | None, high: int | None, u
     )
 
 
+@settings(max_examples=30)
 @given(id_lists, st.integers(1, 4), st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_ngram(rows: list[Any], n: int, buckets: int):
     def oracle(row: list[int | None] | None) -> Any:
@@ -249,6 +259,7 @@ def test_lists_of_other_integers():
 # vectors
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.integers(-2, 5)), max_size=9), st.integers(1, 4))
 def test_onehot(values: list[int | None], size: int):
     series = pl.Series("a", values, dtype=pl.Int32)
@@ -261,6 +272,7 @@ def test_onehot_of_numbers_beyond_int64():
     assert combined("onehot", 2, pl.Series([2**64 - 1, 1, None], dtype=pl.UInt64))[0] == [[0.0, 0.0], [0.0, 1.0], None]
 
 
+@settings(max_examples=30)
 @given(id_lists, st.integers(1, 5), st.integers(-1, 1))
 def test_pad(rows: list[Any], length: int, value: int):
     def oracle(row: list[Any] | None) -> list[Any]:
@@ -289,6 +301,7 @@ def test_elements_of_vectors_stay_vectors():
 # times
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.one_of(st.none(), st.datetimes(datetime(1990, 1, 1), datetime(2035, 1, 1))), max_size=9),
     st.sampled_from(["Europe/Zurich", "America/St_Johns", "Asia/Kathmandu", "UTC", "Australia/Lord_Howe"]),

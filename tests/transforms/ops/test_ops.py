@@ -16,7 +16,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import FLOATS, INTEGERS, bound, check_elements, columns, run, same
 from reference_hash import hash_of
@@ -35,6 +35,7 @@ def rounded(value: float, dtype: pl.DataType) -> float:
 # fill_null
 
 
+@settings(max_examples=30)
 @given(columns(), st.integers(0, 100))
 def test_fill_null(series: pl.Series, fill: int):
     expected = [(fill if series.dtype.is_integer() else float(fill)) if value is None else value for value in series]
@@ -56,6 +57,7 @@ def test_fill_null_of_other_types():
 # clip
 
 
+@settings(max_examples=30)
 @given(columns(), st.integers(-50, 50), st.integers(0, 100))
 def test_clip(series: pl.Series, low: int, width: int):
     def oracle(value: float) -> float:
@@ -71,6 +73,7 @@ def test_clip(series: pl.Series, low: int, width: int):
     check_elements("clip", {"min": low, "max": high}, series, oracle)
 
 
+@settings(max_examples=30)
 @given(columns(FLOATS), st.floats(-10, 10))
 def test_clip_at_one_side(series: pl.Series, border: float):
     at = rounded(border, series.dtype)
@@ -91,6 +94,7 @@ def test_clip_beyond_the_range_of_a_type_widens_it():
 # log1p, standardize
 
 
+@settings(max_examples=30)
 @given(columns())
 def test_log1p(series: pl.Series):
     def oracle(value: float) -> float:
@@ -102,6 +106,7 @@ def test_log1p(series: pl.Series):
         check_elements("log1p", None, series, oracle, close=5e-7 if series.dtype == pl.Float32() else 1e-15)
 
 
+@settings(max_examples=30)
 @given(columns(), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_standardize(series: pl.Series, mean: float, std: float):
     def oracle(value: float) -> float:
@@ -149,6 +154,7 @@ def bucket_of(value: float, borders: list[Any]) -> int | None:
     return index + 1 if index + 1 < len(borders) and not value < borders[index + 1] else index
 
 
+@settings(max_examples=30)
 @given(
     columns(),
     st.lists(st.one_of(st.integers(-20, 20), st.integers(-(2**70), 2**70)), min_size=1, max_size=8),
@@ -162,6 +168,7 @@ def test_bucketize(series: pl.Series, borders: list[int], data: st.DataObject):
     check_elements("bucketize", sorted(whole), series, lambda value: bucket_of(value, sorted(whole)))
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.lists(st.fractions(-30, 30, max_denominator=8), min_size=1, max_size=8))
 def test_bucketize_of_integers_at_fractions(series: pl.Series, borders: list[Fraction]):
     exact = sorted(Fraction(float(border)) for border in set(borders))
@@ -170,6 +177,7 @@ def test_bucketize_of_integers_at_fractions(series: pl.Series, borders: list[Fra
     )
 
 
+@settings(max_examples=30)
 @given(columns(FLOATS), st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True))
 def test_bucketize_of_floats_binds_borders_to_the_column(series: pl.Series, tenths: list[int]):
     borders = [tenth / 10 for tenth in sorted(tenths)]
@@ -199,12 +207,14 @@ def test_bucketize_agrees_with_numpy_on_many_values():
 # hash_bucket, modulo
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.integers(1, 2**63 - 1), st.integers(0, 3))
 def test_hash_bucket_of_integers(series: pl.Series, buckets: int, seed: int):
     arguments = {"buckets": buckets, "seed": seed}
     check_elements("hash_bucket", arguments, series, lambda value: hash_of(value, seed) % buckets)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=20), st.integers(1, 10**6))
 def test_hash_bucket_of_strings(values: list[str | None], buckets: int):
     series = pl.Series("a", values, dtype=pl.String)
@@ -212,6 +222,7 @@ def test_hash_bucket_of_strings(values: list[str | None], buckets: int):
     check_elements("hash_bucket", buckets, series.cast(pl.Binary), lambda value: hash_of(value) % buckets)
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.integers(1, 2**63 - 1))
 def test_hash_bucket_with_a_bucket_for_nulls(series: pl.Series, buckets: int):
     wanted = [buckets if value is None else hash_of(value) % buckets for value in series.to_list()]
@@ -240,6 +251,7 @@ def test_hash_bucket_does_not_depend_on_the_layout():
     assert run("hash_bucket", 1000, lists).to_list() == [[hash_of("Paris") % 1000, None], None, []]
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS), st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_modulo(series: pl.Series, divisor: int):
     check_elements("modulo", divisor, series, lambda value: value % divisor)
@@ -255,6 +267,7 @@ def test_modulo_of_more_values_than_a_block():
 # first_x, cast, expr
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=6))), st.integers(1, 7))
 def test_first_x(rows: list[list[int | None] | None], count: int):
     for dtype, as_value in ((pl.Int64(), int), (pl.String(), str), (pl.Float32(), float)):
@@ -267,6 +280,7 @@ def test_first_x_of_fixed_size_lists():
     assert run("first_x", 2, pl.Series([[1, 2, 3], None], dtype=pl.Array(pl.Int32, 3))).to_list() == [[1, 2], None]
 
 
+@settings(max_examples=30)
 @given(columns(INTEGERS))
 def test_cast_to_a_float_and_to_a_string(series: pl.Series):
     check_elements("cast", "float64", series, float)
@@ -275,6 +289,7 @@ def test_cast_to_a_float_and_to_a_string(series: pl.Series):
     check_elements("cast", "bool", series, bool)
 
 
+@settings(max_examples=30)
 @given(columns(FLOATS), st.sampled_from(["int8", "uint16", "int64"]))
 def test_cast_of_floats_drops_the_fraction(series: pl.Series, to: str):
     limits = np.iinfo(to)

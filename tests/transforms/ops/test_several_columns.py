@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_oracles import (
     FLOAT_LISTS,
@@ -41,6 +41,7 @@ two_id_lists = st.lists(st.tuples(st.one_of(st.none(), some_ids), st.one_of(st.n
 # several columns
 
 
+@settings(max_examples=30)
 @given(two_id_lists, st.one_of(st.integers(1, 50), st.integers(1, 2**63 - 1)))
 def test_cartesian(rows: list[Any], buckets: int):
     def oracle(left: Any, right: Any) -> Any:
@@ -52,6 +53,7 @@ def test_cartesian(rows: list[Any], buckets: int):
     check_rows("cartesian", buckets, given_rows, oracle)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.one_of(st.none(), ids), st.one_of(st.none(), st.text(max_size=14))), max_size=9))
 def test_hashed_cross(rows: list[Any]):
     numbers = pl.Series([row[0] for row in rows], dtype=pl.Int64)
@@ -82,6 +84,7 @@ def test_hashed_cross_does_not_depend_on_the_width_of_integers():
     assert combined("hashed_cross", 10**9, word, wide) != combined("hashed_cross", 10**9, wide, word)
 
 
+@settings(max_examples=30)
 @given(two_id_lists)
 def test_positive_intersect(rows: list[Any]):
     given_rows = [int_lists([row[side] for row in rows]) for side in (0, 1)]
@@ -99,6 +102,7 @@ SCORES: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
+@settings(max_examples=30)
 @given(two_id_lists, st.sampled_from(sorted(SCORES)))
 def test_scores_of_two_lists(rows: list[Any], op: str):
     given_rows = [int_lists([row[side] for row in rows]) for side in (0, 1)]
@@ -159,6 +163,7 @@ SCORED: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
+@settings(max_examples=30)
 @given(scored_rows, st.sampled_from(sorted(SCORED)))
 def test_scores_of_weighted_lists(rows: list[Any], op: str):
     """Once as lists of structs; once as lists beside lists, where the op takes those."""
@@ -207,6 +212,7 @@ def test_what_several_columns_must_be():
             combined(op, 9 if op in ("cartesian", "hashed_cross") else None, *given_columns)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.tuples(*[st.integers(-9, 9)] * 3))] * 2), max_size=6))
 def test_similarity_of_vectors(rows: list[Any]):
     given_columns = [pl.Series("v", [row[side] for row in rows], dtype=pl.Array(pl.Int16, 3)) for side in (0, 1)]
@@ -225,6 +231,7 @@ def test_similarity_of_vectors(rows: list[Any]):
 # weights
 
 
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.lists(st.tuples(ids, weights), max_size=5)), max_size=6))
 def test_ops_keep_weights_beside_their_ids(rows: list[Any]):
     pairs = parts_of([None if row is None else [{"id": i, "weight": w} for i, w in row] for row in rows], PAIRS)

@@ -1,25 +1,22 @@
-"""Does the width of a column matter? The same values give the same, as int8 as well as uint64, as float32 and float64.
+"""Ops give the same for the same values in columns of any width: int8 to uint64, float32 and float64.
 
-For every op of the registry and every example that it was declared with, over values at the edges: null, empty and null
-lists, null elements, repetitions, 0, negative numbers, NaN and infinities.
+For every example of every op, over edge values: null, empty and null lists, null elements, repetitions, 0, negative
+numbers, NaN and infinities.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from example_rows import examples, feature_of, names_of, write_outside
+from example_rows import FolderArtifacts, examples, feature_of, names_of, write_outside
 from fit_in_memory import fit_frames
 
-from feedline.artifacts.external import read_outside
 from feedline.errors import FeedlineError
 from feedline.transforms.compile.compiled import compile_features
-from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.registry.op import Example
 
 SIGNED = [pl.Int64(), pl.Int32(), pl.Int16(), pl.Int8()]
@@ -30,16 +27,6 @@ CASES: dict[str, tuple[list[pl.DataType], list[Any]]] = {  # widths, the widest 
     "signed": (SIGNED, [0, -1, -1, -100, 7]),
     "floats": (FLOATS, [0.0, -0.0, math.inf, -math.inf, math.nan, 1.5, -2.0, 1.5]),
 }
-
-
-@dataclass(frozen=True)
-class Known(InMemoryArtifacts):
-    """What was learnt, and what lies in a folder."""
-
-    folder: str = ""
-
-    def read(self, reading: Reading) -> Artifact:
-        return read_outside(reading, self.folder)
 
 
 def rows_of(dtype: pl.DataType, number: pl.DataType, values: list[Any]) -> tuple[pl.DataType, list[Any]]:
@@ -67,9 +54,9 @@ def made(example: Example, frame: pl.DataFrame, folder: Path) -> list[Any] | Non
     feature = feature_of(example)
     schema = frame.to_arrow().schema
     try:
-        known = Known(artifacts=fit_frames([feature], schema, [frame]).artifacts, folder=str(folder))
+        known = FolderArtifacts(artifacts=fit_frames([feature], schema, [frame]).artifacts, folder=str(folder))
     except FeedlineError:
-        known = Known(artifacts={}, folder=str(folder))
+        known = FolderArtifacts(artifacts={}, folder=str(folder))
     try:
         found = compile_features([feature], schema, known).apply(frame)
     except FeedlineError:

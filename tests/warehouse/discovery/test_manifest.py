@@ -107,10 +107,10 @@ def test_names_on_an_object_store_are_asked_for_together(root: Path, monkeypatch
         ('{"files": []}', "is not a list: got dict"),
         ("not json", "is neither JSON nor Parquet"),
         ("", "is neither JSON nor Parquet"),
-        ("[1]", "holds an entry that is no path: got 1"),
-        ('[""]', "holds an entry that is no path: got ''"),
-        ('[{"file": "x"}]', "holds an entry that is no path: got None"),
-        ("[null]", "holds an entry that is no path: got None"),
+        ("[1]", "holds an entry that is not a path: got 1"),
+        ('[""]', "holds an entry that is not a path: got ''"),
+        ('[{"file": "x"}]', "holds an entry that is not a path: got None"),
+        ("[null]", "holds an entry that is not a path: got None"),
         ('["gone.parquet"]', r"gone\.parquet does not exist: .*files\.json names it"),
         ('["ds=2026-01-01"]', "ds=2026-01-01 is a folder: expected that .* names files alone"),
     ],
@@ -130,7 +130,7 @@ def test_manifests_that_cannot_be_read_are_refused(root: Path) -> None:
     with pytest.raises(TableError, match="has no column 'path': got file"):
         discover_manifest(str(root / "m"))
     pq.write_table(pa.table({"path": pa.array([None], pa.string())}), root / "m")
-    with pytest.raises(TableError, match="holds an entry that is no path: got None"):
+    with pytest.raises(TableError, match="holds an entry that is not a path: got None"):
         discover_manifest(str(root / "m"))
     (root / "m").write_bytes(b"PAR1 and nothing else PAR1")
     with pytest.raises(CorruptFileError, match="is not valid Parquet"):

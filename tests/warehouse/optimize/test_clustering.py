@@ -1,4 +1,4 @@
-"""Are rows put in the documented order? Against Python's own sorting, and hashes computed one key at a time."""
+"""The documented row order, against Python's own sorting, and hashes computed one key at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimized import key_hash
 
 from feedline.errors import TableError
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, refuse_keys, row_order
-from feedline.warehouse.optimize.units import buckets_together
+from feedline.warehouse.optimize.units import join_buckets
 
 KEYS = {
     "int64": (st.integers(-(2**63), 2**63 - 1), pa.int64()),
@@ -34,6 +34,7 @@ KEYS = {
 def test_hashes_are_the_documented_ones(kind: str) -> None:
     values, type_ = KEYS[kind]
 
+    @settings(max_examples=12)
     @given(st.lists(st.tuples(st.none() | values, st.none() | st.integers(0, 9)), min_size=1, max_size=20))
     def check(rows: list[tuple[Any, int | None]]) -> None:
         table = pa.table({"a": pa.array([a for a, _ in rows], type_), "b": pa.array([b for _, b in rows], pa.int32())})
@@ -65,7 +66,7 @@ def test_buckets_are_equal_ranges_of_hashes(hashes: list[int], buckets: int) -> 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=30), st.integers(1, 40))
 def test_buckets_are_joined_while_they_fit(sizes: list[int], limit: int) -> None:
-    joined = buckets_together(sizes, limit)
+    joined = join_buckets(sizes, limit)
     assert [bucket for first, stop in joined for bucket in range(first, stop)] == list(range(len(sizes)))
     for first, stop in joined:
         assert sum(sizes[first:stop]) <= limit or np.count_nonzero(sizes[first:stop]) == 1
@@ -73,6 +74,7 @@ def test_buckets_are_joined_while_they_fit(sizes: list[int], limit: int) -> None
         assert sum(sizes[first:stop]) + next(size for size in sizes[stop:end]) > limit
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_gathering_is_taking(data: st.DataObject) -> None:
     lists = st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9), max_size=4), min_size=1, max_size=30)
@@ -99,5 +101,5 @@ def test_gathering_is_taking(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.null(), pa.struct({"a": pa.int8()}), pa.decimal256(50, 2)])
 def test_keys_that_cannot_be_ordered_are_refused(kind: pa.DataType) -> None:
-    with pytest.raises(TableError, match=r"--cluster-by names column 'x' of type .*: expected numbers, texts"):
+    with pytest.raises(TableError, match=r"--cluster-by names column 'x' of type .*: expected numbers, strings"):
         refuse_keys(pa.schema([("x", kind)]), ["x"], "--cluster-by")

@@ -19,9 +19,9 @@ from warehouse_samples import write
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.expressions import bind_where
-from feedline.warehouse.reading.fragment import Fragment, fragment_at, packed
+from feedline.warehouse.reading.fragment import Fragment, fragment_at, pack_mask
 from feedline.warehouse.reading.read import read_fragment
-from feedline.warehouse.reading.row_position import located, row_in_file
+from feedline.warehouse.reading.row_position import row_in_file, with_row_position
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.selection.select import select_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -43,11 +43,11 @@ def fragment_with(snapshot: Snapshot, rows: np.ndarray, left_out: list[np.ndarra
     fragment = fragment_at(snapshot, 0, groups, rows)
     if left_out is None:
         return fragment
-    bits = tuple(packed(mask[:count]) for mask, count in zip(left_out, rows.tolist(), strict=True) if count)
+    bits = tuple(pack_mask(mask[:count]) for mask, count in zip(left_out, rows.tolist(), strict=True) if count)
     return Fragment(**{**{name: getattr(fragment, name) for name in Fragment.__dataclass_fields__}, "excluded": bits})
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     st.sampled_from([None, "x > 4", "x is None", "k == 1", "row >= 30 and x != 2"]),
     st.sampled_from([None, {"fraction": 0.5}, {"fraction": 0.3, "where": "x < 5"}, {"fraction": 0.4, "key": "row"}]),
@@ -80,17 +80,19 @@ def test_an_error_about_chunks_laid_end_to_end(table: Snapshot):
     chunks = list(read_fragment(fragment, ["row"], where, table.schema))
     rows = pl.concat([chunk.frame for chunk in chunks])["row"].to_list()
     for row in range(len(rows)):
-        error = located(DataError("wrong").at(row), chunks, where, table.schema)
+        error = with_row_position(DataError("wrong").at(row), chunks, where, table.schema)
         assert str(error).startswith("wrong (file ")
         assert str(error).endswith(f"k=1/f.parquet, row group {rows[row] // GROUP}, row {rows[row]})")
-    assert str(located(DataError("wrong"), chunks, where, table.schema)).endswith("f.parquet, row group 0)")
+    assert str(with_row_position(DataError("wrong"), chunks, where, table.schema)).endswith("f.parquet, row group 0)")
 
 
 def test_a_file_that_is_gone_by_then(tmp_path: Path):
     snapshot = take_snapshot(write(tmp_path, {"f.parquet": pa.table({"x": [1, 2]})}))
     [chunk] = read_fragment(fragment_with(snapshot, np.array([2]), None), ["x"], None, snapshot.schema)
     (tmp_path / "f.parquet").unlink()
-    assert str(located(DataError("wrong").at(1), [chunk], None, snapshot.schema)).endswith("f.parquet, row group 0)")
+    assert str(with_row_position(DataError("wrong").at(1), [chunk], None, snapshot.schema)).endswith(
+        "f.parquet, row group 0)"
+    )
 
 
 FEATURES: dict[str, Any] = {"dense": {"x": [], "n": {"column": "text", "ops": [{"cast": "float32"}]}}}

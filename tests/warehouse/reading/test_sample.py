@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import json
 import math
@@ -70,7 +71,7 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.data(), st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3), fractions, seeds)
 def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fraction: float, seed: int) -> None:
     count = data.draw(st.integers(0, 12))
@@ -186,16 +187,25 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     return take_snapshot(write(root, tables, row_group_size=12))
 
 
+@functools.cache
+def stored_rows(uri: str, paths: tuple[str, ...]) -> dict[str, list[list[dict[str, Any]]]]:
+    """The rows of each row group of each file, by pyarrow."""
+    files = {path: pq.ParquetFile(f"{uri}/{path}") for path in paths}
+    return {
+        path: [file.read_row_group(group).to_pylist() for group in range(file.num_row_groups)]
+        for path, file in files.items()
+    }
+
+
 def oracle(snapshot: Snapshot, where: str | None, sample: Sample) -> tuple[list[dict[str, Any]], list[int], list[int]]:
     """Kept rows with their weights, kept and matched rows per row group: row by row, by pyarrow and Python."""
     kept, counts, matched = [], [], []
-    for path in snapshot.files["path"].to_pylist():
-        file = pq.ParquetFile(f"{snapshot.uri}/{path}")
+    for path, groups in stored_rows(snapshot.uri, tuple(snapshot.files["path"].to_pylist())).items():
         index = 0
-        for group in range(file.num_row_groups):
+        for group in groups:
             counts.append(0)
             matched.append(0)
-            for stored in file.read_row_group(group).to_pylist():
+            for stored in group:
                 row = stored | {"c": path[2]}
                 index += 1
                 if not keeps(where, row):
@@ -210,7 +220,7 @@ def oracle(snapshot: Snapshot, where: str | None, sample: Sample) -> tuple[list[
     return kept, counts, matched
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.tuples(st.sampled_from(WHERES), st.sampled_from(SAMPLE_WHERES), st.sampled_from(KEYS)),
     st.sampled_from([0.01, 0.3, 0.9, 1]),

@@ -29,7 +29,7 @@ from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
 from feedline.warehouse.discovery.hive import named_by
 from feedline.warehouse.reading.sample import Sample
-from feedline.warehouse.reading.seen_rows import TableRows, seen_among
+from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
 
 FOLDS, SMOOTHING, DAYS, PER_DAY = 4, 3.0, 4, 60
 WORD = 2**64 - 1
@@ -308,7 +308,7 @@ def test_a_filter_of_the_fit_that_this_table_cannot_answer(folder: Path):
     ],
 )
 def test_which_rows_were_seen(fit: dict[str, Any], read: dict[str, Any], expected: bool | str):
-    assert seen_among(TableRows(**{"root": "/w/t", **fit}), TableRows(**{"root": "/w/t", **read})) == expected
+    assert rows_seen(TableRows(**{"root": "/w/t", **fit}), TableRows(**{"root": "/w/t", **read})) == expected
 
 
 def test_files_by_their_names():

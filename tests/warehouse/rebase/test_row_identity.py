@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.warehouse.reading.fragment import ones, packed, unpacked
+from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.rebase.row_identity import Identity, delivered_again, identity_of, kind_of, unkeyed_identity
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -72,6 +72,7 @@ rows = st.integers(0, 30).flatmap(
 )
 
 
+@settings(max_examples=25)
 @given(rows, st.integers(0, 30), st.integers(0, 30))
 def test_where_a_row_stands_does_not_matter(columns: dict[str, list[Any]], one: int, other: int):
     """In which chunk, at which offset, in which order, and what garbage lies under its nulls."""
@@ -152,8 +153,8 @@ def test_matching_counts(delivered: list[int], rows: list[int]):
 
 @given(st.lists(st.booleans(), max_size=70))
 def test_masks(mask: list[bool]):
-    bits = packed(np.array(mask, np.bool_))
-    assert unpacked(bits, len(mask)).tolist() == mask
-    assert ones(bits) == sum(mask)
-    assert not unpacked(None, len(mask)).any()
-    assert ones(None) == 0
+    bits = pack_mask(np.array(mask, np.bool_))
+    assert unpack_mask(bits, len(mask)).tolist() == mask
+    assert count_excluded(bits) == sum(mask)
+    assert not unpack_mask(None, len(mask)).any()
+    assert count_excluded(None) == 0

@@ -77,7 +77,7 @@ def column_statistics(draw: st.DrawFn, groups: list[list[Row]], name: str) -> Co
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data(), row_groups(), predicates())
 def test_no_verdict_is_contradicted_by_a_row(
     data: st.DataObject, groups: list[list[Row]], predicate: Predicate

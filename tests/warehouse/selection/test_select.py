@@ -140,7 +140,7 @@ def tables() -> Iterator[Callable[[int], Snapshot]]:
         yield table
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.integers(0, 7), conditions())
 def test_counts_are_duckdbs(tables: Callable[[int], Snapshot], seed: int, condition: tuple[str, str]) -> None:
     snapshot = tables(seed)

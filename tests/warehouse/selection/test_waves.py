@@ -18,7 +18,14 @@ from feedline.expressions import BoundExpression, bind_where
 from feedline.warehouse.bad_files import BadFilesMetError, ForgivingMap
 from feedline.warehouse.selection import select
 from feedline.warehouse.selection.select import CountTask, Selection, select_rows
-from feedline.warehouse.selection.waves import FIRST_TASKS, WAVE_S, CountProgress, heard_by, next_tasks, tell
+from feedline.warehouse.selection.waves import (
+    FIRST_TASKS,
+    WAVE_S,
+    CountProgress,
+    next_tasks,
+    on_count_progress,
+    report_progress,
+)
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
 from feedline.warehouse.storage import content_store
@@ -66,7 +73,7 @@ def expected() -> list[int]:
 
 
 def counted(table: Snapshot, where: BoundExpression, folder: Path, map: Any, say: Any = print) -> Selection:
-    with heard_by(say):
+    with on_count_progress(say):
         return select_rows(table, where, work_dir=str(folder), map=map)
 
 
@@ -173,10 +180,10 @@ def test_waves_follow_the_pace():
 def test_progress_is_in_the_log_where_nobody_hears(caplog):
     heard: list[CountProgress] = []
     with caplog.at_level("INFO", logger="feedline.warehouse.selection.waves"):
-        with heard_by(heard.append):
-            tell(CountProgress(rows=1, all_rows=2))
+        with on_count_progress(heard.append):
+            report_progress(CountProgress(rows=1, all_rows=2))
         assert caplog.messages == []
-        tell(CountProgress(rows=1_000, all_rows=2_000))
+        report_progress(CountProgress(rows=1_000, all_rows=2_000))
     assert heard == [CountProgress(rows=1, all_rows=2)]
     assert caplog.messages == ["counted 1,000 of 2,000 rows"]
 

@@ -1,4 +1,4 @@
-"""Which rows have come up to a step, against the schedule's own cuts; and schedules that begin in mid-epoch."""
+"""The rows delivered before a step, against the schedule's own cuts; and schedules that begin in mid-epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_schedule import deliver, schedules
 
 from feedline.blocks.permutation import permuted_rows
-from feedline.planning.delivered import delivered
+from feedline.planning.delivered_rows import find_delivered_rows
 from feedline.planning.schedule import Schedule, Tail
 
 
@@ -29,19 +29,19 @@ def places(found):
     return {(split, row) for split, mask in found.splits.items() for row in np.flatnonzero(mask).tolist()}
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(schedules(), st.integers(0, 60), st.sampled_from([0, 3]))
 def test_what_the_steps_held(schedule, step, first):
     later = replace(schedule, first_step=first)
     step = min(first + step, later.steps)
     steps = deliver(schedule, range(schedule.lanes))[: step - first]
     held = [(split, row) for rows in steps for split, row, ok in rows if ok]
-    found = delivered(later, step, order_of(schedule))
+    found = find_delivered_rows(later, step, order_of(schedule))
     assert places(found) == set(held)
     assert found.rows == len(held)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(schedules(), st.integers(1, 9))
 def test_a_schedule_that_begins_in_mid_epoch(schedule, first):
     """The same cuts of the same blocks, numbered on; only the permutations have another key."""

@@ -1,8 +1,7 @@
 """Find the rows that an epoch has delivered before a step, from its schedule.
 
-Runs where a rebase is planned. Pure. A lane has delivered the first rows of its part of the order: whole blocks, of
-which it does not matter how they are permuted inside, and the first rows of one block that the step divides, for which
-it does.
+Runs where a rebase is planned. Pure. A lane has delivered the first rows of its part of the order: whole blocks, whose
+permutation does not matter, and the first rows of the block that the step divides, whose permutation does.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Delivered:
-    """Per split that delivered any row: bool [its rows]; and how many rows these are."""
+class DeliveredRows:
+    """The delivered rows of an epoch. `splits`: bool [rows of the split], where it delivered any; `rows`: how many."""
 
     splits: dict[int, Bools] = field(default_factory=dict)
     rows: int = 0
 
 
-def delivered(schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | None]) -> Delivered:
-    """What the steps before `step` held. `order`: the permutation of a block's rows; None where there is none."""
-    found = Delivered()
+def find_delivered_rows(
+    schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | None]
+) -> DeliveredRows:
+    """The rows of the steps before `step`. `order`: the permutation of a block's rows; None where there is none."""
+    found = DeliveredRows()
     for lane in range(schedule.lanes):
         start, stop = schedule.lane_bounds(lane)
         end = min(start + max(step - schedule.first_step, 0) * schedule.batch_size, stop)
@@ -50,7 +51,7 @@ def _block(schedule: Schedule, lane: int, index: int) -> Block:
 
 
 def _divide(
-    found: Delivered,
+    found: DeliveredRows,
     schedule: Schedule,
     block: Block,
     count: int,
@@ -67,7 +68,7 @@ def _divide(
         first += size
 
 
-def _mask(found: Delivered, schedule: Schedule, piece: Piece) -> Bools:
+def _mask(found: DeliveredRows, schedule: Schedule, piece: Piece) -> Bools:
     if piece.split not in found.splits:
         found.splits[piece.split] = np.zeros(int(schedule.split_rows[piece.split]), np.bool_)
     return found.splits[piece.split]

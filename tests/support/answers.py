@@ -1,0 +1,24 @@
+"""Plan facts and a feeder's answer, made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedline.loader.encoding.layout import BatchSchema
+from feedline.loader.facts import FeederFacts, Hello, PlanFacts
+from feedline.loader.ring.feeder_connection import Answer
+
+FEEDER = FeederFacts(imports_s=1.5, log=None, dashboard=None, feeder=77)
+
+
+def plan_facts(**changes: Any) -> PlanFacts:
+    """The facts of a plan that nobody made."""
+    names = {"snapshot": "s1", "plan": "p1", "features": "f1", "environment": "feedline 1, numpy 2"}
+    numbers = {"seed": 5, "lanes": 3, "batch_size": 4, "steps": 10, "rows": 120, "rows_dropped": 2}
+    lists = {"bad_files": (), "nulls": (), "absent": (), "schema": BatchSchema(())}
+    return PlanFacts(**{**names, **numbers, **lists, **changes})
+
+
+def answer_with(**changes: Any) -> Answer:
+    """A feeder's answer to a new start, with those plan facts."""
+    return Answer.of(Hello(rank=0, world_size=1), {**plan_facts(**changes).to_json(), **FEEDER.to_json()})

@@ -1,0 +1,68 @@
+"""A run of `optimize` that kills itself just before the n-th call of a method; in a child process of the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from optimized import rewrite
+
+from feedline.warehouse.optimize import landing
+from feedline.warehouse.parquet import writer
+
+
+class Moves:
+    """A local filesystem whose moves are counted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def move(self, *args: Any) -> None:
+        self.inner.move(*args)
+
+
+def killed_rewrite(source: str, target: str, where: str, turn: int, settings: dict[str, Any]) -> None:
+    """Rewrite a table, and die where it says: "group", "file", "land", "move", "rename", "exchange" or "removal"."""
+    if where == "rename":
+        where, landing.exchange = "move", lambda one, other: False
+    if where == "move":
+        begin = landing.Target.land
+
+        def land(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.filesystem = Moves(self.filesystem)
+            return begin(self, *args, **kwargs)
+
+        landing.Target.land = land
+        _deadly(Moves, "move", turn)
+    elif where == "exchange":
+        _deadly(landing, "exchange", turn)
+    elif where == "removal":
+        exchange = landing.exchange
+
+        def last(*args: Any) -> None:
+            exchange(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        landing.exchange = last
+    else:
+        owner = landing.Target if where == "land" else writer.TableWriter
+        _deadly(owner, {"group": "_write_group", "file": "_end_file", "land": "land"}[where], turn)
+    rewrite(Path(source), Path(target), **settings)
+
+
+def _deadly(owner: Any, name: str, turn: int) -> None:
+    """From its n-th call on, a method is the end of the process."""
+    calls, method = [], getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == turn:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, call)
