@@ -21,7 +21,7 @@ from feedline.errors import FeedlineError
 
 
 def report(scene: str, act: Callable[[], Any]) -> Any:
-    """Print what outcome of a scene; returns it."""
+    """Print the outcome of a scene; returns it."""
     try:
         outcome = act()
     except FeedlineError as error:
