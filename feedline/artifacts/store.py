@@ -195,7 +195,7 @@ class StoredArtifactSet:
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
     def seen(self, key: str) -> bool | str:
-        """Which of the job's rows a fit has seen, see `seen_among`; what is not fitted yet will have seen all."""
+        """Which of the job's rows a fit has seen, see `rows_seen`; what is not fitted yet will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
         manifest = self.manifest

@@ -1,6 +1,4 @@
-"""What is learnt of groups, on the way that pipelines take: fitted on a table, spilled, out of fold in batches, whole
-when serving.
-"""
+"""Statistics of groups in pipelines: fitted on a table, spilled, out of fold in batches, whole in serving."""
 
 from __future__ import annotations
 

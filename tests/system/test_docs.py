@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
         for fence, words in commands():
             if words[:2] == ["feedline", "generate"]:
-                run(fence, [*words, "--row-group-rows", "1024", "--part-rows", "4096"], {"500000": "20000"})
+                run(fence, [*words, "--row-group-rows", "1024"], {"500000": "20000"})
             elif words[:2] == ["feedline", "fit"]:
                 run(fence, words)
         yield place.folder
