@@ -1,7 +1,7 @@
-"""What does `feedline run` do? Feeds trainers, or drains its own rings, until it is done or told to stop.
+"""Run `feedline run`: feed trainers, or drain its own rings, until done or interrupted.
 
-Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop looks at; what was started is ended
-before the command returns with 130 or 143.
+Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop checks; every process that was
+started ends before the command returns with 130 or 143.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from feedline.loader.ring.feeder_connection import Answer
 from feedline.loader.ring.launch import FeederCommand, feeder_arguments, feeder_environment, overrides_text
 from feedline.loader.ring.rendezvous import job_fingerprint, socket_paths, sweep
 from feedline.service.drain import DrainProgress, start_draining, stop_draining
-from feedline.service.supervisor import FeederEvent, Rank, Supervisor
+from feedline.service.supervisor import FeederEvent, RankFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25
-_WAITING = 0.1  # of the last seconds, from which on somebody is said to wait
+_WAITING = 0.1  # share of the last seconds from which on a side is shown as waiting
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
     """Keep feeders for trainers; ends when every rank's trainer has had its epochs, or on a signal."""
     supervisor = Supervisor(
         [
-            Rank(
+            RankFeeder(
                 rank=rank,
                 arguments=_command(request, rank).arguments,
                 overrides=overrides_text(request.overrides),
@@ -217,7 +217,7 @@ def _say_warnings(console: Console, view: DrainProgress) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_event(console: Console, rank: Rank, event: FeederEvent) -> None:
+def _say_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None:
     page = event.dashboard
     texts = {
         "ready": f"rank {rank.rank}: waiting for a trainer" + (f". Dask dashboard: {page}" if page else ""),
@@ -229,7 +229,7 @@ def _say_event(console: Console, rank: Rank, event: FeederEvent) -> None:
         console.print(texts[event.type], highlight=False, soft_wrap=True)
 
 
-def _served(rank: Rank, epochs: int) -> bool:
+def _served(rank: RankFeeder, epochs: int) -> bool:
     """Whether a trainer had this rank's last step of its last epoch, and left."""
     return any(stats.epochs >= epochs for stats in rank.finished)
 
@@ -253,7 +253,7 @@ def drained_view(view: DrainProgress, pace: RecentRates, epochs: int) -> RankVie
     )
 
 
-def served_view(rank: Rank, pace: RecentRates, epochs: int) -> RankView:
+def served_view(rank: RankFeeder, pace: RecentRates, epochs: int) -> RankView:
     """What is shown of a rank that serves a trainer, or waits for one."""
     stats = rank.stats or FeederStats()
     counters = Counters(

@@ -52,7 +52,7 @@ def resolve_artifacts(
         plan.require_fitted()
         return plan.job.artifacts.manifest or ""
 
-    chosen = choose() if start is None else agree(_start_of(plan.spec, start), plan.spec.work_dir, choose)
+    chosen = choose() if start is None else agree(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
     if chosen != plan.job.artifacts.manifest:
         plan = plan_with(artifact_set_ref(plan.spec, chosen))
     plan.require_fitted()
@@ -60,7 +60,7 @@ def resolve_artifacts(
     return plan
 
 
-def _start_of(spec: PipelineSpec, start: RunStart) -> RunStart:
+def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
     """The start, as ranks that agree on an artifact set name it."""
     content = json.dumps([start.job, "artifacts", artifacts_dir(spec), repr(artifact_set_key(spec))])
     return replace(start, job=hashlib.sha256(content.encode()).hexdigest())

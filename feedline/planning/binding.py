@@ -82,21 +82,22 @@ def require_fitted(
     if not features.missing_fits:
         return
     place = next(
-        (feature.path for feature in spec.features if feature.name == _base(features.missing_fits[0])), ("features",)
+        (feature.path for feature in spec.features if feature.name == _feature_name(features.missing_fits[0])),
+        ("features",),
     )
     artifacts = features.artifacts if stored is None else stored
     refusal = set_refusal(artifacts)
     if refusal is not None:
         names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
-        raise spec.error(place, f"not fitted: {names}{_more(features)}: {refusal.text}. {remedy}")
-    missing = [f"{want.feature}: {want.op[0]}: {_instead(artifacts, want)}" for want in features.missing_fits]
+        raise spec.error(place, f"not fitted: {names}{_and_more(features)}: {refusal.text}. {remedy}")
+    missing = [f"{want.feature}: {want.op[0]}: {_found_instead(artifacts, want)}" for want in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
     else:
         remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
-    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_more(features)}. {remedy}")
+    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_and_more(features)}. {remedy}")
 
 
 def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
@@ -104,18 +105,18 @@ def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
     return artifacts.refusal() if isinstance(artifacts, StoredArtifactSet) else None
 
 
-def _more(features: CompiledFeatures) -> str:
+def _and_more(features: CompiledFeatures) -> str:
     return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
 
 
 _SHOWN = 5  # missing artifacts in one message
 
 
-def _instead(artifacts: ArtifactSet, want: FitRequest) -> str:
+def _found_instead(artifacts: ArtifactSet, want: FitRequest) -> str:
     return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
-def _base(want: FitRequest) -> str:
+def _feature_name(want: FitRequest) -> str:
     """The name of the feature in pipeline.yaml."""
     return want.feature.partition(" (input ")[0]
 
@@ -226,7 +227,7 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
             got = str(schema.field(name).type) if name in schema.names else "no column of that name"
             message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, strings or lists"
             raise spec.error(("source", "row_key"), message)
-    stored, by, kept = _hashed(spec, snapshot, key)
+    stored, by, kept = _identity_inputs(spec, snapshot, key)
     identity = identity_of(stored, key, by=by, kept=kept)
     if identity is None:
         raise spec.error(
@@ -237,12 +238,12 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
 
 def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
     """Where a run of an earlier version recorded identities without a row key, if it did."""
-    stored, by, kept = _hashed(spec, snapshot, columns)
+    stored, by, kept = _identity_inputs(spec, snapshot, columns)
     identity = unkeyed_identity(stored, columns, by=by, kept=kept)
     return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
 
 
-def _hashed(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tuple[pa.Schema, str | None, str]:
+def _identity_inputs(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tuple[pa.Schema, str | None, str]:
     """The stored columns among some and that of `shuffle.by`, that column, and what decides which rows are kept."""
     by, sample = spec.shuffle.by if spec.shuffle is not None else None, spec.source.sample
     left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}

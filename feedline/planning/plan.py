@@ -95,7 +95,7 @@ class Plan:
         return self._per_split(self.selection.rows)
 
     @cached_property
-    def _left(self) -> NDArray[np.int64]:
+    def _remaining_rows(self) -> NDArray[np.int64]:
         """Rows per row group that the rebased epoch still delivers."""
         return self.selection.rows if self.rebase is None else self.rebase.remaining(self.selection.rows)
 
@@ -191,7 +191,7 @@ class Plan:
     def schedule(self, epoch: int) -> Schedule:
         """The epoch's schedule. Raises PlanError where it has no step."""
         rest = self.rest(epoch)
-        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._left), rest)
+        return self._schedule(epoch, self.split_rows if rest is None else self._per_split(self._remaining_rows), rest)
 
     def _schedule(self, epoch: int, split_rows: NDArray[np.int64], rest: Rebase | None) -> Schedule:
         shuffle = self.spec.shuffle
@@ -271,7 +271,7 @@ class Plan:
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
         first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        left = (self.selection.rows if rest is None else self._left)[first:stop]
+        left = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
         ends = np.cumsum(left)
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
@@ -301,7 +301,7 @@ def make_plan(
 
     Raises SpecError, with file, line and path, for what in pipeline.yaml does not match the table.
     """
-    stored = _stored(spec, snapshot, artifacts)
+    stored = _artifact_set(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
@@ -328,7 +328,7 @@ def make_plan(
             message = f"the sample keeps no row: got 0 of {matched:,} rows with the fraction {fraction}"
             raise spec.error(("source", "sample", "fraction"), f"{message}. Name a larger one, or another seed")
         message = f"the filter keeps no row: got 0 of {snapshot.rows:,} rows for {spec.source.where!r}"
-        raise spec.error(("source", "where"), f"{message}{_held(snapshot, where)}")
+        raise spec.error(("source", "where"), f"{message}{_describe_ranges(snapshot, where)}")
     record = recording_of(spec, snapshot)
     return Plan(
         spec=spec,
@@ -346,7 +346,7 @@ def make_plan(
     )
 
 
-def _held(snapshot: Snapshot, where: BoundExpression | None) -> str:
+def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
     """The range of each column of a filter, as far as statistics say: `. In the table day is 0 … 3`."""
     words = []
     for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
@@ -361,7 +361,7 @@ def _literal(value: object) -> str:
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
-def _stored(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
+def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
     """An artifact set that knows the rows of this plan, to recognise those that a fit has seen."""
     ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
     return StoredArtifactSet(ref, newest=artifacts is None)

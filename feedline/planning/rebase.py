@@ -97,7 +97,7 @@ class _RebasePlanner:
 
     def run(self) -> Rebase:
         found = find_delivered_rows(self._schedule, self._step, self._order)
-        done = self._done(found)
+        done = self._delivered_by_group(found)
         for before, after in self._files.unchanged.items():
             self._keep(before, after, done)
         for partition, lost in self._files.old.items():
@@ -125,7 +125,7 @@ class _RebasePlanner:
 
     # -- delivered rows -------------------------------------------------------------------------------------------
 
-    def _done(self, found: DeliveredRows) -> dict[int, Bools]:
+    def _delivered_by_group(self, found: DeliveredRows) -> dict[int, Bools]:
         """Per row group of the old table that delivered any row: bool [its kept rows], including earlier rebases."""
         old, rest = self._old, self._old.rest(self._epoch)
         kept = old.selection.rows
@@ -150,17 +150,17 @@ class _RebasePlanner:
             return permuted_rows(block.rows, None, *request.permutation)
         starts, rows = [], 0
         for piece in request.pieces:
-            values = self._by(piece)
+            values = self._shuffle_values(piece)
             starts.append(run_starts(values) + rows)
             rows += piece.rows
         return permuted_rows(block.rows, np.concatenate(starts), *request.permutation)
 
-    def _by(self, piece: PieceRequest) -> pl.Series:
+    def _shuffle_values(self, piece: PieceRequest) -> pl.Series:
         """The values of `shuffle.by` in a piece, or hashes of them. Raises StateError where there are neither."""
         fragment = piece.fragment
         parts = []
         recorded = self._recording is not None and self._recording.identity.by is not None
-        for position, known in enumerate(self._known(fragment) if recorded else ()):
+        for position, known in enumerate(self._recorded_identities(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
             left = ~unpack_mask(bits, len(known.known))
             parts.append((known.runs[left], known.known[left]))
@@ -169,7 +169,7 @@ class _RebasePlanner:
             return pl.Series(np.concatenate([runs for runs, _ in parts])[place])
         now = self._unchanged_paths.get(fragment.path)
         if now is None:
-            raise self._unrecorded(piece.rows, [fragment])
+            raise self._unrecorded_error(piece.rows, [fragment])
         by, table = self._old.job.by, self._new.snapshot
         assert by is not None
         groups = table.row_groups_of(now)[list(fragment.row_groups)]
@@ -183,7 +183,7 @@ class _RebasePlanner:
         paths = self._old.snapshot.files["path"]
         return {paths[before].as_py(): after for before, after in self._files.unchanged.items()}
 
-    def _known(self, fragment: Fragment) -> list[RowIdentities]:
+    def _recorded_identities(self, fragment: Fragment) -> list[RowIdentities]:
         kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         if self._records is None:
             return [RowIdentities.nothing(rows) for rows in fragment.expected]
@@ -217,7 +217,7 @@ class _RebasePlanner:
         identities, missing = self._delivered_of(groups, done)
         parts = [part for _, part in fragments]
         if missing:
-            raise self._unrecorded(sum(sum(part.expected) for part in parts), parts)
+            raise self._unrecorded_error(sum(sum(part.expected) for part in parts), parts)
         rows = self._identities(parts)
         nameless = self._nameless(rows)
         for names in (identities, rows[~nameless]):
@@ -225,7 +225,7 @@ class _RebasePlanner:
         again = delivered_again(identities, rows)
         gone = len(identities) - int(again.sum())
         if gone and nameless.any():  # a delivered row may have lost its key
-            raise self._unrecorded(int(nameless.sum()), parts)
+            raise self._unrecorded_error(int(nameless.sum()), parts)
         self._gone += gone
         first = 0
         for file_groups, part in fragments:
@@ -242,7 +242,7 @@ class _RebasePlanner:
         parts, missing = [np.zeros(0, np.uint64)], 0
         for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
-            for group, known in zip(of_file.tolist(), self._known(fragment), strict=True):
+            for group, known in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
                 found = known.known & ~self._nameless(known.rows)
                 missing += int((done[group] & ~found).sum())
                 parts.append(known.rows[done[group] & found])
@@ -288,7 +288,7 @@ class _RebasePlanner:
                 f"{fragment.uri}, expected none. Name columns that do"
             )
 
-    def _unrecorded(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
+    def _unrecorded_error(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
         """The error for files whose delivered rows cannot be recognised."""
         paths = list(dict.fromkeys(fragment.path for fragment in fragments))
         more = f" and {len(paths) - _NAMED} more files" if len(paths) > _NAMED else ""
@@ -305,8 +305,8 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
     """Files by their change, and kept rows added and deleted, net per partition."""
     deleted = added = 0
     for partition in {**files.old, **files.new}:
-        was = _kept(old, files.old.get(partition, ()))
-        now = _kept(new, files.new.get(partition, ()))
+        was = _kept_rows(old, files.old.get(partition, ()))
+        now = _kept_rows(new, files.new.get(partition, ()))
         deleted, added = deleted + max(was - now, 0), added + max(now - was, 0)
     lost, gained = (sum(len(names) for names in each.values()) for each in (files.old, files.new))
     by_fate = {
@@ -318,7 +318,7 @@ def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
     return {"files": by_fate, "rows": {"deleted": deleted, "added": added}}
 
 
-def _kept(plan: Plan, files: Iterable[int]) -> int:
+def _kept_rows(plan: Plan, files: Iterable[int]) -> int:
     """Kept rows of some files."""
     return sum(int(plan.selection.rows[plan.snapshot.row_groups_of(file)].sum()) for file in files)
 

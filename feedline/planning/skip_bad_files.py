@@ -49,20 +49,20 @@ def good_snapshot(
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
-    snapshot, skipped = _taken(spec, take, map)
+    snapshot, skipped = _take_good(spec, take, map)
     forgiving = ForgivingMap(map)
     while True:
         try:
             count(snapshot, forgiving)
             break
         except BadFilesMetError as met:
-            bad = _found_in(snapshot, met.reasons)
+            bad = _bad_files_of(snapshot, met.reasons)
             remember(spec.work_dir, [*skipped.found, *bad.values()])
             if skipped.listed and all(file.mtime_ns >= 0 for file in bad.values()):
                 # without their columns and types, too, as in every later run
-                snapshot, skipped = _taken(spec, take, map)
+                snapshot, skipped = _take_good(spec, take, map)
             else:
-                snapshot = _without(spec, snapshot, bad, skipped)
+                snapshot = _skip(spec, snapshot, bad, skipped)
     found = sorted(skipped.found, key=lambda bad: bad.file)
     remember(spec.work_dir, found)
     source = spec.source
@@ -71,17 +71,17 @@ def good_snapshot(
     return snapshot
 
 
-def _taken(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _SkippedFiles]:
+def _take_good(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _SkippedFiles]:
     """The table without known bad files and those with a corrupt footer; and these files."""
     skipped = _SkippedFiles(load_findings(spec.work_dir))
     try:
         snapshot = take(spec, map=map, on_bad=skipped.on_bad, sift=skipped.sift)
     except TableError:
-        if not skipped.left:
+        if not skipped.remaining:
             remember(spec.work_dir, skipped.found)
             raise skipped.refusal(spec) from None
         raise
-    return _without(spec, snapshot, findings_in(snapshot, skipped.known), skipped), skipped
+    return _skip(spec, snapshot, findings_in(snapshot, skipped.known), skipped), skipped
 
 
 class _SkippedFiles:
@@ -90,7 +90,7 @@ class _SkippedFiles:
     def __init__(self, known: dict[str, BadFile]) -> None:
         self.known = known
         self.found: list[BadFile] = []
-        self.left = -1  # files that may still be good; unknown before the listing
+        self.remaining = -1  # files that may still be good; unknown before the listing
         self._places: dict[str, int] = {}
         self._listing: Listing | None = None
 
@@ -100,13 +100,13 @@ class _SkippedFiles:
         return self._listing is not None
 
     def sift(self, listing: Listing) -> Listing:
-        left, bad = leave_out(listing, self.known)
+        remaining, bad = leave_out(listing, self.known)
         self.found += bad
-        self.left = len(left.files)
-        if not self.left:
+        self.remaining = len(remaining.files)
+        if not self.remaining:
             raise TableError("every file is known to be bad")
-        self._listing = left
-        return left
+        self._listing = remaining
+        return remaining
 
     def on_bad(self, path: str, error: CorruptFileError) -> None:
         assert self._listing is not None
@@ -115,7 +115,7 @@ class _SkippedFiles:
             self._places = {name: index for index, name in enumerate(files["path"].to_pylist())}
         file = join(shown(self._listing.uri), path)
         place = self._places[path]
-        self.left -= 1
+        self.remaining -= 1
         self.found.append(
             BadFile(
                 file=file,
@@ -132,7 +132,7 @@ class _SkippedFiles:
         return refuse_all(shown(table) if isinstance(table, str) else ", ".join(map(shown, table)), self.found)
 
 
-def _without(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:
+def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:
     if not bad:
         return snapshot
     skipped.found += bad.values()
@@ -141,7 +141,7 @@ def _without(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], sk
     return snapshot.without(bad)
 
 
-def _found_in(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, BadFile]:
+def _bad_files_of(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, BadFile]:
     """The files that the counting pass found bad, by path, with the snapshot's facts of them."""
     names = ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     bad = pc.is_in(snapshot.files["path"], value_set=pa.array(sorted(reasons), pa.string()))

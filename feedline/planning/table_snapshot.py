@@ -35,7 +35,7 @@ def snapshot_of_source(
     the listing before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
-        return _saved(spec, spec.source.snapshot)
+        return _read_saved(spec, spec.source.snapshot)
     return fresh_snapshot(spec, map=map, on_bad=on_bad, sift=sift)
 
 
@@ -81,7 +81,7 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
     Raises TableError where the file cannot be written.
     """
     snapshot = fresh_snapshot(spec)
-    folder, name = _place(file)
+    folder, name = _split_path(file)
     try:
         snapshot.write(folder, name, _origin(spec))
     except FeedlineError:
@@ -91,9 +91,9 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
     return snapshot
 
 
-def _saved(spec: PipelineSpec, file: str) -> Snapshot:
+def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
     place = ("source", "snapshot")
-    folder, name = _place(file)
+    folder, name = _split_path(file)
     try:
         content_store.find(folder, name).prove()
         snapshot, origin = Snapshot.read(folder, name)
@@ -143,7 +143,7 @@ def _origin(spec: PipelineSpec) -> dict[str, str]:
     }
 
 
-def _place(file: str) -> tuple[str, str]:
+def _split_path(file: str) -> tuple[str, str]:
     """A file's folder and name."""
     uri = absolute(file)
     return ancestor(uri, 1), uri.partition("?")[0].rpartition("/")[2]

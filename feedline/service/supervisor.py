@@ -30,8 +30,8 @@ EventType = Literal["ready", "trainer", "plan", "stats", "left", "died"]
 
 
 @dataclass(slots=True)
-class Rank:
-    """One rank's feeder, and what it said last."""
+class RankFeeder:
+    """The feeder of one rank, and its last reports."""
 
     rank: int
     arguments: Sequence[str]
@@ -95,20 +95,20 @@ class FeederEvent:
 class Supervisor:
     """The feeders of this host's ranks. `poll` handles their reports; close it when done."""
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
+    def __init__(self, ranks: Sequence[RankFeeder]) -> None:
         self.ranks = list(ranks)
-        self._received: queue.Queue[tuple[Rank, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
+        self._received: queue.Queue[tuple[RankFeeder, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
 
     def start(self) -> None:
         for rank in self.ranks:
             self._start(rank)
 
-    def poll(self, timeout_s: float) -> list[tuple[Rank, FeederEvent]]:
+    def poll(self, timeout_s: float) -> list[tuple[RankFeeder, FeederEvent]]:
         """The events since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
 
         Raises FeederError where a feeder dies three times without having delivered a batch.
         """
-        events: list[tuple[Rank, FeederEvent]] = []
+        events: list[tuple[RankFeeder, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
             item = self._received.get(timeout=timeout_s)
             while True:
@@ -127,7 +127,7 @@ class Supervisor:
             if rank.scratch is not None:
                 shutil.rmtree(rank.scratch, ignore_errors=True)
 
-    def _start(self, rank: Rank) -> None:
+    def _start(self, rank: RankFeeder) -> None:
         if rank.scratch is not None:
             shutil.rmtree(rank.scratch, ignore_errors=True)
         rank.scratch = make_scratch()
@@ -143,7 +143,7 @@ class Supervisor:
         rank.trainer = None
         threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
 
-    def _listen(self, rank: Rank, process: subprocess.Popen[str]) -> None:
+    def _listen(self, rank: RankFeeder, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -153,10 +153,10 @@ class Supervisor:
 
     def _on(
         self,
-        rank: Rank,
+        rank: RankFeeder,
         process: subprocess.Popen[str],
         message: dict[str, Any] | None,
-        events: list[tuple[Rank, FeederEvent]],
+        events: list[tuple[RankFeeder, FeederEvent]],
     ) -> None:
         if process is not rank.process:
             return
@@ -182,7 +182,9 @@ class Supervisor:
             rank.futile_deaths = 0
         events.append((rank, event))
 
-    def _on_death(self, rank: Rank, process: subprocess.Popen[str], events: list[tuple[Rank, FeederEvent]]) -> None:
+    def _on_death(
+        self, rank: RankFeeder, process: subprocess.Popen[str], events: list[tuple[RankFeeder, FeederEvent]]
+    ) -> None:
         status = process.wait()
         rank.futile_deaths += 1
         if rank.futile_deaths >= _FUTILE_DEATHS:

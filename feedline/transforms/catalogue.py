@@ -105,7 +105,7 @@ def document() -> str:
 def _section(found: Op) -> Iterable[str]:
     yield f"### {found.name}"
     yield found.text
-    yield f"Takes {found.taken}; gives {found.gives}. Version {found.version}."
+    yield f"Takes {found.accepts}; gives {found.gives}. Version {found.version}."
     if found.inputs:
         names = [given.name for given in found.inputs] + (["…"] if found.repeats else [])
         yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."

@@ -14,7 +14,7 @@ from feedline.commands.live_table import Counters, LiveTable, RankView, RecentRa
 from feedline.commands.run import drained_view, served_view
 from feedline.loader.facts import FeederStats
 from feedline.service.drain import DrainProgress
-from feedline.service.supervisor import Rank
+from feedline.service.supervisor import RankFeeder
 
 VIEW = RankView(
     rank=0,
@@ -86,7 +86,7 @@ def test_a_trainer_that_stops_is_seen_to(clock: Clock):
 
 def test_a_rank_with_a_trainer_shows_what_its_feeder_counts(clock: Clock):
     """By the very names that the feeder's statistics have; who waited long ago is forgotten."""
-    rank, pace = Rank(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
+    rank, pace = RankFeeder(rank=3, arguments=(), overrides="{}", environment={}, trainer=77), RecentRates(clock)
     stats = FeederStats(batches=1, rows=256, wait_blocks_s=30.0, epoch=2, step=1, steps=78, ring_slots=4, ring_free=1)
     rank.stats = stats
     served_view(rank, pace, 12)

@@ -158,7 +158,7 @@ def test_every_operator_is_on_the_page_and_every_example_is_tested():
 
 
 @pytest.mark.parametrize("operator", sorted(OPERATORS))
-def test_who_writes_an_operator_as_there_is_told_what_it_is_here(operator: str):
+def test_nvtabular_names_get_a_hint(operator: str):
     with pytest.raises(OpError) as caught:
         resolve(OpCall(op=operator))
     assert not re.search("expected one of|Did you mean", str(caught.value)), caught.value

@@ -20,6 +20,7 @@ from pipelines import PATIENCE_S, Place, furnished
 from processes import SUPPORT, running
 
 from feedline import FeedlineDataset, Pipeline
+from feedline.loader.facts import Hello
 from feedline.planning.agreement import RunStart, agree, launch_name
 
 JOB = "f" * 64
@@ -145,19 +146,19 @@ def _ids(dataset: FeedlineDataset) -> set[int]:
 
 def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
     pipeline = Pipeline.from_yaml(place.write())
-    zero = pipeline.resolve({"rank": 0, "world_size": 2}, job=JOB)
-    assert zero.facts()["rows"] == 20_000
+    zero = pipeline.resolve(Hello(rank=0, world_size=2), job=JOB)
+    assert zero.facts().rows == 20_000
     added = grow(place, "part-late.parquet")
-    one = pipeline.resolve({"rank": 1, "world_size": 2}, job=JOB)
+    one = pipeline.resolve(Hello(rank=1, world_size=2), job=JOB)
     assert (one.snapshot_name, one.facts()) == (zero.snapshot_name, zero.facts())
     ids = [
         set(np.concatenate([batch.extra["request_id"] for batch in pipeline.batches(0, rank, 2, plan=plan)]).tolist())
         for rank, plan in enumerate((zero, one))
     ]
     assert not ids[0] & ids[1]
-    assert len(ids[0] | ids[1]) == 20_000 - zero.facts()["rows_dropped"]
-    alone = pipeline.resolve({"rank": 0, "world_size": 1}, job=JOB)
-    assert alone.facts()["rows"] == 20_000 + added, "a later start sees it"
+    assert len(ids[0] | ids[1]) == 20_000 - zero.facts().rows_dropped
+    alone = pipeline.resolve(Hello(rank=0, world_size=1), job=JOB)
+    assert alone.facts().rows == 20_000 + added, "a later start sees it"
 
 
 def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):

@@ -134,7 +134,7 @@ def test_files_that_are_kept_are_not_compared_with_each_other(files: int, monkey
 
 def test_bad_files_are_found_with_their_facts():
     snapshot = table_of(100)
-    found = skip_bad_files._found_in(snapshot, {"f97": "rot", "f3": "mould"})
+    found = skip_bad_files._bad_files_of(snapshot, {"f97": "rot", "f3": "mould"})
     assert {path: (bad.file, bad.reason, bad.mtime_ns, bad.rows) for path, bad in found.items()} == {
         "f3": ("/nowhere/f3", "mould", 3, 30),
         "f97": ("/nowhere/f97", "rot", 97, 30),

@@ -199,6 +199,7 @@ class FeederClient:
                 lease = reader.lease(item)
                 self._count(item)
                 return item, lease
+        self._connection.raise_failure()
         return None
 
     @property

@@ -108,6 +108,7 @@ class FeederConnection:
         self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
         self._asked = 0  # the number of the last hello
         self._facts: dict[str, Any] | None = None  # the facts that answered it
+        self._failure: dict[str, Any] | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
         self.reader: RingReader | None = None
         self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
@@ -164,6 +165,7 @@ class FeederConnection:
             if self.reader is not None:
                 self.reader.close()
             self.queue.clear()
+            self._failure = None
         finally:
             if self._channel is not None:
                 self._channel.close()
@@ -193,11 +195,14 @@ class FeederConnection:
             self._channel.await_room_or_news()
 
     def receive(self) -> RingReader:
-        """Hear whatever was said; returns the ring that the feeder fills."""
+        """File what the feeder sent; returns the ring that it fills.
+
+        An error of the feeder is held until the queue is empty: the batches before it come first.
+        """
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
-        while (received := channel.receive(wait=False)) is not None:
+        while self._failure is None and (received := channel.receive(wait=False)) is not None:
             packet, message, fd = received
             kind = packet[:1]
             if kind == b"R":
@@ -211,7 +216,22 @@ class FeederConnection:
                 self.reports.receive(packet)
             else:
                 self._handle(message, fd, reader)
+        if not self.queue:
+            self.raise_failure()
         return reader
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended the feeder, if one did; ChannelClosedError for that of an earlier hello.
+
+        Call it where no slot in the queue is waited for: nothing else will come from this feeder.
+        """
+        failure = self._failure
+        if failure is None:
+            return
+        self.leave()  # it ended with a reason: that is no death to recover from
+        if failure.get("number") not in (None, 0, self._asked):
+            raise ChannelClosedError("the error belongs to an earlier hello")
+        raise from_wire(failure["name"], failure["message"])
 
     def _handle(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
         kind = message["type"]
@@ -224,10 +244,7 @@ class FeederConnection:
         elif kind == "full":
             self.room.refused(message)
         elif kind == "error":
-            self.leave()  # it ends, having said why: that is no death to recover from
-            if message.get("number") not in (None, 0, self._asked):
-                raise ChannelClosedError("it could not do what is not asked any more")
-            raise from_wire(message["name"], message["message"])
+            self._failure = message
         elif kind == "facts":
             if message["number"] == self._asked:
                 self._facts = message["facts"]
@@ -251,11 +268,13 @@ class FeederConnection:
         with self.transaction:
             self.current = self._facts = None
             self._asked += 1
+            self.raise_failure()
             about = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._asked}
             self.send({"type": "hello", **about, **hello.to_json()})
         while True:
             with self.transaction:
                 self.receive()
+                self.raise_failure()
             if self._facts is not None:
                 return Answer.of(hello, self._facts)
             self.wait("the plan")
@@ -270,7 +289,8 @@ class FeederConnection:
         with self.transaction:
             if self._channel is not None and not torn:
                 with contextlib.suppress(ChannelClosedError):
-                    self.receive()  # it may have said why it ended
+                    self.receive()
+                    self.raise_failure()  # it may have sent why it ended
                 if self._channel is not None:
                     self._channel.shut_down()  # it may live: then it ends now
                 words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"

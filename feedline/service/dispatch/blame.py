@@ -58,7 +58,9 @@ def host_of(worker: str) -> str:
 def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str]) -> Retry | FeedlineError:
     """What to do after the last of `failures`: retry, or raise. members: the addresses of all workers."""
     last = failures[-1]
-    if len(failures) >= ATTEMPTS or (last.kind not in ("unfit", "killed") and _agreed(failures, members) >= _AGREE):
+    if len(failures) >= ATTEMPTS or (
+        last.kind not in ("unfit", "killed") and _agreeing_workers(failures, members) >= _AGREE
+    ):
         return _error(block, failures)
     if last.kind == "killed":
         return Retry(workers=None)
@@ -83,7 +85,7 @@ def among(workers: frozenset[str] | None, allowed: frozenset[str] | None) -> fro
     return workers & allowed or workers
 
 
-def _agreed(failures: Sequence[BlockFailure], members: Collection[str]) -> int:
+def _agreeing_workers(failures: Sequence[BlockFailure], members: Collection[str]) -> int:
     """How many hosts (workers, where there is one host) have met the last error."""
     workers = {failure.worker for failure in failures if failure.name == failures[-1].name}
     several = len({host_of(worker) for worker in members} | {host_of(failure.worker) for failure in failures}) > 1

@@ -100,7 +100,7 @@ class Compiler:
                     made = bound.apply(value, context)
                     self.lookups[key] = (*self.lookups[before], *_own(made))
                     self.ids[key] = self._ids(bound, context, key, [before])
-                    self._built[key] = self._made(made, key)
+                    self._built[key] = self._shared_value(made, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
@@ -113,7 +113,7 @@ class Compiler:
             return value
         return self._built.setdefault((*key, "weighted"), self.stages.hold(plain))
 
-    def _made(self, value: Value, key: Key) -> Value:
+    def _shared_value(self, value: Value, key: Key) -> Value:
         """The value, held as a column if several values derive from it, or if it has weights, as its ids and weights
         then do.
         """
@@ -121,7 +121,7 @@ class Compiler:
 
     def _context(self, bound: BoundOp, values: Sequence[Value], position: OpPosition) -> tuple[OpContext, Provenance]:
         """The op's context, and the provenance of its result."""
-        if not bound.op.informed:
+        if not bound.op.takes_context:
             return NO_CONTEXT, position.provenance
         artifact, provenance = self.requests.artifact(bound, values, position)
         learns = bound.op.learns
@@ -168,7 +168,7 @@ class Compiler:
             else:
                 name = str(key[1])
                 value, read = Value(expr=pl.col(name), dtype=self._column_type(feature, name)), (name,)
-            self._built[key] = self._made(value, key)
+            self._built[key] = self._shared_value(value, key)
             self._provenance[key] = Provenance(types={name: str(self.fields[name].type) for name in read})
             self.lookups[key], self.ids[key] = (), None
         return self._built[key], key
@@ -195,7 +195,7 @@ class Compiler:
                 before = [lookup for _, given in made for lookup in self.lookups[given]]
                 self.lookups[key] = (*before, *_own(result))
                 self.ids[key] = self._ids(bound, context, key, [given for _, given in made])
-                self._built[key] = self._made(result, key)
+                self._built[key] = self._shared_value(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
         return self._built[key], key

@@ -182,6 +182,7 @@ def compile_features(
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
+    input_types = {name: str(compiler.fields[name].type) for name in parts}
     marks = tuple(sorted({seen for seen in compiler.seen.values() if isinstance(seen, str)}))
     outputs = tuple(
         Output(
@@ -203,9 +204,7 @@ def compile_features(
         types=tuple(compiler.types[name] for name in parts),
         marks=marks,
         outputs=outputs,
-        fingerprint=_fingerprint(
-            features, {name: str(compiler.fields[name].type) for name in parts}, compiler.requests.known, compiler.seen
-        ),
+        fingerprint=_fingerprint(features, input_types, compiler.requests.digests, compiler.seen),
         missing_fits=compiler.requests.missing,
         artifacts=artifacts,
         _stages=compiler.stages.levels,

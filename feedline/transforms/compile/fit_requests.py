@@ -57,7 +57,7 @@ class FitRequests:
         self._artifacts = artifacts
         self._requests: dict[str, FitRequest] = {}
         self._streams: dict[str, dict[Key, tuple[FeatureSpec, ...]]] = {}
-        self.known: dict[str, str] = {}  # digests of the artifacts in use, for the fingerprint
+        self.digests: dict[str, str] = {}  # of the artifacts in use, for the fingerprint
 
     @property
     def missing(self) -> tuple[FitRequest, ...]:
@@ -93,7 +93,7 @@ class FitRequests:
             if bound.op.reads is not None:
                 reading = bound.op.reads(bound.parameters)
                 read = self._artifacts.read(reading)
-                self.known[reading.name] = read.digest
+                self.digests[reading.name] = read.digest
                 return read, position.provenance
             learner = bound.learner(values)
             return (None, position.provenance) if learner is None else self._fitted(bound, learner, position)
@@ -134,7 +134,7 @@ class FitRequests:
             )
         found = None if position.provenance.depends else self._artifacts.fitted(request)
         if found is not None:
-            self.known[key] = found.digest
+            self.digests[key] = found.digest
             return found, position.provenance
         self._add(bound, request, position.key)
         return learner.blank(), Provenance(types=position.provenance.types, depends=position.provenance.depends | {key})

@@ -34,7 +34,7 @@ class FusedPass:
         self._native: list[pl.Expr] = []
         sources: dict[int, tuple[str, bool]] = {}  # by kernels, which several features may share
         for name, value in zip(names, values, strict=True):
-            fused = value.made if value.made is not None and value.made.has_kernels else None
+            fused = value.kernels if value.kernels is not None and value.kernels.has_kernels else None
             if fused is None:
                 source, made = name, True
                 self._native.append(value.expr.alias(name))

@@ -42,7 +42,7 @@ class Artifact:
 
     facts: Mapping[str, Any]
     table: pa.Table | None = None
-    _made: dict[str, Any] = field(default_factory=dict, repr=False)
+    _derived: dict[str, Any] = field(default_factory=dict, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @cached_property
@@ -54,13 +54,13 @@ class Artifact:
                 digest.update(piece)
         return digest.hexdigest()
 
-    def made(self, name: str, build: Callable[[], T]) -> T:
+    def derived(self, name: str, build: Callable[[], T]) -> T:
         """A structure that `build` derives from this artifact, such as a lookup table: built once, for all threads."""
         with self._lock:
-            if name not in self._made:
-                self._made[name] = build()
-            made: T = self._made[name]
-            return made
+            if name not in self._derived:
+                self._derived[name] = build()
+            structure: T = self._derived[name]
+            return structure
 
 
 def _pieces(table: pa.Table) -> Iterator[memoryview]:

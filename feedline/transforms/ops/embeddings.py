@@ -110,7 +110,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
         raise SpecError(f"a list of ids needs pooling: got {x.kind}. Write `pooling: mean` or `pooling: sum`")
     if not x.kind.listed and parameters.pooling is not None:
         raise SpecError(f"pooling is of lists: got {x.kind}. Leave pooling out")
-    rows: EmbeddingRows = artifact.made("rows", _unread)
+    rows: EmbeddingRows = artifact.derived("rows", _unread)
     numbers = _numbering(element_type(x.dtype), parameters, artifact, rows)
     dtype = pl.Array(pl.Float32(), rows.width)
     mean = parameters.pooling == "mean"
@@ -139,7 +139,7 @@ def _numbering(
         table = pl.from_arrow(artifact.table)
         assert isinstance(table, pl.DataFrame)
         name = str(parameters.ids)
-        index = artifact.made(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
+        index = artifact.derived(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
 
         def find(series: pl.Series) -> npt.NDArray[np.int64]:
             found = index.find([series]) - 1

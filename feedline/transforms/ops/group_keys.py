@@ -88,7 +88,7 @@ class GroupKeys:
         for value in values:
             if value.kind.element not in KEY.takes:
                 raise SpecError(
-                    f"a key must be {KEY.taken}: got {value.kind}. Put bucketize, or {{cast: int64}}, before it"
+                    f"a key must be {KEY.accepts}: got {value.kind}. Put bucketize, or {{cast: int64}}, before it"
                 )
         if len(values) > _MOST_KEYS:
             raise SpecError(f"at most {_MOST_KEYS} columns make a key: got {len(values)}")
@@ -134,7 +134,7 @@ class GroupKeys:
         """The groups of an artifact's table by their keys, null included; built once."""
         assert artifact.table is not None
         table = artifact.table
-        return artifact.made(f"groups by {self.types}", lambda: self._index(table))
+        return artifact.derived(f"groups by {self.types}", lambda: self._index(table))
 
     def check(self, artifact: Artifact) -> None:
         """Raise SpecError for an artifact whose keys are of another kind."""

@@ -146,7 +146,7 @@ class GroupColumns:
         table = artifact.table
         names = [name for name in table.column_names if name not in groups.names]
         self._rows = groups.index(artifact).rows
-        self._columns = artifact.made("columns", lambda: {name: table[name].to_numpy() for name in names})
+        self._columns = artifact.derived("columns", lambda: {name: table[name].to_numpy() for name in names})
 
     def take(self, name: str, places: Integers) -> Numbers:
         """The numbers of a column [V]; arbitrary for unknown groups."""

@@ -50,13 +50,13 @@ class JoinExternal(Parameters):
         return [self.on] if isinstance(self.on, str) else self.on
 
     @property
-    def taken(self) -> list[str]:
+    def takes(self) -> list[str]:
         """The columns to take."""
         return [self.take] if isinstance(self.take, str) else self.take
 
 
 def _reading(parameters: JoinExternal) -> Reading:
-    columns = list(dict.fromkeys([*parameters.keys, *parameters.taken]))
+    columns = list(dict.fromkeys([*parameters.keys, *parameters.takes]))
     options = json.dumps({"columns": columns})
     return Reading(kind="table", uri=parameters.table, options=options, max_memory=parameters.max_memory)
 
@@ -113,10 +113,10 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     if any(listed) and len(keys) > 1:
         raise SpecError("a key of several columns is one value of each: got a list. Join by one column")
     assert artifact.table is not None
-    taken = _taken(artifact.table, parameters)
+    taken = _values_of(artifact.table, parameters)
     if listed[0] and isinstance(taken.dtype, pl.List | pl.Array):
         raise SpecError(
-            f"a list of keys takes one value for each: got {parameters.taken}, which would be a list for each. Take "
+            f"a list of keys takes one value for each: got {parameters.takes}, which would be a list for each. Take "
             "one column of numbers or strings"
         )
     dtypes = [element_type(x.dtype) for x in keys]
@@ -127,8 +127,8 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
         return key_index(frame, dtypes, parameters.duplicates, parameters.table)
 
     place = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
-    index = artifact.made(f"keys of {place}", build)
-    held = _held(taken, index, parameters)
+    index = artifact.derived(f"keys of {place}", build)
+    held = _miss_and_values(taken, index, parameters)
     if listed[0]:
         places = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
         places, lookup = watched(places, pl.List(pl.Int64()), _MISS)
@@ -140,9 +140,9 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     return Value(expr=mapped(places, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup)
 
 
-def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:
+def _values_of(table: pa.Table, parameters: JoinExternal) -> pl.Series:
     """The column to take, or the vectors of several."""
-    columns = [pl.Series(name, table[name]) for name in parameters.taken]
+    columns = [pl.Series(name, table[name]) for name in parameters.takes]
     columns = [
         column.cast(pl.String) if isinstance(column.dtype, pl.Categorical | pl.Enum) else column for column in columns
     ]
@@ -162,7 +162,7 @@ def _taken(table: pa.Table, parameters: JoinExternal) -> pl.Series:
     return frame.select(pl.concat_arr(pl.all())).to_series()
 
 
-def _held(taken: pl.Series, index: KeyIndex, parameters: JoinExternal) -> pl.Series:
+def _miss_and_values(taken: pl.Series, index: KeyIndex, parameters: JoinExternal) -> pl.Series:
     """The taken values in the order of the index, after the one for misses."""
     dtype = instance(taken.dtype)
     missing = pl.Series([None], dtype=dtype)

@@ -267,21 +267,21 @@ def target_encoding(
     keys = GroupKeys.of(values)
     keys.check(artifact)
     check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
-    told = [beside[role].expr for role in (*parameters.fold_columns, SEEN) if role in beside]
+    beside_row = [beside[role].expr for role in (*parameters.fold_columns, SEEN) if role in beside]
 
     places, lookup = keys.places(values, artifact)
     names = _encoded_names(len(artifact.facts["means"]))
 
-    def run(found_at: pl.Series, *told: pl.Series) -> pl.Series:
+    def run(found_at: pl.Series, *beside_row: pl.Series) -> pl.Series:
         rows, learnt = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
         found, means = rows.keys[0].to_numpy(), np.array(artifact.facts["means"])
-        if not told:
+        if not beside_row:
             return rows.series(np.where(found, learnt.take("encoded", found), means[0]))
-        columns, seen = told[: len(parameters.fold_columns)], told[len(parameters.fold_columns) :]
+        columns, seen = beside_row[: len(parameters.fold_columns)], beside_row[len(parameters.fold_columns) :]
         without = folds(columns, parameters, len(found_at)) + np.uint8(1)
         if seen:  # unseen rows get the first mean, over all folds
             without *= seen[0].to_numpy()
         return rows.series(learnt.take_each(names, rows.each(without), found, means))
 
     dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
-    return Value(expr=over_columns([places, *told], run, dtype), dtype=dtype, lookup=lookup)
+    return Value(expr=over_columns([places, *beside_row], run, dtype), dtype=dtype, lookup=lookup)

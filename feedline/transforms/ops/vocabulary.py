@@ -151,13 +151,13 @@ class _IdLookup:
     def integers(self, values: Values, out: Values) -> None:
         """The id of each int64 or uint64."""
         name = f"{values.dtype} from {self.first}"
-        self.artifact.made(name, lambda: self._integer_table(values.dtype)).find(values, out)
+        self.artifact.derived(name, lambda: self._integer_table(values.dtype)).find(values, out)
         if (missed := self._unknown(out)) is not None:
             self._to_buckets(values[missed].view(np.uint64), missed, out)
 
     def strings(self, series: pl.Series, out: Values) -> None:
         """The id of each string or binary value."""
-        self.artifact.made(f"texts from {self.first}", self._string_table).find(series, out)
+        self.artifact.derived(f"texts from {self.first}", self._string_table).find(series, out)
         if (missed := self._unknown(out)) is not None:
             self._to_buckets(digest(series.gather(missed)), missed, out)
 

@@ -20,7 +20,7 @@ from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameter
 _QUOTED = re.compile(r"'([^']*)'")
 
 # Names of other systems (lower case, without underscores) -> the end of the message.
-ELSEWHERE: dict[str, str] = {
+NAMES_ELSEWHERE: dict[str, str] = {
     "clamp": "It is called clip here",
     "firstx": "It is called first_x here",
     "sigridhash": "It is called sigrid_hash here",
@@ -58,7 +58,7 @@ def resolve(call: OpCall) -> BoundOp:
     if found is None:
         plain = call.op.lower().replace("_", "")
         spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
-        remedy = ELSEWHERE.get(plain, spelled)
+        remedy = NAMES_ELSEWHERE.get(plain, spelled)
         raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
     return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
 

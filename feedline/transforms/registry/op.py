@@ -109,9 +109,9 @@ class Input:
         return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
 
     @property
-    def taken(self) -> str:
+    def accepts(self) -> str:
         """What it takes, in words."""
-        return _taken(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
+        return _accepted_kinds(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Op:
     ids: Ids
 
     @property
-    def informed(self) -> bool:
+    def takes_context(self) -> bool:
         """Whether its function takes a context besides values and parameters: an artifact, and values of a row."""
         return self.learns is not None or self.reads is not None
 
@@ -160,15 +160,15 @@ class Op:
         return True
 
     @property
-    def taken(self) -> str:
+    def accepts(self) -> str:
         """What the op takes, in words."""
         if not self.inputs:
-            return _taken(self.takes, self.lists)
-        words = [f"`{given.name}` ({given.taken}{', optional' if given.optional else ''})" for given in self.inputs]
+            return _accepted_kinds(self.takes, self.lists)
+        words = [f"`{given.name}` ({given.accepts}{', optional' if given.optional else ''})" for given in self.inputs]
         return ", ".join([*words, "…"] if self.repeats else words)
 
 
-def _taken(takes: frozenset[str], lists: Lists) -> str:
+def _accepted_kinds(takes: frozenset[str], lists: Lists) -> str:
     if takes == ANYTHING:
         return {"only": "lists", "never": "anything but lists"}.get(lists, "anything")
     numbers = ["numbers"] if takes >= NUMBERS else []
@@ -219,14 +219,14 @@ class BoundOp:
         """Raise OpError if the op, over one column, does not take the kind."""
         fits = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.op.lists]
         if not fits or kind.element not in self.op.takes:
-            raise OpError(self.path, f"{self.op.name} takes {self.op.taken}: got {kind}{_remedy(self.op, kind)}")
+            raise OpError(self.path, f"{self.op.name} takes {self.op.accepts}: got {kind}{_remedy(self.op, kind)}")
         one_by_one = kind.listed and self.op.lists == "elements"
         if kind.weighted and not (one_by_one or self.op.weighted):
             remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
     def _call(self, given: Value | Sequence[Value | None], context: OpContext) -> Value:
-        if self.op.informed:
+        if self.op.takes_context:
             return self.op.function(given, self.parameters, context.artifact, context.beside)
         return self.op.function(given, self.parameters)
 
@@ -262,11 +262,11 @@ class BoundOp:
                 found.append(None)
             else:
                 got = f"got {kind}" if kind is not None else f"got {len(values)} of its inputs"
-                place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.taken}"
+                place = f"input {len(values) - len(waiting) + 1} of {op.name}, {slot.name}, must be {slot.accepts}"
                 raise OpError(self.path, f"{place}: {got}. Write {{op: {op.name}, inputs: [{self._shape}]}}")
         if waiting:
             took = len(values) - len(waiting)
-            raise OpError(self.path, f"{op.name} takes {op.taken}: got {waiting[0].kind} as input {took + 1}")
+            raise OpError(self.path, f"{op.name} takes {op.accepts}: got {waiting[0].kind} as input {took + 1}")
         try:
             return self._call(found, context)
         except SpecError as error:

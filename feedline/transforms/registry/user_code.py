@@ -82,15 +82,15 @@ class _Function:
         except ValueError:  # a builtin without a signature
             pass
         if self.form == "expression":
-            return self._made(values, self._expression(values), elements=False)
+            return self._value(values, self._expression(values), elements=False)
         if self.form == "arrow":
-            return self._made(values, self._arrow, elements=False)
+            return self._value(values, self._arrow, elements=False)
         elements = len(values) == 1 and values[0].kind.listed
         for value in values:
             self._require_numbers(value.kind, elements)
-        return self._made(values, self._numpy, elements=elements)
+        return self._value(values, self._numpy, elements=elements)
 
-    def _made(self, values: Sequence[Value], run: Callable[..., pl.Series], *, elements: bool) -> Value:
+    def _value(self, values: Sequence[Value], run: Callable[..., pl.Series], *, elements: bool) -> Value:
         if elements:
             lists = values[0].expr.list.eval(mapped(pl.element(), run, self.dtype))
             return Value(expr=lists, dtype=pl.List(self.dtype))

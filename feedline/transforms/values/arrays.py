@@ -101,12 +101,12 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
     read, wrote, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
 
     def run(series: pl.Series) -> pl.Series:
-        held, bits, lead = _held(series, read)
+        held, bits, lead = _buffers(series, read)
         fill = bool(fills) and bits is not None
         buffer = pa.allocate_buffer(len(held) * wrote.itemsize)
         out = np.frombuffer(buffer, wrote)
         with np.errstate(all="ignore"):
-            _one_by_one(filling if fill else plain, held, _known(bits, len(held)) if fill else None, out)
+            _one_by_one(filling if fill else plain, held, _validity(bits, len(held)) if fill else None, out)
         validity = None if fill else bits
         nulls = -1 if validity else 0
         return pl.Series(series.name, pa.Array.from_buffers(arrow, len(series), [validity, buffer], nulls, lead))
@@ -142,7 +142,7 @@ def _convert(values: Values, out: Values) -> None:
     np.copyto(out, values, casting="same_kind")  # rounds to nearest; out of range becomes an infinity
 
 
-def _known(bits: pa.Buffer | None, count: int) -> Values:
+def _validity(bits: pa.Buffer | None, count: int) -> Values:
     """1 for each value that is valid, 0 for each null, from the validity bits."""
     assert bits is not None
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
@@ -160,7 +160,7 @@ def _filled(values: Values, known: Values, fill: float, out: Values) -> None:
         np.bitwise_and(given, mask, out=chosen)
 
 
-def _held(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
+def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
     """The values in place, their validity bits (None without nulls), and the number of extra values before both."""
     if not series.null_count():
         return series.to_numpy(), None, 0

@@ -121,11 +121,11 @@ class Value:
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
     def _then(self, step: KernelStep) -> Value:
-        fused = (self.made or Fused.of(self.expr, self.dtype)).then(step)
+        fused = (self.kernels or Fused.of(self.expr, self.dtype)).then(step)
         return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
 
     @property
-    def made(self) -> Fused | None:
+    def kernels(self) -> Fused | None:
         """The kernels that produce this very value."""
         return self.fused if self.fused is not None and self.fused.expr is self.expr else None
 

@@ -1,4 +1,4 @@
-"""Do features compile to one pass that reads what it needs, shares what it can and says what does not fit?"""
+"""Features compile to one pass that reads what it needs, shares what it can and refuses what does not fit."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_the_input_is_left_as_it_was():
     assert given.equals(frame(), null_equal=True)
 
 
-def test_it_is_compiled_anew_on_the_other_side_of_a_pickle():
+def test_unpickling_compiles_again():
     compiled = compile_features(ALL, SCHEMA)
     sent = pickle.dumps(compiled)
     assert b"PyExpr" not in sent

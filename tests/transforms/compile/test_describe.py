@@ -1,4 +1,4 @@
-"""What `feedline plan --ops` says: chains as they are compiled, what features share, and costs that were measured."""
+"""What `feedline plan --ops` prints: compiled chains, what features share, and measured costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do chains of ops that run in one go give what their ops give one after the other, bit by bit?"""
+"""Fused chains of ops equal their ops one after the other, bit by bit."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_chains_over_lists(data: st.DataObject, ops: list[tuple[str, Any]]):
 
 
 @pytest.mark.parametrize("last", FLOAT_OPS[-3:], ids=str)
-def test_what_stands_behind_a_chain(last: tuple[str, Any]):
+def test_ops_after_a_fused_chain(last: tuple[str, Any]):
     series = pl.Series([0.25, None, 3.5, -2.0], dtype=pl.Float32)
     check(series, [("clip", {"min": -1}), ("log1p", None), last], "extra")
     check(series, [("clip", {"min": -1}), last, ("log1p", None)], "dense")

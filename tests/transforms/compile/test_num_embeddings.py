@@ -1,4 +1,4 @@
-"""How many rows does the embedding table of each feature need? Known for whatever bounds its ids, and true of them."""
+"""num_embeddings is known for every op that bounds its ids, and bounds them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compiled(column: str, *ops: Any, fitted: bool = True) -> CompiledFeatures:
         ("id", [{"modulo": 10}, {"clip": {"max": 3}}], None),
     ],
 )
-def test_ids_stay_below_what_is_told(column: str, ops: list[Any], rows: int | None):
+def test_ids_stay_below_num_embeddings(column: str, ops: list[Any], rows: int | None):
     features = compiled(column, *ops)
     assert features.outputs[0].num_embeddings == rows
     found = features.apply(FRAME).to_series()

@@ -1,4 +1,4 @@
-"""Is everything that several features need computed once, whatever the ops, and nothing read that none needs?
+"""Values that several features need are computed once, and nothing unused is read.
 
 Counted are the calls of every Python function of the pass: those that Polars makes, and chains of kernels beside it.
 """

@@ -1,4 +1,4 @@
-"""Do the leading bits of numbers find the same buckets as numpy's search, for every type and any borders?"""
+"""Bucketing by leading bits equals numpy's search, for every type and any borders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each key found at its row, and no other, whatever its columns hold? The oracle is a dictionary."""
+"""Every key is found at its row, and no other key is, by the oracle of a dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are sums exact, and the same for every order and partition? The oracle is `fractions.Fraction`."""
+"""Sums are exact, and the same for every order and partition, by the oracle `fractions.Fraction`."""
 
 from __future__ import annotations
 

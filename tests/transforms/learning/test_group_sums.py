@@ -1,4 +1,4 @@
-"""Are the sums of groups exact, whatever the order, the cut and the size of the states?"""
+"""Sums of groups are exact for every order, partition and size of the states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ops learn: which fits are wanted, under which names, and that what was learnt is what they are told."""
+"""What ops learn: which fits are requested, under which keys, and that ops get the artifacts of their fits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_blank_until_it_is_fitted_then_what_was_learnt() -> None:
     assert fitted.apply(FRAME).to_series().to_list() == [8, 9, None, 11]
 
 
-def test_a_list_s_elements_are_told_too() -> None:
+def test_bounds_of_a_list_s_elements() -> None:
     features = [feature("f", ("plus_sum", {}), column="l")]
     fitted = compile_features(features, SCHEMA, fit_frames(features, SCHEMA, [FRAME]))
     assert fitted.apply(FRAME).to_series().to_list() == [[7, 8], [], None, [9]]
@@ -216,7 +216,7 @@ def test_a_name_does_not_join_types() -> None:
         compile_features(features, SCHEMA)
 
 
-def test_rows_that_were_learnt_from_are_told_apart() -> None:
+def test_seen_rows_and_unseen_rows_differ() -> None:
     features = [feature("f", ("plus_sum", {"target": "y"}))]
     known = fit_frames(features, SCHEMA, [FRAME])
     whole = compile_features(features, SCHEMA, known)
@@ -314,10 +314,10 @@ def test_what_is_made_of_an_artifact_is_made_once() -> None:
         made.append(1)
         return 7
 
-    threads = [Thread(target=lambda: artifact.made("it", build)) for _ in range(8)]
+    threads = [Thread(target=lambda: artifact.derived("it", build)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert artifact.made("it", build) == 7
+    assert artifact.derived("it", build) == 7
     assert len(made) == 1

@@ -1,4 +1,4 @@
-"""Is what is learnt of numbers right, and the same for every order and partition?
+"""Learnt statistics of numbers are right, and the same for every order and partition.
 
 The oracles are fractions.Fraction, numpy and the sketch of the library whose buckets are used.
 """

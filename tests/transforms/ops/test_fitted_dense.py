@@ -1,4 +1,4 @@
-"""Do ops that learn from dense columns do what scikit-learn, numpy and pandas do, given the same rows?"""
+"""Ops that learn from dense columns against scikit-learn, numpy and pandas on the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does group_statistics learn what its documentation says? The oracles are pandas and fractions."""
+"""group_statistics against pandas and fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what is learnt of groups held once, as large as `max_memory` allows, and are the numbers those of before?"""
+"""Tables of groups: their memory, its limit `max_memory`, and unchanged numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fit_in_memory import fit_frames
 
-from feedline.artifacts.store import Fit, Origin, TableFile, load_artifact
+from feedline.artifacts.store import Fit, FitOrigin, TableFile, load_artifact
 from feedline.errors import DataError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
@@ -97,7 +97,7 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     assert GroupTableSize.at_least(groups, artifact.table).nbytes <= whole
     if len(keys) == 1:
         assert GroupTableSize.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
-    for name, column in artifact.made("columns", dict).items():
+    for name, column in artifact.derived("columns", dict).items():
         chunk = artifact.table[name].chunk(0).buffers()[1]
         assert np.shares_memory(column, np.frombuffer(chunk, np.uint8)), "numbers are there once"
 
@@ -149,7 +149,7 @@ def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):
         facts=artifact.facts,
         table=file,
         digest="of many pieces",
-        fitted_on=Origin(table="", snapshot="", where=None, sample=None, rows=0),
+        fitted_on=FitOrigin(table="", snapshot="", where=None, sample=None, rows=0),
     )
     read = load_artifact(str(tmp_path), fit).table
     assert read is not None

@@ -1,4 +1,4 @@
-"""Do ops over whole lists, over vectors and over several columns compute what their documentation says?
+"""Ops over numbers, whole lists and vectors against their documentation.
 
 The oracle is plain Python, one row at a time. Every op runs over columns, over their slices and chunks, and over lists
 with something standing under a null.

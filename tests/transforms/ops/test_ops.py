@@ -1,4 +1,4 @@
-"""Does each op compute what its documentation says? The oracle is plain Python, one value at a time.
+"""Ops over elements against their documentation, by an oracle in plain Python, one value at a time.
 
 Every op over elements runs over a column, the same column cut into slices and chunks, and lists of the same values.
 """
@@ -329,7 +329,7 @@ def test_strict_casts_refuse(to: str, values: list[Any], dtype: pl.DataType):
         run("cast", to, pl.Series(values, dtype=dtype))
 
 
-def test_what_stands_under_a_null_list_is_no_value():
+def test_values_under_a_null_list_do_not_count():
     """Arrow allows elements under a null; a strict cast must not look at them, and no op may bring them back."""
     hidden = pa.LargeListArray.from_buffers(
         pa.large_list(pa.float64()),

@@ -1,4 +1,4 @@
-"""Do ops compute what other libraries compute, and what do they make of values at the edge of their types?
+"""Ops against other libraries, and on values at the edge of their types.
 
 The oracles are numpy in float64, pandas, scipy and scikit-learn; for ids beyond int64 and scores that are not finite,
 plain Python.

@@ -1,4 +1,4 @@
-"""Do ops over several columns, and ops over weighted lists, compute what their documentation says?
+"""Ops over several columns, and over weighted lists, against their documentation.
 
 The oracle is plain Python, one row at a time.
 """

@@ -1,4 +1,4 @@
-"""Does target_encoding learn the means that its documentation says, and does a row stay out of its own?
+"""target_encoding learns the documented means, and leaves each row out of its own.
 
 The oracles are scikit-learn's TargetEncoder, pandas, and sums of fractions.
 """
@@ -158,7 +158,7 @@ def test_any_order_and_partition_gives_the_same_artifact(data: st.DataObject):
 
 @given(st.data())
 @settings(max_examples=40)
-def test_a_row_s_own_target_changes_nothing_that_it_is_told(data: st.DataObject):
+def test_a_row_s_own_target_does_not_change_its_feature(data: st.DataObject):
     size = data.draw(st.integers(2, 25))
     numbers = st.one_of(st.none(), st.floats(-1e9, 1e9), st.integers(-5, 5).map(float))
     frame = pl.DataFrame(
@@ -180,7 +180,7 @@ def test_a_row_s_own_target_changes_nothing_that_it_is_told(data: st.DataObject)
     assert before == after
 
 
-def test_rows_of_one_user_are_told_nothing_of_each_other():
+def test_rows_of_one_user_share_a_fold():
     frame = FRAME.with_columns(user=pl.col("row") // 10)
     spec = feature("shop", target="dwell", fold_by="user")
     changed = frame.with_columns(pl.when(pl.col("user") == 3).then(1e6).otherwise("dwell").alias("dwell"))

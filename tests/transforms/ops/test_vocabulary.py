@@ -1,4 +1,4 @@
-"""Vocabularies: the layout, what is kept, in which order, and that every value finds its id. Oracles count by hand."""
+"""Vocabularies: the layout, which values are kept in which order, and the id of every value, by counting oracles."""
 
 from __future__ import annotations
 

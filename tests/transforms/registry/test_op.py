@@ -1,4 +1,4 @@
-"""Is each op declared fully, are wrong calls told from right ones, and do schema and documentation follow?"""
+"""Declarations of ops are complete, wrong calls are refused, and schema and documentation follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do functions of a user's compute what they say, only where they may, and from the same source everywhere?"""
+"""User functions compute what they declare, only with permission, and from the same source everywhere."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_every_form(
         ("plain", {"version": 0, "gives": "int64"}, ["price"], "python.version must be"),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_runs(
+def test_functions_that_do_not_fit_are_refused_before_anything_runs(
     folder: str, function: str, declared: dict[str, Any], columns: list[str], words: str
 ) -> None:
     with pytest.raises(OpError, match=r"made: \[python my_features:") as caught:
@@ -261,7 +261,7 @@ def test_without_leave_nothing_is_imported(folder: str) -> None:
     assert "my_features" not in sys.modules
 
 
-def test_the_folder_stands_last_and_only_while_importing(folder: str) -> None:
+def test_the_folder_is_last_on_the_path_and_only_while_importing(folder: str) -> None:
     before = list(sys.path)
     (Path(folder) / "json.py").write_text("raise RuntimeError")
     values(python(folder, "scaled"), "price")
@@ -314,7 +314,7 @@ def test_what_decides_the_values_decides_the_fingerprint(folder: str) -> None:
     assert fingerprint(base) not in prints
 
 
-def test_it_is_compiled_anew_on_the_other_side_of_a_pickle(folder: str) -> None:
+def test_unpickling_compiles_again(folder: str) -> None:
     compiled = compile_features([made(python(folder, "scaled"), "price")], TABLE.schema)
     again = pickle.loads(pickle.dumps(compiled))
     assert again.fingerprint == compiled.fingerprint
@@ -371,12 +371,12 @@ def test_an_entry_point_is_in_the_json_schema() -> None:
     assert not any(map(schema.valid, ["scalde", {"scaled": 2.0}, {"log1p": {"by": 2.0}}]))
 
 
-def test_an_unknown_op_is_still_told_what_ops_there_are(folder: str) -> None:
+def test_the_error_of_an_unknown_op_lists_the_ops(folder: str) -> None:
     with pytest.raises(OpError, match="unknown op: got 'lgo1p'"):
         values(OpCall(op="lgo1p", code=folder), "price")
 
 
-def test_a_worker_with_another_source_is_told(folder: str) -> None:
+def test_a_worker_with_another_source_is_refused(folder: str) -> None:
     [need] = functions_of([made(python(folder, "scaled"), "price")])
     check_functions([need])
     other = RequiredFunction(op=need.op, function=need.function, folder=folder, source="0" * 64)
