@@ -16,6 +16,7 @@ import typer.main
 from fences import FENCE
 from pipelines import furnished
 from processes import ended, ended_here
+from ruamel.yaml import YAML
 
 from feedline.cli import app
 from feedline.spec import parse_spec
@@ -139,6 +140,8 @@ def test_examples_run_one_after_the_other(page: str, folder: Path):
 def test_fragments_are_whole_statements(fence: Fence):
     if fence.language == "python":
         ast.parse(fence.text)
+    elif fence.language == "yaml":
+        assert YAML(typ="safe", pure=True).load(fence.text)
     else:
         assert fence.language == "sh"
 

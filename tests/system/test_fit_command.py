@@ -121,7 +121,7 @@ def test_a_fit_that_is_stopped_leaves_nothing(tmp_path: Path, clicks: Path, numb
     finally:
         program.close()
     if number == signal.SIGINT:
-        assert "stopped: what was fitted before still counts" in program.text
+        assert "stopped: the artifact set from before is still current" in program.text
     assert not list((tmp_path / "work").glob("fitting*"))
     assert not (tmp_path / "work" / "artifacts").exists()
 
