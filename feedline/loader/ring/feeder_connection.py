@@ -1,7 +1,7 @@
-"""Speak with a feeder: attach to one or start it, say things, hear things, leave it or bury it.
+"""The connection to a feeder: attach to one or start it, send and receive messages, close or abandon it.
 
-Runs in: the trainer, and `feedline run --sink null`. What is heard of slots is filed for whoever reads the stream; a
-change that an interrupt tears (see `feed.py`) is marked, and ends the connection the next time that it is used.
+Runs in: the trainer, and `feedline run --sink null`. Slots that are announced wait in a queue for the reader of the
+stream. A change that an interrupt tears (see `client.py`) is marked, and ends the connection at its next use.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class FeederConnection:
         self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
     def connect(self) -> None:
-        """Have a feeder. Raises ChannelClosedError where an interrupt tore us from the last one: bury it first."""
+        """Attach or start where there is no feeder. Raises ChannelClosedError after an interrupt: abandon it first."""
         self.refuse_torn()
         if self._channel is None:
             self.start()
@@ -187,7 +187,7 @@ class FeederConnection:
         return self.transaction.torn or (self.reader is not None and self.reader.torn)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
+        """Send a message; while there is no room for it, receive: the feeder may be waiting for just that."""
         if self._channel is None:
             raise ChannelClosedError("not connected")
         while not self._channel.send_json(message, wait=False):
@@ -252,7 +252,7 @@ class FeederConnection:
             self.reports.add_warnings(message["texts"])
 
     def wait(self, what: str) -> None:
-        """Wait for the feeder to say something or to die; says every half minute that it does, and for what."""
+        """Wait for a message or the feeder's death; logs every half minute what it waits for."""
         began = time.perf_counter()
         while not (events := self._poll.poll(_QUIET_S * 1000)):
             waited = time.perf_counter() - began
@@ -280,11 +280,11 @@ class FeederConnection:
             self.wait("the plan")
 
     def abandon(self) -> None:
-        """Take leave of a feeder that is dead, or that an interrupt tore us from; look for one to attach to."""
+        """Close the connection to a feeder that is dead, or that an interrupt tore; look for one to attach to."""
         self._refuse_closed()
         torn = self.is_torn
         if self._channel is None and not torn:
-            return  # it was buried already
+            return  # it was abandoned already
         words = ""
         with self.transaction:
             if self._channel is not None and not torn:
@@ -296,7 +296,9 @@ class FeederConnection:
                 words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
             self.leave()
         if torn:
-            logger.warning("an interrupt came while the feeder was spoken to: another one goes on in its place")
+            logger.warning(
+                "an interrupt came in the middle of a message to the feeder: another feeder continues in its place"
+            )
         else:
             self.deaths.count(words)
         if self._attached_at is not None:
@@ -304,7 +306,7 @@ class FeederConnection:
 
 
 def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
-    """What says that the feeder said something or died; the second without a pidfd where there is none."""
+    """A poll for messages and the feeder's death, and its pidfd; None where the kernel has none."""
     poll, pidfd = select.poll(), None
     poll.register(channel.fileno(), select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):
