@@ -211,7 +211,7 @@ def test_in_order_keeps_order_and_bounds_the_window() -> None:
 
 def test_measure_counts_the_whole_tree(tmp_path: Path) -> None:
     """In a process of its own, as measuring makes a process the reaper of all its descendants."""
-    orphan = "import time; end = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
+    orphan = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     stayer = "import time; time.sleep(600)"
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys\n"
@@ -237,7 +237,7 @@ def test_measure_counts_the_whole_tree(tmp_path: Path) -> None:
     first, second = run.stdout.splitlines()
     status, out, err, cpu_s, peak, left = json.loads(first)
     assert (status, out, err) == (3, "done\n", "words\n")
-    assert cpu_s >= 0.6
+    assert cpu_s >= 0.2
     assert peak >= 200_000_000
     assert len(left) == 1
     assert "time.sleep(600)" in left[0]
