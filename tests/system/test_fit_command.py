@@ -96,9 +96,8 @@ def test_dask_workers_make_the_same_and_fit_auto_fits_before_a_run(tmp_path: Pat
 
 STOPPED = """
 import os, sys
-from feedline import passes
+from feedline.fitting import passes
 from feedline.cli import main
-from feedline.loader.facts import Hello
 
 observe = passes.observe_fragments
 number = int(sys.argv.pop())
