@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.fitting.spill import Scratch, Spilled, discard, merged, parts_of
+from feedline.fitting.spill import Scratch, Spilled, discard, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -107,7 +107,7 @@ def fit(options: argparse.Namespace, folder: str, steps: Steps) -> Artifact:
     learner = learner_of(parameters, [Value(expr=pl.col("id"), dtype=pl.Int64())])
     scratch = Scratch(folder=folder, limit_bytes=int(options.limit_mb * 1e6))
     states: Iterator[pa.Table] = (learner.observe([chunk]).to_arrow() for chunk in chunks(options.distinct))
-    state = merged(learner, states, scratch)
+    state = merge_all(learner, states, scratch)
     steps.done("observe")
     if isinstance(state, Spilled):
         size = sum(path.stat().st_size for path in Path(folder).iterdir())

@@ -1,16 +1,14 @@
-"""`python -m feedline` and the program `feedline`: which commands are loaded?
+"""Run `python -m feedline` and the program `feedline`.
 
 `transform` runs where nothing but a model is served: it is loaded alone, without Dask and in half the time.
 """
 
-import gc
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
     """Run the command line."""
-    gc.disable()  # the imports below make half a million objects that stay; `end_with` turns it on again
     if sys.argv[1:2] == ["transform"]:
         from feedline.commands.transform import main as run  # noqa: PLC0415 -- without what the other commands load
     else:

@@ -1,4 +1,4 @@
-"""The command line: each command reads its arguments, calls one library function, and shows what it returned.
+"""Define the command line: each command reads its arguments, calls one library function, and shows its result.
 
 Runs in: the process of the command. Exit status: 0 done, 1 a job failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
 """
@@ -15,13 +15,14 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from feedline.commands.check import ProgressLine, run_check
+from feedline.commands.check import check_progress, run_check
 from feedline.commands.exit_status import end_with
 from feedline.commands.feed import FeedRequest, feed_listening, feed_over
 from feedline.commands.fit import fit
 from feedline.commands.head import json_facts, preview, preview_table
 from feedline.commands.plan_ops import describe_ops, ops_table
 from feedline.commands.plan_report import describe, plan_table
+from feedline.commands.progress_line import ProgressLine
 from feedline.commands.quality_table import quality_table
 from feedline.commands.run import RunRequest, Stop, run_null, run_trainers
 from feedline.commands.schema import describe_schema, schema_table
@@ -78,8 +79,10 @@ def run(
     pipeline: PipelinePath,
     sink: Annotated[str, typer.Option(help="trainer: serve trainers on this host; null: drain the ring.")] = "trainer",
     overrides: Overrides = None,
-    ranks: Annotated[str | None, typer.Option(help="Ranks of this host, such as 0-7 or 0,2.")] = None,
-    world_size: Annotated[int | None, typer.Option(min=1, help="Ranks of the whole job.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="Ranks of this host, such as 0-7 or 0,2 (default: all).")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of the whole job (default: those of this host).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Feed trainers on this host, or measure how fast that would be (--sink null)."""
@@ -139,7 +142,7 @@ def plan(
 @app.command()
 def head(
     pipeline: PipelinePath,
-    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many rows.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=1_000, help="Number of rows.")] = 5,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -157,7 +160,7 @@ def rebase(
     state: Annotated[
         Path, typer.Argument(metavar="STATE", help="The run's state: the JSON of a dataset's state_dict.")
     ],
-    output: Annotated[Path | None, typer.Option(help="Where the new state goes; standard output without.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The file of the new state (default: standard output).")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -185,17 +188,16 @@ def check(
     deep: Annotated[bool, typer.Option("--deep", help="Decode every page of the columns that the pipeline reads.")] = (
         False
     ),
-    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: of all columns.")] = False,
+    all_columns: Annotated[bool, typer.Option("--all-columns", help="With --deep: decode all columns.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find bad files, and nulls that features cannot hold, before a run does: all of them. Exit status 1 if any."""
+    """Find all bad files, and nulls that features cannot hold, before a run does. Exit status 1 if there are any."""
     if all_columns and not deep:
-        raise SpecError("--all-columns says what --deep decodes: got it alone. Add --deep")
+        raise SpecError("--all-columns needs --deep: got it alone. Add --deep")
     line = ProgressLine()
-    report = run_check(
-        load_spec(pipeline, parse_overrides(overrides or [])), deep=deep, all_columns=all_columns, progress=line
-    )
+    spec = load_spec(pipeline, parse_overrides(overrides or []))
+    report = run_check(spec, deep=deep, all_columns=all_columns, progress=check_progress(line))
     line.close()
     print(json.dumps(report.facts()) if as_json else report.text())
     if not report.clean:
@@ -205,7 +207,7 @@ def check(
 @app.command()
 def snapshot(
     pipeline: PipelinePath,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to: a path or a URI.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The snapshot's file: a path or URI.")],
     overrides: Overrides = None,
 ) -> None:
     """Write the table as it is now to one file; `source.snapshot: FILE` reads that."""
@@ -260,7 +262,7 @@ def clicks(
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     order: Annotated[str, typer.Option(help="session: clustered by session; log: by time.")] = "session",
-    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing table.")] = False,
 ) -> None:
     """A session-structured click table of any size, repeatable from its seed."""
     if order not in ("session", "log"):
@@ -307,7 +309,7 @@ def feed(
     if fd is not None:
         raise typer.Exit(feed_over(fd, request))
     if not listen:
-        raise SpecError("feed has nobody to feed: got neither --fd nor --listen. Use feedline run")
+        raise SpecError("`feedline feed` needs --fd or --listen: it is internal. Use `feedline run`")
     raise typer.Exit(feed_listening(request))
 
 
@@ -318,27 +320,27 @@ def version() -> None:
 
 
 def _say_counted(progress: CountProgress) -> None:
-    """How far counting is, of a table that takes more than one wave of tasks."""
+    """Show how far counting is, for a table that takes more than one wave of tasks."""
     if progress.rows < progress.all_rows:
-        print(f"counted {progress.rows:,} of {progress.all_rows:,} rows", file=sys.stderr, flush=True)
+        ProgressLine().note(f"counted {progress.rows:,} of {progress.all_rows:,} rows")
 
 
 def _refuse_launcher() -> None:
-    """Which ranks' trainers are on this host, the launcher of this command does not say: its tasks may be hosts."""
+    """Refuse to guess the ranks of this host under a launcher, whose tasks may be hosts rather than trainers."""
     try:
         found = detect_rank(rank=None, world_size=None, distributed=None, environment=os.environ)
-        said = f"rank {found.rank} of {found.world_size} ({found.source})" if found.world_size > 1 else None
+        launcher = f"rank {found.rank} of {found.world_size} ({found.source})" if found.world_size > 1 else None
     except PlanError as error:
-        said = str(error)
-    if said is not None:
+        launcher = str(error)
+    if launcher is not None:
         raise SpecError(
-            f"--ranks and --world-size are missing under a launcher: got {said}, expected the ranks of this host. "
+            f"--ranks and --world-size are missing under a launcher: got {launcher}, expected the ranks of this host. "
             f"Give both; --world-size 1 for a run of its own"
         )
 
 
 def parse_ranks(text: str | None, world_size: int | None) -> list[int]:
-    """ "0-7" or "0,2,5" as ranks; without a text, all ranks of the world, or rank 0 of a process that is alone."""
+    """ "0-7" or "0,2,5" as ranks (default: all ranks of the world; rank 0 without a world)."""
     if text is None:
         if world_size is None:
             _refuse_launcher()

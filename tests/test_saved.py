@@ -246,4 +246,6 @@ def test_ops_keep_their_fingerprints(tmp_path: Path):
 def test_the_json_schema_keeps_its_parts():
     """A change of what pipeline.yaml may say is named here, by section, definition or op; prose may change."""
     found = schema_digests(Pipeline.json_schema())
-    assert {name: found.get(name) for name in NEW["schema"]} == NEW["schema"]
+    changed = {"definition FitSpec"}  # without `golden: synthetic`
+    same = NEW["schema"].keys() - changed
+    assert {name: found.get(name) for name in same} == {name: NEW["schema"][name] for name in same}

@@ -1,13 +1,13 @@
-"""Choose the set of fits that a pipeline asks for, among those that a folder of artifacts keeps.
+"""Choose the artifact set of a pipeline, among those in a folder of artifacts.
 
 Runs in: every process that reads or writes artifacts. A set belongs to one pipeline, by its name, and to one source, as
-that pipeline declares it: the table's place, `fit.where` and the sample. Each set has a file of its own, replaced in
-one step, so that pipelines and sources never touch each other's:
+that pipeline declares it: the table's path, `fit.where` and the sample. Each set has a file of its own, replaced in one
+step, so that pipelines and sources never touch each other's:
 
-    pipelines/<name>/<source>.json    which manifest counts, when each fit was made; the name and the source in words
-    artifacts.json                    what earlier versions wrote in place of these, for all pipelines: only read
+    pipelines/<name>/<source>.json    the current manifest, when each fit was made, the name and the source
+    artifacts.json                    written by earlier versions instead, for all pipelines: only read
 
-Training takes the set of its own name, table, `fit.where` and sample. Serving compares the name alone: its table may be
+Training uses the set of its own name, table, `fit.where` and sample. Serving compares the name alone: its table may be
 out of reach. `artifacts: {from: NAME}` compares neither name nor table nor sample.
 """
 
@@ -39,15 +39,15 @@ _SHOWN_NAMES = 5
 _SLUG = re.compile(r"[^A-Za-z0-9._-]")
 _SLUG_CHARACTERS = 40
 _GLOB = re.compile(r"[*?\[]")
-_STORE_OPTIONS = ("endpoint_override",)  # of a URI: what says which store it is; other options say how it is spoken to
+_STORE_OPTIONS = ("endpoint_override",)  # options of a URI that name the store; others configure access to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSource:
-    """What fits are learnt from, as a pipeline declares it.
+    """The rows that a pipeline declares for its fits.
 
-    table: places, as `table_name` gives them. where: `fit.where`, None where it is not declared: then fits are learnt
-    from the rows that `source.where` keeps at that moment, whatever it says later. sample: as JSON.
+    table: paths and URIs, as `table_name` gives them. where: `fit.where`; None where it is not declared: then fits are
+    learnt from the rows that `source.where` keeps at that moment. sample: as JSON.
     """
 
     table: tuple[str, ...]
@@ -72,10 +72,10 @@ class FitSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactSetKey:
-    """Which fits a pipeline asks for.
+    """What selects the artifact set of a pipeline.
 
-    pipeline: its name. shared: the name that `artifacts: {from: …}` gives. root: the root of the table's snapshot,
-    where that is known.
+    pipeline: its name. shared: the name in `artifacts: {from: …}`. served: rows are served, which compares the name
+    alone. root: the root of the table's snapshot, if there is one.
     """
 
     pipeline: str
@@ -86,11 +86,11 @@ class ArtifactSetKey:
 
     @property
     def owner(self) -> str:
-        """Whose sets they are."""
+        """The pipeline whose sets are used."""
         return self.pipeline if self.shared is None else self.shared
 
     def takes_old(self, table: str, where: str | None, sample: Mapping[str, Any] | None) -> bool:
-        """Whether a fit of an earlier version, which knows no name, was learnt from what is asked for.
+        """Whether a fit of an earlier version, which has no name, was learnt from these rows.
 
         table: the root of the snapshot. where: the filter in use, declared for fits or not.
         """
@@ -105,9 +105,9 @@ class ArtifactSetKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactSetRecord:
-    """A set of fits: the manifest that counts, and when each fit was made, by key. saved: when it was, as ISO time.
+    """The file of an artifact set: its current manifest, and when each fit was made, by key.
 
-    pipeline, source: None for a set of an earlier version.
+    saved: ISO time. pipeline, source: None for a set of an earlier version.
     """
 
     pipeline: str | None
@@ -119,10 +119,7 @@ class ArtifactSetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why no set is what is asked for: what was met and what is expected, and how to go on.
-
-    final: fitting by the way, with `fit: auto`, is no remedy.
-    """
+    """Why no set is used: the mismatch, and the remedy. final: `fit: auto` does not help either."""
 
     text: str
     remedy: str
@@ -130,9 +127,9 @@ class Refusal:
 
 
 def table_name(table: str) -> str:
-    """The place of a table, equal for equal places: absolute, without options that only say how a store is spoken to.
+    """The canonical path or URI of a table: absolute, without options that only configure access to the store.
 
-    Symbolic links stay as they are written. Raises TableError where the text is no place.
+    Symbolic links are not resolved. Raises TableError for a string that is neither.
     """
     place = absolute(table)
     if not is_uri(place):
@@ -146,7 +143,7 @@ def table_name(table: str) -> str:
 
 
 def canonical_where(where: str | None) -> str | None:
-    """A filter's text without what makes no difference: spaces, quotes, parentheses that are not needed."""
+    """A filter with canonical spaces, quotes and parentheses."""
     if where is None:
         return None
     try:
@@ -170,13 +167,13 @@ def _sample_text(sample: Mapping[str, Any] | None) -> str | None:
 
 
 def safe_name(name: str) -> str:
-    """A pipeline's name as part of a path: readable, and another one for every other name."""
+    """A pipeline's name as part of a path: readable, and unique."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return f"{_SLUG.sub('_', name)[:_SLUG_CHARACTERS]}-{digest}"
 
 
-def chosen(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> ArtifactSetRecord | None:
-    """The set that a pipeline asks for, among those of `request.owner`; None where none is it. Pure."""
+def choose_set(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> ArtifactSetRecord | None:
+    """The set of a pipeline, among those of `request.owner`; None where none matches. Pure."""
     source = request.source
     fitting = [one for one in sets if one.source is not None and not _differs(request, one.source)]
 
@@ -189,7 +186,10 @@ def chosen(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord]) -> Artifa
 
 
 def refusal(request: ArtifactSetKey, sets: Sequence[ArtifactSetRecord], others: Sequence[str]) -> Refusal | None:
-    """Why none of the owner's sets is chosen, or whose there are where it has none; None where there is none. Pure."""
+    """Why none of the owner's sets matches, or which pipelines have sets where it has none; None in an empty folder.
+
+    Pure.
+    """
     fit = "Fit it: feedline fit"
     sources = [one.source for one in sorted(sets, key=lambda one: one.saved, reverse=True) if one.source is not None]
     if not sources:
@@ -237,7 +237,7 @@ def _nobody(request: ArtifactSetKey, others: Sequence[str]) -> Refusal | None:
 
 
 def _differs(request: ArtifactSetKey, source: FitSource) -> bool:
-    """Whether a set of that source is refused."""
+    """Whether a set of that source does not match."""
     if request.shared is not None:
         return request.source.where is not None and not request.source.same_where(source.where)
     if request.served:
@@ -247,7 +247,7 @@ def _differs(request: ArtifactSetKey, source: FitSource) -> bool:
 
 
 def _sample(source: FitSource) -> str:
-    """A sample as messages say it: what is not its default."""
+    """A sample for messages: its values other than defaults."""
     if source.sample is None:
         return "no sample"
     said = {key: value for key, value in json.loads(source.sample).items() if value not in (None, [], 0)}
@@ -259,7 +259,7 @@ def _where(where: str | None) -> str:
 
 
 def _is_root(root: str, table: Sequence[str]) -> bool:
-    """Whether a table of these places may have that root: the folder itself, or one that holds its files."""
+    """Whether a table of these paths may have that root: the folder itself, or one that holds its files."""
     home, places = table_name(root), [place.partition("?")[0] if is_uri(place) else place for place in table]
     if len(places) == 1 and not _GLOB.search(places[0]) and "." not in places[0].rpartition("/")[2]:
         return home == places[0]
@@ -267,9 +267,9 @@ def _is_root(root: str, table: Sequence[str]) -> bool:
 
 
 def find_set(folder: str, request: ArtifactSetKey) -> ArtifactSetRecord | None:
-    """The set that a pipeline asks for; None where none is it. Raises as `load_sets`."""
+    """The set of a pipeline; None where none matches. Raises as `load_sets`."""
     exact = load_set(folder, request.owner, request.source)
-    return exact if exact is not None else chosen(request, load_sets(folder, request.owner))
+    return exact if exact is not None else choose_set(request, load_sets(folder, request.owner))
 
 
 def load_set(folder: str, pipeline: str, source: FitSource) -> ArtifactSetRecord | None:
@@ -288,16 +288,16 @@ def load_sets(folder: str, pipeline: str) -> list[ArtifactSetRecord]:
 
 
 def load_old_set(folder: str) -> ArtifactSetRecord | None:
-    """The set that an earlier version left for all pipelines. Raises as `load_sets`."""
+    """The set that an earlier version wrote for all pipelines. Raises as `load_sets`."""
     content = read_file(folder, OLD_POINTER)
     if content is None:
         return None
-    body = checked(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
+    body = parse_json(bytes(content), join(folder, OLD_POINTER), {"manifest": str, "fitted": dict})
     return ArtifactSetRecord(pipeline=None, source=None, manifest=body["manifest"], fitted=body["fitted"], saved="")
 
 
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
-    """The names of other pipelines that have sets in a folder: enough of them for a message."""
+    """The names of some other pipelines that have sets in a folder, for messages."""
     found = []
     for info in _listed(folder, _SETS):
         if info.type == pafs.FileType.Directory and info.base_name != safe_name(pipeline):
@@ -312,7 +312,7 @@ def other_pipelines(folder: str, pipeline: str) -> list[str]:
 
 
 def save_set(folder: str, one: ArtifactSetRecord) -> None:
-    """Make a set the one that counts for its pipeline and source."""
+    """Make a set the current one of its pipeline and source."""
     assert one.pipeline is not None
     assert one.source is not None
     body = {
@@ -334,11 +334,11 @@ def set_file(pipeline: str, source: FitSource) -> str:
 
 def _parsed(content: bytes, path: str) -> ArtifactSetRecord:
     kinds = {"pipeline": str, "source": dict, "manifest": str, "fitted": dict, "saved": str}
-    body = checked(content, path, kinds)
+    body = parse_json(content, path, kinds)
     try:
         source = FitSource(**{**body["source"], "table": tuple(body["source"]["table"])})
     except (KeyError, TypeError):
-        raise altered(path) from None
+        raise altered_error(path) from None
     return ArtifactSetRecord(
         pipeline=body["pipeline"],
         source=source,
@@ -349,7 +349,7 @@ def _parsed(content: bytes, path: str) -> ArtifactSetRecord:
 
 
 def _listed(folder: str, name: str) -> list[pafs.FileInfo]:
-    """What lies in a folder below the folder, by name; nothing where there is none."""
+    """The files of a subfolder, by name; none where it does not exist."""
     try:
         location = locate(absolute(folder))
         selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
@@ -364,7 +364,7 @@ def _listed(folder: str, name: str) -> list[pafs.FileInfo]:
 
 
 def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
-    """A file below the folder; None where there is none. Raises SpecError where nothing can be read there."""
+    """A file below the folder; None where it does not exist. Raises SpecError where the folder cannot be read."""
     try:
         return content_store.get(locate(absolute(folder)), name)
     except FileNotFoundError:
@@ -375,26 +375,26 @@ def read_file(folder: str, name: str) -> bytes | pa.Buffer | None:
         raise _unreadable(join(folder, name), error) from error
 
 
-def checked(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
-    """A JSON document of our format. Raises CorruptFileError, SpecError for another version."""
+def parse_json(content: bytes, path: str, needed: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON document of this format. Raises CorruptFileError, SpecError for another version."""
     try:
         body = json.loads(content)
         version = body["format"]
     except (ValueError, KeyError, TypeError):
-        raise altered(path) from None
+        raise altered_error(path) from None
     if version != FORMAT:
         raise SpecError(
             f"artifacts at {shown(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
             f"with this version of Feedline: feedline fit"
         )
     if not all(isinstance(body.get(key), kind) for key, kind in needed.items()):
-        raise altered(path)
+        raise altered_error(path)
     found: dict[str, Any] = body
     return found
 
 
-def altered(path: str) -> CorruptFileError:
-    """What to raise for a file that fails its proof."""
+def altered_error(path: str) -> CorruptFileError:
+    """The error for a file with another digest or structure."""
     return CorruptFileError(
         f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"
     )

@@ -1,13 +1,13 @@
-"""What do ops read from outside the table: which files, are they still the same, and where is what was read?
+"""Read tables and zarr arrays that ops use besides the table.
 
-Runs in every process that compiles features, and reads there once: what was read is kept as long as anyone uses it, and
-shared by all features, threads and jobs that read the same columns of the same files. A path is relative to the folder
-of pipeline.yaml. Every reading has a digest, which is part of the features' fingerprint:
+Runs in: every process that compiles features. Each reading happens once per process, and is shared by all features,
+threads and jobs that read the same columns of the same files. A path is relative to the folder of pipeline.yaml. Every
+reading has a digest, which is part of the features' fingerprint:
 
 - of a table, of the values of its columns in their order, however they are cut into files;
 - of a zarr array, which may be larger than any memory, of its metadata and of names, sizes and times of its files.
 
-A worker is told the digest that the plan was made with, and refuses another one.
+A worker refuses another digest than that of the plan.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Where does a pipeline keep what it learnt, and does that still fit what pipeline.yaml asks for?
+"""Store artifact sets in a folder or URI, and load them.
 
-Runs in: every process that compiles features. A folder or URI holds
+Runs in: every process that compiles features. The folder holds
 
-    pipelines/…             which manifest counts for which pipeline and source (`artifact_sets`); replaced last
+    pipelines/…             the current manifest of each pipeline and source (`artifact_sets`); replaced last
     fits-<digest>.json      a manifest: every fit with its facts and what it was fitted on, named by its own bytes
     tables/<digest>.parquet what is too large for JSON, named by its own bytes
 
-so whoever reads sees one whole set of fits, a job goes on with the set that it began with, and an interrupted or
-repeated `feedline fit` leaves nothing half written. Every file is proved by its digest before it is used; nothing is
-pickled. A process holds each artifact once, whichever features, jobs and threads ask for it.
+so every reader sees one whole set, a job keeps the set that it began with, and an interrupted or repeated
+`feedline fit` leaves nothing half written. Every file is checked by its digest before it is used; nothing is pickled. A
+process holds each artifact once, for all features, jobs and threads.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from feedline.artifacts.artifact_sets import (
     ArtifactSetKey,
     ArtifactSetRecord,
     Refusal,
-    altered,
-    checked,
+    altered_error,
     find_set,
     load_old_set,
     load_sets,
     other_pipelines,
+    parse_json,
     read_file,
     refusal,
 )
@@ -65,7 +65,7 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """Where an artifact's table lies, below the folder: its name is the digest of its bytes."""
+    """The file of an artifact's table below the folder, named by the digest of its bytes."""
 
     sha256: str
     rows: int
@@ -79,11 +79,10 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOrigin:
-    """What a fit was made on: the table, its snapshot, which rows of it, and how many they were.
+    """The rows that a fit was learnt from: the table, its snapshot, which rows of it, and how many.
 
-    where, sample: those that were in use. pipeline: the name of the one that fitted; None in manifests of earlier
-    versions. fit_where: `fit.where` as that declared it.
-    named: the files, folders and globs that made the table; none for all below it.
+    where, sample: those in use. pipeline: the one that fitted; None in manifests of earlier versions. fit_where: its
+    `fit.where`. named: the files, folders and globs that made the table; none for all below it.
     """
 
     table: str
@@ -148,7 +147,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedArtifact:
-    """A fit with its artifact, to be saved; None: its table is in the folder already."""
+    """A fit with its artifact, to be saved; None where its table is in the folder."""
 
     fit: Fit
     artifact: Artifact | None
@@ -177,7 +176,7 @@ class ArtifactSetRef:
 class StoredArtifactSet:
     """The artifact set of a folder; see `ArtifactSet`.
 
-    newest: the set of fits is looked up when the first fit is asked for: the one that counts then for `ref.request`.
+    newest: the set is looked up with the first fit: the current one of `ref.request`.
     """
 
     def __init__(self, ref: ArtifactSetRef, *, newest: bool = False) -> None:
@@ -195,7 +194,7 @@ class StoredArtifactSet:
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
     def seen(self, key: str) -> bool | str:
-        """Which of the job's rows a fit has seen, see `seen_among`; what is not fitted yet will have seen all."""
+        """Which of the job's rows a fit has seen, see `rows_seen`; what is not fitted yet will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
         manifest = self.manifest
@@ -324,7 +323,7 @@ def load_artifact(folder: str, fit: Fit) -> Artifact:
         if artifact is None:
             table = None if fit.table is None else _load_table(absolute(folder), fit.table)
             artifact = Artifact(facts=fit.facts, table=table)
-            artifact.__dict__["digest"] = fit.digest  # known: computing it anew would cost a pass over the table
+            artifact.__dict__["digest"] = fit.digest  # computing it again would cost a pass over the table
             _loaded[fit.digest] = artifact
         return artifact
 
@@ -369,7 +368,7 @@ def save(folder: str, learnt: Iterable[FittedArtifact]) -> Manifest:
 
 
 def kind_of(arrow_type: str) -> str:
-    """What of a type matters to a fit: whether it is an integer, a float, a text, or lists of them, not how wide."""
+    """The kind of a type that a fit depends on: integer, float, string, binary or lists of them, whatever the width."""
     if (found := _LIST.fullmatch(arrow_type)) is not None:
         return f"list of {kind_of(found[1])}"
     if (found := _DICTIONARY.fullmatch(arrow_type)) is not None:
@@ -437,8 +436,8 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
     if content is None:
         raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != digest:
-        raise altered(join(folder, name))
-    body = checked(bytes(content), join(folder, name), {"fits": list})
+        raise altered_error(join(folder, name))
+    body = parse_json(bytes(content), join(folder, name), {"fits": list})
     fits = [
         Fit(
             **{
@@ -460,7 +459,7 @@ def _load_table(folder: str, file: TableFile) -> pa.Table:
     if content is None:
         raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
-        raise altered(join(folder, file.name))
+        raise altered_error(join(folder, file.name))
     table = pq.read_table(pa.BufferReader(content))
     for place in range(table.num_columns):  # in one piece each, so that ops read numbers where they are
         column = table.column(place)

@@ -1,12 +1,11 @@
-"""Keep the types that a table's columns had in training, for the processes that serve.
+"""Record the types of a table's columns in training, for the processes that serve.
 
 Runs in: the processes that fit, run and plan (`save_types`), and those that serve (`load_types`). Below the folder of
 artifacts lies
 
     serving/<name>/<table>.columns.parquet    no rows: the table's columns, of one pipeline and one table
 
-`serving/columns.parquet` is what earlier versions kept, of whichever table was fitted last: it is read where there is
-nothing else.
+Earlier versions kept `serving/columns.parquet`, of the table fitted last: it is read where there is nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def save_types(folder: str, request: ArtifactSetKey, schema: pa.Schema, *, fill:
     name = _file(request)
     try:
         known = _load(folder, name) or pa.schema([])
-    except CorruptFileError:  # of no use to anybody: what is written now takes its place
+    except CorruptFileError:  # replaced by what is written now
         known = pa.schema([])
     added = [field for field in schema if field.name not in known.names]
     whole = pa.schema([*known, *added]) if fill else schema

@@ -1,6 +1,6 @@
-"""How is a zarr array read: which files it has, what they hold, and its rows by their numbers?
+"""Open a zarr array: its files, its content, and its rows by index.
 
-Runs in processes whose features look embeddings up; importing it loads zarr (0.2 s), so nobody else does. zarr
+Runs in processes whose features look embeddings up; importing it loads zarr (0.2 s), so no other process does. zarr
 decodes; files come by way of Feedline's own file systems, with their limits and repetitions. The files are listed once,
 when the array is opened. The listing is the array's digest, and a chunk is read only from a file that is still as
 listed: nothing of another array's content is handed out. Chunks that lie uncompressed in local files are mapped.

@@ -1,21 +1,20 @@
-"""What does `feedline check` do? Looks at all files of a pipeline's table, says what is wrong, and remembers it.
+"""Run `feedline check`: read all files of a pipeline's table, and report and record what is wrong.
 
-Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. What is
-found is remembered in work_dir whatever `on_bad_file` says: it is a fact about the files, used by whoever skips.
-Files that are found good are forgotten there: by a deep check all that it looked at, by another those whose footer
-was bad.
+Runs in: the process of the command; reading runs in threads there, or on the cluster that pipeline.yaml names. Bad
+files are recorded in work_dir whatever `on_bad_file` says, for runs that skip them. Files that turn out good are
+removed from the record: by a deep check all that it read, by another those whose footer was bad.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError, StoreError, TableError
 from feedline.expressions.column_parts import source_columns
 from feedline.planning.nulls import Gaps, NullFinding, absence_line, find_gaps
@@ -34,8 +33,6 @@ from feedline.warehouse.storage.locations import shown
 from feedline.warehouse.storage.parallel import Map
 
 _AHEAD = 8  # tasks per thread that are handed to a cluster at once, so that there is progress to show
-_SHOW_S = 5.0  # a line of progress this often, where the line before cannot be overwritten
-_REDRAW_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ class CheckReport:
         return () if self.gaps is None else self.gaps.absent
 
     def facts(self) -> dict[str, Any]:
-        """Plain numbers and texts, for `--json`."""
+        """Numbers and strings, for `--json`."""
         return {
             "table": self.table,
             "files": self.files,
@@ -147,28 +144,14 @@ def run_check(
     )
 
 
-class ProgressLine:
-    """One line that says how far a check is: overwritten on a terminal, elsewhere repeated every few seconds."""
+def check_progress(line: ProgressLine) -> ProgressCallback:
+    """Show on a line how far a check is: what it reads, how many are read, of how many."""
 
-    def __init__(self, out: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._out = out or sys.stderr
-        self._now_s = now_s
-        self._next_s = now_s() + _SHOW_S
-        self._open = False
+    def show(what: str, done: int, total: int) -> None:
+        unit = "files" if what == "footers" else "tasks"
+        line.show(f"{what}: {done:,} of {total:,} {unit}", last=done == total)
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Say it, if it is time to."""
-        terminal = self._out.isatty()
-        if self._now_s() >= self._next_s or (terminal and done == total):
-            self._next_s = self._now_s() + (_REDRAW_S if terminal else _SHOW_S)
-            unit = "files" if what == "footers" else "tasks"
-            print(f"{what}: {done:,} of {total:,} {unit}", end="\r" if terminal else "\n", file=self._out, flush=True)
-            self._open = terminal
-
-    def close(self) -> None:
-        """Leave the line for what comes next."""
-        if self._open:
-            print("\033[K", end="", file=self._out, flush=True)
+    return show
 
 
 def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | None:

@@ -1,7 +1,7 @@
-"""What does a feeder process do from its start to its end? Reads the spec, starts its cluster, serves its trainer.
+"""Run a feeder process: read the spec, start its cluster, serve its trainer.
 
-Runs in: the feeder (`python -m feedline feed`). Two forms: over a connection that its trainer made (it ends with that
-trainer), or listening for trainers, one after the other (`feedline run`, with which it ends).
+Runs in: the feeder (`python -m feedline feed`). It serves the trainer at the other end of a connection, and ends with
+it, or listens for trainers, one after the other, until `feedline run` ends.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from feedline.service.fit_workers import DaskWorkers
 from feedline.service.supervisor import FeederEvent
 from feedline.spec import PipelineSpec, load_spec
 from feedline.warehouse.optimize.usage import record_usage
+from feedline.warehouse.storage.parallel import stop_waiting
 
 # A feeder's memory where pipeline.yaml names none: this, or its share of half of what is free.
 _MEMORY_BYTES = 4 * 2**30
@@ -46,8 +47,10 @@ _ORDERLY_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRequest:
-    """Which pipeline, for which rank, how many ranks share this host; the process that started the feeder, and the
-    folder it made for Dask's workers, to be removed at the end."""
+    """The pipeline, rank and number of ranks on this host.
+
+    parent: the process that started the feeder. scratch: the folder it made for Dask's workers, removed at the end.
+    """
 
     path: str
     overrides: dict[str, object]
@@ -56,7 +59,7 @@ class FeedRequest:
     local_ranks: int
     parent: int | None = None
     scratch: str | None = None
-    dashboard: bool = False  # up before the first batch: somebody is about to look at it
+    dashboard: bool = False  # load its pages before the first batch
 
 
 @functools.cache
@@ -211,8 +214,8 @@ def _cluster_for(request: FeedRequest) -> Iterator[tuple[Pipeline, Cluster]]:
         yield Pipeline(spec), cluster
     finally:
         _end_undisturbed()
-        if cluster.kind != "threads":  # threads end with this process, which has nothing else to do
-            cluster.close()
+        stop_waiting()
+        cluster.close()  # native code of tasks in threads of this process must not run when the interpreter ends
 
 
 @contextlib.contextmanager
@@ -246,12 +249,12 @@ def _end_undisturbed() -> None:
 
 
 def _end_as_orphan(orphaned: threading.Event, scratch: str | None) -> None:
-    """Runs in a thread: end in order, or without it where the main thread is stuck."""
+    """Runs in a thread: end in order, or at once where the main thread is stuck: nobody waits for our exit status."""
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORDERLY_S)
     _remove(scratch)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _remove(scratch: str | None) -> None:

@@ -1,7 +1,7 @@
-"""The command about what ops learn: `feedline fit` learns it, `feedline fit --show` says what was learnt.
+"""Run `feedline fit` and `feedline fit --show`.
 
-Runs in: the process of the command, as `cli` has it. Threads of this process do the work, or the Dask workers that
-`cluster` asks for. Ctrl-C and SIGTERM end it in order: what counted before still counts.
+Runs in: the process of the command. Threads of this process do the work, or the Dask workers of `cluster`. Ctrl-C and
+SIGTERM end it in order: the artifact set from before is still current.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.fitting.fit_report import FitFacts, FitReport, fitted_facts
 from feedline.fitting.passes import FitProgress
@@ -33,20 +34,19 @@ from feedline.service.fit_workers import DaskWorkers
 from feedline.spec import PipelineSpec, load_spec
 from feedline.spec.overrides import parse_overrides
 
-_REDRAW_S, _LINE_S = 0.2, 5.0
 _SHOWN_FEATURES = 4
-_SHOWN_FACTS = 3  # in a table
-_SHOWN_CHARACTERS = 60  # of a value
+_SHOWN_FACTS = 3
+_SHOWN_CHARACTERS = 60
 
 
 def fit(
     pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The pipeline.")],
-    show: Annotated[bool, typer.Option("--show", help="Say what was fitted, and on what; fit nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show what was fitted, and on which rows; fit nothing.")] = False,
     missing: Annotated[bool, typer.Option("--missing", help="Fit only what was not fitted yet.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set fit.where='…'")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
-    """Learn from the table what ops have to know, such as vocabularies and means, and keep it under `artifacts`."""
+    """Fit the ops that learn from the table, such as vocabularies and means, and keep the result under `artifacts`."""
     spec = load_spec(pipeline, parse_overrides(overrides or []))
     if show and missing:
         raise SpecError("--show fits nothing: got --missing beside it. Leave out one of the two")
@@ -65,16 +65,16 @@ def fit(
 
 
 def _fitted(spec: PipelineSpec, *, missing: bool, out: TextIO) -> FitReport:
-    pipeline, line = Pipeline(spec), _Line(out)
+    pipeline, line = Pipeline(spec), ProgressLine(out)
+    say = partial(_show_progress, line)
     try:
         with _ended_in_order():
             if spec.cluster.workers is None and spec.cluster.scheduler is None:
-                return pipeline.fit(missing=missing, say=line)
+                return pipeline.fit(missing=missing, say=say)
             with _cluster(spec) as cluster:
-                return pipeline.fit(missing=missing, say=line, workers=DaskWorkers(cluster), map=cluster.map)
+                return pipeline.fit(missing=missing, say=say, workers=DaskWorkers(cluster), map=cluster.map)
     except KeyboardInterrupt:
-        line.close()
-        print("stopped: what was fitted before still counts", file=out)
+        line.note("stopped: the artifact set from before is still current")
         raise typer.Exit(130) from None
     finally:
         line.close()
@@ -114,33 +114,13 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Line:
-    """What is to be done, then how far it is: one line on a terminal, elsewhere a line every few seconds."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._next_s = 0.0
-        self._open = False
-
-    def __call__(self, progress: FitProgress) -> None:
-        if progress.tasks == 0:
-            self.close()
-            step = f"pass {progress.step} of {progress.passes}"
-            statistics = _counted(progress.fits, "statistic")
-            print(f"{step}: {statistics} over {progress.rows:,} rows", file=self._out, flush=True)
-            self._next_s = time.monotonic() + (_REDRAW_S if self._out.isatty() else _LINE_S)
-        elif time.monotonic() >= self._next_s:
-            terminal = self._out.isatty()
-            self._next_s = time.monotonic() + (_REDRAW_S if terminal else _LINE_S)
-            share = progress.tasks / progress.all_tasks
-            print(f"  {share:.0%} of the rows", end="\r" if terminal else "\n", file=self._out, flush=True)
-            self._open = terminal
-
-    def close(self) -> None:
-        """Leave the line for what comes next."""
-        if self._open:
-            print("\033[K", end="", file=self._out, flush=True)
-            self._open = False
+def _show_progress(line: ProgressLine, progress: FitProgress) -> None:
+    """What a pass has to do, before its first task; then how far it is."""
+    if progress.tasks:
+        line.show(f"  {progress.tasks / progress.all_tasks:.0%} of the rows")
+    else:
+        statistics = _counted(progress.fits, "statistic")
+        line.note(f"pass {progress.step} of {progress.passes}: {statistics} over {progress.rows:,} rows")
 
 
 def _show_report(report: FitReport, console: Console) -> None:
@@ -149,19 +129,18 @@ def _show_report(report: FitReport, console: Console) -> None:
         _show_vectors(report, console)
         return
     console.print(_table(report.fits))
-    said = "nothing was missing"
+    summary = "nothing was missing"
     if report.made:
-        said = (
+        summary = (
             f"{_counted(report.made, 'statistic')} of {report.rows:,} rows in "
             f"{_counted(report.passes, 'pass', 'passes')}, {report.nbytes_read:,} bytes read, {report.seconds:.1f} s"
         )
-    console.print(f"{said}: {report.folder}", highlight=False, soft_wrap=True)
+    console.print(f"{summary}: {report.folder}", highlight=False, soft_wrap=True)
     _show_vectors(report, console)
 
 
 def _show_vectors(report: FitReport, console: Console) -> None:
-    made_up = report.vectors - report.real_vectors
-    text = f"{report.real_vectors} rows of the table and {made_up} made up" if report.vectors else "none"
+    text = f"{report.vectors} rows" if report.vectors else "none"
     console.print(f"golden vectors: {text}", highlight=False, soft_wrap=True)
 
 

@@ -123,7 +123,7 @@ def _values(
 ) -> tuple[list[Any] | None, Decoder | None]:
     """The feature of each row, None where it is not fitted; and what its ids stand for.
 
-    Where a row cannot be computed its error stands in the place of its value.
+    A row that cannot be computed has its error for a value.
     """
     recorded = _Recorded(stored)
     alone = compile_spec(spec, schema, [feature], artifacts=recorded)

@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-# On a terminal the display is redrawn this often; elsewhere a line is printed this often.
-_REDRAWS_PER_S = 4
-_LINE_S = 5.0
+from feedline.commands.progress_line import LINE_S
+
+_REDRAWS_PER_S = 4  # on a terminal
 # Rates are those of this long: long enough to be steady over uneven blocks, short enough to tell of a change.
 _WINDOW_S = 10.0
 _NARROW = 80  # columns, below which a rank is one line
@@ -46,7 +46,7 @@ class Change:
 
 
 class RecentRates:
-    """One rank's counters of the last seconds; another trainer's begin anew."""
+    """One rank's counters of the last seconds; another trainer's start again."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -124,7 +124,7 @@ class LiveTable:
         now = time.monotonic()
         if self._live is not None:
             self._live.update(display(self._console, self._title, views), refresh=True)
-        elif force or now - self._last_line_s >= _LINE_S:
+        elif force or now - self._last_line_s >= LINE_S:
             self._last_line_s = now
             for view in views:
                 self._console.print(line(view), highlight=False, soft_wrap=True)

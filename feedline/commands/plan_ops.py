@@ -1,8 +1,7 @@
-"""What becomes of each feature's values on their way, and what does that cost? The answer of `feedline plan --ops`.
+"""Describe and measure each feature's chain of ops, for `feedline plan --ops`.
 
-Runs in: the CLI. Chains are read off the compiled features. Costs are measured here and now, on the first rows that a
-run would deliver: each feature's whole chain alone, in CPU time. What several features share is computed once in a run,
-so the whole pass is measured as well.
+Runs in: the CLI. Costs are measured on the first rows that a run would deliver: CPU time of each feature's whole chain
+alone. A run computes once what several features share, so the whole pass is measured as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What would a run do, in numbers? The dry run behind `feedline plan`.
+"""Describe a plan, for `feedline plan`: as plain numbers (`describe`, for `--json`) and as a table (`plan_table`).
 
-Runs in: the CLI. `describe` turns a plan into plain numbers (what `--json` prints), `plan_table` into a table.
+Runs in: the CLI.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pyarrow.types as pat
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
 from feedline.commands.feed import memory_budget
-from feedline.commands.part_costs import part_costs, part_rows
+from feedline.expressions.column_parts import flattened_column, has_column, part_of
 from feedline.loader.facts import BadFileFacts, lines_of, summary_of
 from feedline.loader.ring.launch import feeder_threads
 from feedline.planning.nulls import first_lines
@@ -68,7 +69,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "table": table_bytes,
             "share": read / table_bytes if table_bytes else 0.0,
         },
-        **part_costs(plan),
+        **_part_costs(plan),
         "rows": schedule.rows,
         "rows_dropped": schedule.rows_dropped,
         "steps": schedule.steps,
@@ -252,3 +253,56 @@ def _row_bytes(plan: Plan) -> int:
     width = plan.layout.width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
     return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
+
+
+def _part_costs(plan: Plan) -> dict[str, Any]:
+    """The maps and structs of which an epoch reads parts, by column.
+
+    `maps`: keys wanted; those that have a column of their own in some file; compressed bytes of the map that are
+    decoded, whole, in the row groups that keep rows, and whether something needs the whole map besides. `structs`:
+    fields wanted, and the struct's bytes, of which those of the fields are decoded: an upper bound.
+    """
+    snapshot = plan.snapshot
+    names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
+    parts = [part for name in names if (part := part_of(name)) is not None]
+    kept = plan.selection.rows > 0
+    costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
+    for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
+        own = [part for part in parts if part.column == column]
+        if not pat.is_map(snapshot.schema.field(column).type):
+            nbytes = int(part_bytes(snapshot, [column])[kept].sum())
+            costs["structs"][column] = {"fields": len(own), "bytes_at_most": nbytes, "whole": column in plan.parts}
+            continue
+        flattened = {name for part in own if (name := flattened_column(snapshot.schema, part)) is not None}
+        sizes = part_bytes(snapshot, {column, *flattened} if column in plan.parts else map(str, own))
+        nbytes = int((sizes - part_bytes(snapshot, flattened))[kept].sum())
+        costs["maps"][column] = {
+            "keys": len({part.keys[0] for part in own}),
+            "keys_with_columns": len(flattened),
+            "bytes": nbytes,
+            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & kept)),
+            "whole": column in plan.parts,
+        }
+    return costs
+
+
+def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The costs as rows of a table; none where no part is read."""
+    rows = []
+    for column, cost in facts["maps"].items():
+        keys = f"{cost['keys']:,} {'key' if cost['keys'] == 1 else 'keys'} of a map column"
+        if not cost["bytes"]:
+            text = f"{column}: {keys}, read from columns of their own"
+        elif cost["whole"]:
+            text = f"{column}: {keys}, which is also used whole: {cost['bytes']:,} bytes"
+        else:
+            text = (
+                f"{column}: {keys}: its {cost['bytes']:,} bytes are decoded whole; flatten it with "
+                f"feedline optimize --flatten {column}"
+            )
+        rows.append(("maps", text))
+    for column, cost in facts["structs"].items():
+        fields = f"{cost['fields']:,} {'field' if cost['fields'] == 1 else 'fields'} of a struct column"
+        bound = "bytes, read whole" if cost["whole"] else "bytes at most, counted whole above"
+        rows.append(("structs", f"{column}: {fields}: {cost['bytes_at_most']:,} {bound}"))
+    return rows

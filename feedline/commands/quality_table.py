@@ -1,4 +1,4 @@
-"""How does a person see what the features' values were like? A row per feature, or per noticeable feature.
+"""Render the quality report as a table: a row per feature, or per noticeable feature.
 
 Runs in: the process of a command. Pure rendering: measures in (see `loader/quality.py`), a table out.
 """

@@ -1,7 +1,7 @@
-"""What does `feedline run` do? Feeds trainers, or drains its own rings, until it is done or told to stop.
+"""Run `feedline run`: feed trainers, or drain its own rings, until done or interrupted.
 
-Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop looks at; what was started is ended
-before the command returns with 130 or 143.
+Runs in: the process of the command. SIGINT and SIGTERM set a flag that every loop checks; every process that was
+started ends before the command returns with 130 or 143.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from feedline.service.supervisor import FeederEvent, RankFeeder, Supervisor
 from feedline.spec import PipelineSpec
 
 _POLL_S = 0.25
-_WAITING = 0.1  # of the last seconds, from which on somebody is said to wait
+_WAITING = 0.1  # share of the last seconds from which on a side is shown as waiting
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Describe the tensors of a pipeline's batches: what a model has to be made for.
+"""Describe the tensors of a pipeline's batches, for `feedline schema`.
 
 Runs in: the process of `feedline schema pipeline.yaml`. Pure.
 """

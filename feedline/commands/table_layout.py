@@ -1,12 +1,14 @@
-"""The commands about a table's layout: `feedline optimize` writes it anew, `feedline usage` says what is read of it.
+"""Run `feedline optimize`, which rewrites a table, and `feedline usage`, which shows what runs read of it.
 
-Runs in: the process of the command, as `cli` has it. `optimize` starts a Dask cluster of this machine for its tasks.
+Runs in: the process of the command. `optimize` starts a Dask cluster on this machine for its tasks.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +16,9 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import PydanticCustomError
 from rich.console import Console
+from rich.table import Table as RichTable
 
-from feedline.commands.layout_report import describe_report, show_popularity, show_report
+from feedline.commands.progress_line import ProgressLine
 from feedline.errors import SpecError
 from feedline.expressions.column_parts import source_columns
 from feedline.pipeline import Pipeline
@@ -24,13 +27,18 @@ from feedline.resources import available_cores, make_scratch
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import load_spec
 from feedline.spec.sections import ClusterSpec, parse_bytes
+from feedline.warehouse.optimize.footprint import Footprint
 from feedline.warehouse.optimize.optimize import OptimizeReport
-from feedline.warehouse.optimize.usage import load_uses, popularity
-from feedline.warehouse.parquet.encodings import GOALS
+from feedline.warehouse.optimize.usage import Popularity, load_uses, popularity
+from feedline.warehouse.parquet.encodings import GOALS, Choice
 from feedline.warehouse.table import Table
 
+_SHOWN_PARTITIONS = 10
+_SHOWN_COLUMNS = 3  # of those that grew most
+_PART = 0.1  # of what a column or table grew by: what is less explains nothing
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-WorkDir = Annotated[str, typer.Option(help="Where runs of Feedline keep their usage record.")]
+WorkDir = Annotated[str, typer.Option(help="The work_dir of the runs, with their usage record.")]
 
 
 def optimize(
@@ -39,11 +47,11 @@ def optimize(
     cluster_by: Annotated[str, typer.Option(help="Rows of a key together, keys in hashed order: session_id.")] = "",
     sort_by: Annotated[str, typer.Option(help="The order of a key's rows: ts.")] = "",
     order: Annotated[str, typer.Option(help="Columns first in files: keep, popular, or a,b,c.")] = "keep",
-    goal: Annotated[str, typer.Option("--for", help="What encodings are chosen for: decode, balanced, size.")] = (
-        "balanced"
-    ),
+    goal: Annotated[str, typer.Option("--for", help="Goal of the encodings: decode, balanced, size.")] = ("balanced"),
     row_group_rows: Annotated[int, typer.Option(help="Rows of a row group.")] = 65_536,
-    row_group_bytes: Annotated[str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB.")] = None,
+    row_group_bytes: Annotated[
+        str | None, typer.Option(help="Decoded bytes of a row group, at most: 64MiB (default: no limit).")
+    ] = None,
     file_bytes: Annotated[str, typer.Option(help="Bytes of a file, at most (one row group may be more).")] = "256MiB",
     small_partitions: Annotated[
         str, typer.Option(help="Partitions smaller than a row group: merge their files, or keep them apart.")
@@ -53,12 +61,16 @@ def optimize(
     keep_nullable: Annotated[bool, typer.Option(help="Leave columns without nulls nullable.")] = False,
     projection: Annotated[str, typer.Option(help="Columns (a,b,c) or a pipeline.yaml whose reading is compared.")] = "",
     work_dir: WorkDir = ".feedline",
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes, instead of threads.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads: all cores, unless said.")] = None,
-    memory: Annotated[str | None, typer.Option(help="What tasks may use: half of what is free, unless said.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes (default: threads of this process).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Worker threads (default: all cores).")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory limit of all tasks (default: half of free memory).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table anew so that reading it is cheap: clustered, compacted, each column in its best encoding."""
+    """Rewrite a table so that reading it is cheap: clustered, compacted, each column in its best encoding."""
     if goal not in GOALS:
         raise SpecError(f"--for is unknown: got {goal!r}, expected one of {', '.join(GOALS)}")
     console = Console(stderr=as_json)
@@ -83,7 +95,7 @@ def optimize(
     if as_json:
         print(json.dumps(describe_report(report)))
     else:
-        show_report(report, console)
+        _show_report(report, console)
 
 
 def usage(
@@ -101,7 +113,7 @@ def usage(
     if as_json:
         print(json.dumps(asdict(facts)))
     else:
-        show_popularity(facts, Console())
+        _show_popularity(facts, Console())
 
 
 def _optimized(
@@ -110,7 +122,6 @@ def _optimized(
     """Run it on a Dask cluster of this machine: worker processes, or threads of this one."""
     scratch = make_scratch()
     cluster = Cluster(ClusterSpec(workers=workers), threads=1 if workers else threads, scratch=scratch)
-    interrupted = False
     try:
         cluster.check_workers()
         return table.optimize(
@@ -118,15 +129,13 @@ def _optimized(
             **asked,
             map=cluster.map,
             threads=workers or threads,
-            say=lambda text: console.print(text, highlight=False, soft_wrap=True),
+            say=ProgressLine(console.file).note,
         )
     except KeyboardInterrupt:
-        interrupted = True
         console.print("stopped: finished partitions stay, the same command goes on from there")
         raise typer.Exit(130) from None
     finally:
-        if not interrupted or workers:  # threads end with this process
-            cluster.close()
+        cluster.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -154,3 +163,195 @@ def _bytes(option: str, text: str) -> int:
     except PydanticCustomError as error:
         context = error.context or {}
         raise SpecError(f"{option} is no size: got {text!r}, expected {context.get('expected')}") from None
+
+
+def describe_report(report: OptimizeReport) -> dict[str, Any]:
+    """The report as numbers and strings."""
+    facts = asdict(report)
+    for side, table in (("before", report.before), ("after", report.after)):
+        del facts[side]["notes"]  # those of the files themselves
+        facts[side]["ratio"] = table.ratio
+        facts[side]["requests_per_row_group"] = table.requests_per_row_group
+    return facts
+
+
+def _show_report(report: OptimizeReport, console: Console) -> None:
+    """The encodings that were chosen, the table before and after, and why it grew if it did."""
+    if report.choices:
+        console.print(_choices(report.choices))
+    console.print(_before_after(report))
+    for line in explain_growth(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    taken = f", {report.taken_away} taken away" if report.taken_away else ""
+    console.print(
+        f"{report.written} partitions written in {report.writing_s:.1f} s, after measuring for "
+        f"{report.measuring_s:.1f} s; "
+        f"{report.finished} were finished{taken}; {len(report.non_null)} of "
+        f"{len(report.columns)} columns hold no null, and are stored without the marks for it",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def explain_growth(report: OptimizeReport) -> list[str]:
+    """By how much the table grew, in which columns most, and why; nothing where it did not grow.
+
+    Columns that keys of a map became count with their map.
+    """
+    before, after = report.before, report.after
+    total = after.bytes - before.bytes
+    if total <= 0:
+        return []
+    sizes: Counter[str] = Counter()
+    for name, size in after.column_bytes.items():
+        sizes[_map_of(name, report) or name] += size
+    grown = {name: size - before.column_bytes.get(name, 0) for name, size in sizes.items()}
+    grown = {name: more for name, more in sorted(grown.items(), key=lambda item: -item[1]) if more > 0}
+    lines = [f"the table grew by {total:,} bytes ({total / max(before.bytes, 1):.1%}):"]
+    for name in list(grown)[:_SHOWN_COLUMNS]:
+        why = "; ".join(_reasons(name, sizes[name], report))
+        lines.append(f"  {name}: {before.column_bytes.get(name, 0):,} -> {sizes[name]:,} bytes, {why}")
+    if rest := list(grown.values())[_SHOWN_COLUMNS:]:
+        lines.append(f"  other columns ({len(rest)}): by {sum(rest):,} bytes")
+    footers = total - (after.compressed_bytes - before.compressed_bytes)
+    if footers > _PART * total:
+        groups = f"{before.row_groups:,} -> {after.row_groups:,} row groups of {len(report.columns):,} columns"
+        lines.append(f"  outside of columns: by {footers:,} bytes, the footers of {groups}")
+    if not report.choices:
+        lines.append("  no encoding was measured, as nothing had to be written: the run that wrote it told more")
+    elif report.settings.goal != "size":
+        lines.append("  --for size makes it as small as it can be in this order of rows")
+    return lines
+
+
+def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
+    """Why a column (with those that its keys became) is larger: judged by the default encoding of the same rows.
+
+    What the chosen encoding takes over the default one was chosen; what the default one would take over the source's
+    comes of another order, smaller row groups, or a source that was stored better than by default.
+    """
+    before, after = report.before, report.after
+    keys = sum(_map_of(column, report) == name for column in report.flattened)
+    if keys:
+        return [f"{keys} of its keys became columns (--flatten)"]
+    if name not in before.column_bytes:
+        return ["a key of the partitions, whose type folders do not tell"]
+    old, new = ("+".join(side.column_encodings[name]) for side in (before, after))
+    reasons = [f"{old} -> {new}"] if old != new else []
+    choices = [choice for choice in report.choices if choice.chosen.column == name]
+    chosen, default = (sum(getattr(choice, side).bytes for choice in choices) for side in ("chosen", "default"))
+    if not chosen:
+        return reasons or [f"{new} as before"]
+    usual = size * default / chosen
+    more = _PART * (size - before.column_bytes[name])
+    if size - usual > more:
+        reasons.append(
+            f"--for {report.settings.goal} chose it for its decoding time, at {chosen / default:.2f} times the bytes "
+            "of dictionary zstd"
+        )
+    if usual - before.column_bytes[name] > more:
+        reasons += _circumstances(report)
+    return reasons
+
+
+def _circumstances(report: OptimizeReport) -> list[str]:
+    """What makes a column larger in the same encoding; where nothing else does, the source's encoding was better."""
+    before, after, found = report.before, report.after, []
+    if report.settings.cluster_by:
+        found.append(f"compresses worse in the order of {', '.join(report.settings.cluster_by)}")
+    if after.rows * before.row_groups < before.rows * after.row_groups:
+        found.append(f"row groups are smaller ({before.row_groups:,} -> {after.row_groups:,} of them)")
+    return found or ["the source's encoding or compression level was tighter than any that optimize tries here"]
+
+
+def _map_of(name: str, report: OptimizeReport) -> str | None:
+    """The map column whose key became this one."""
+    if name not in report.flattened:
+        return None
+    maps = [column for column in report.settings.flatten if name.startswith(f"{column}.")]
+    return max(maps, key=len, default=None)
+
+
+def _show_popularity(facts: Popularity, console: Console) -> None:
+    """Which columns runs read, and the popularity curve."""
+    if not facts.runs:
+        console.print(f"no run on {facts.table} is in the usage record", highlight=False, soft_wrap=True)
+        return
+    console.print(
+        f"{facts.table}: {facts.runs} run{'s' if facts.runs > 1 else ''} of {', '.join(facts.jobs)}, "
+        f"from {str(facts.first)[:19]} to {str(facts.last)[:19]} UTC\n"
+        f"a run reads {facts.column_share:.1%} of the columns and {facts.byte_share:.1%} of the bytes of its row "
+        f"groups (mean); all together {facts.used_column_share:.1%} of the columns, {facts.used_byte_share:.1%} of the "
+        "bytes",
+        highlight=False,
+        soft_wrap=True,
+    )
+    curve = RichTable(title="popularity", title_justify="left")
+    curve.add_column("of all reads", justify="right")
+    curve.add_column("are served by this share of the bytes", justify="right")
+    for share, held in facts.curve:
+        curve.add_row(f"{share:.0%}", f"{held:.1%}")
+    console.print(curve)
+    columns = RichTable(title="columns", title_justify="left")
+    for heading in ("column", "runs", "bytes read", "bytes stored"):
+        columns.add_column(heading, justify="left" if heading == "column" else "right")
+    for column in facts.columns:
+        if column.runs:
+            columns.add_row(column.name, f"{column.runs:,}", f"{column.read_bytes:,}", f"{column.stored_bytes:,}")
+    console.print(columns)
+    unread = sum(1 for column in facts.columns if not column.runs)
+    console.print(f"{unread} columns were never read", highlight=False)
+    if facts.partitions and facts.partitions[0][0]:
+        named = ", ".join(f"{folder} ({runs})" for folder, runs in facts.partitions[:_SHOWN_PARTITIONS])
+        console.print(f"partitions by runs: {named}", highlight=False, soft_wrap=True)
+
+
+def _choices(choices: Sequence[Choice]) -> RichTable:
+    before, after = ([getattr(choice, side) for choice in choices] for side in ("default", "chosen"))
+    totals = [
+        f"{sum(one.bytes for one in side):,} bytes, {sum(one.ns_per_value * one.values for one in side) / 1e6:.1f} ms"
+        for side in (before, after)
+    ]
+    table = RichTable(
+        title=f"encodings, measured on a sample: {totals[0]} as writers leave it, {totals[1]} as chosen",
+        title_justify="left",
+        caption="bytes and ns are per value; in brackets the usual default: dictionary, zstd, nullable",
+        caption_justify="left",
+    )
+    table.add_column("column", overflow="fold")
+    for heading in ("stored as", "bytes", "ns to decode"):
+        table.add_column(heading, justify="left" if heading == "stored as" else "right", no_wrap=True)
+    for choice in choices:
+        chosen, default = choice.chosen, choice.default
+        values = max(chosen.values, 1)
+        table.add_row(
+            chosen.leaf,
+            f"{chosen.encoding.lower()} {chosen.codec}",
+            f"{chosen.bytes / values:.2f} ({default.bytes / values:.2f})",
+            f"{chosen.ns_per_value:.2f} ({default.ns_per_value:.2f})",
+        )
+    return table
+
+
+def _before_after(report: OptimizeReport) -> RichTable:
+    table = RichTable(title=f"{report.source} -> {report.target}", title_justify="left")
+    for heading in ("", "before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    rows: list[tuple[str, Callable[[Footprint], str]]] = [
+        ("files", lambda side: f"{side.files:,}"),
+        ("bytes", lambda side: f"{side.bytes:,}"),
+        ("row groups", lambda side: f"{side.row_groups:,}"),
+        ("rows", lambda side: f"{side.rows:,}"),
+        ("compression ratio", lambda side: f"{side.ratio:.2f}"),
+    ]
+    if report.projection:
+        count = len(report.projection)
+        rows += [
+            (f"bytes of {count} columns", lambda side: f"{side.projection.bytes:,}"),
+            ("  requests for them", lambda side: f"{side.projection.requests:,}"),
+            ("  requests per row group", lambda side: f"{side.requests_per_row_group:.1f}"),
+            ("  bytes of the requests", lambda side: f"{side.projection.requested_bytes:,}"),
+        ]
+    for name, render in rows:
+        table.add_row(name, render(report.before), render(report.after))
+    return table

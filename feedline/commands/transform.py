@@ -1,7 +1,7 @@
-"""The command `feedline transform`: rows of a file through a pipeline's features, without anything else of it.
+"""Run `feedline transform`: the rows of a file through a pipeline's features.
 
-Runs in: the process of the command, which loads neither Dask nor torch: a host that serves a model needs neither. That
-is why `feedline.__main__` comes here without going through `cli`, which has this command, too.
+Runs in: the process of the command, which loads neither Dask nor torch: a host that serves a model needs neither.
+Therefore `feedline.__main__` comes here without `cli`, which has this command, too.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ def transform(
         str | None, typer.Argument(metavar="OUT", help="A file: .parquet, .arrow; - (an Arrow stream).")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Prove this installation against the golden vectors; no IN, no OUT.")
+        bool, typer.Option("--check", help="Check this installation against the golden vectors; without IN and OUT.")
     ] = False,
     ulps: Annotated[
-        int | None, typer.Option(min=0, help="With --check: how many float32 may lie between two floats.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --check: float32 neighbours between floats (default: 0; 4 in another environment).",
+        ),
     ] = None,
-    groups: Annotated[str, typer.Option(help="Groups of features to compute, such as dense,label.")] = ",".join(SERVED),
+    groups: Annotated[str, typer.Option(help="Groups of features to compute.")] = ",".join(SERVED),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: --set batch.tail=pad")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,

@@ -1,6 +1,6 @@
-"""What is told of fits: of one that was just made, and of those that count?
+"""Summaries of fits, for `feedline fit` and `feedline fit --show`.
 
-Runs in: the process that fits, and `feedline fit --show`. Values for people, and for JSON.
+Runs in: the process that fits, and that of `feedline fit --show`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from feedline.spec import PipelineSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitFacts:
-    """One fit for people: by which op, for which features, `shown` what was learnt, from what, and when (ISO time).
+    """Summary of one fit. when: ISO time.
 
-    types: the columns that it was learnt from. rows: how many rows were; of which table, where, in which sample.
-    pipeline: the name of the one that fitted. fit_where: `fit.where` as that declared it.
+    types: the columns it was learnt from. shown: the artifact in a few values. rows: their number; table, snapshot,
+    where, sample: which rows. pipeline: the one that fitted. fit_where: its `fit.where`.
     """
 
     op: str
@@ -42,11 +42,10 @@ class FitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """What fitting did. `fits`: those that count now, old ones too; `made` of them were made by it.
+    """Summary of fitting. fits: those of the current artifact set; `made` of them are new.
 
-    rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: where the
-    artifacts are, and which set of them counts; None where there was nothing to fit. vectors: rows of the golden
-    vectors that were kept; `real_vectors` of them are the table's.
+    rows: those learnt from. nbytes_read: compressed column chunks, over all passes. folder, manifest: of the current
+    artifact set; None where there was nothing to fit. vectors: rows of the golden vectors.
     """
 
     fits: tuple[FitFacts, ...] = ()
@@ -60,13 +59,12 @@ class FitReport:
     folder: str = ""
     manifest: str | None = None
     vectors: int = 0
-    real_vectors: int = 0
 
 
 def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
-    """What was fitted for a pipeline and counts.
+    """Summaries of the fits in a pipeline's current artifact set.
 
-    Raises SpecError, with both values, where there are fits of something else only; else as `artifacts.load_manifest`.
+    Raises SpecError, with both values, where there are only fits of something else; otherwise as `load_manifest`.
     """
     stored = StoredArtifactSet(artifact_set_ref(spec), newest=True)
     manifest, one = stored.manifest, stored.chosen
@@ -80,7 +78,7 @@ def fitted_facts(spec: PipelineSpec) -> tuple[FitFacts, ...]:
 
 
 def facts_of(fit: Fit, when: str) -> FitFacts:
-    """A fit as people are told of it; `when` it was made."""
+    """The summary of a fit made at `when`."""
     origin = fit.fitted_on
     return FitFacts(
         op=fit.op,

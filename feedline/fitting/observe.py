@@ -1,4 +1,4 @@
-"""What does one task of a fit do? It observes some files' rows, or merges what others observed.
+"""Run one task of a fit: observe the rows of some files, or merge states of other tasks.
 
 Runs in: Dask workers, or threads of the process that fits. Tasks are stateless and repeatable, and know what they need
 from small values (`FitJob`): the columns to observe as features, the keys of what learns from them. A task reads its
@@ -19,7 +19,7 @@ from feedline.blocks.environment import Environment, check_environment
 from feedline.blocks.single_flight import SingleFlight
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.fitting.spill import Scratch, Spilled, State, merge_part, merged, spill
+from feedline.fitting.spill import Scratch, Spilled, State, merge_all, merge_part, spill
 from feedline.spec.features import FeatureSpec
 from feedline.transforms.compile.compiled import CompiledFeatures, compile_features
 from feedline.transforms.learning.learner import Learner
@@ -189,12 +189,12 @@ class _FitState:
 
     def add(self, states: Iterable[State]) -> None:
         """What others observed."""
-        self._hold(merged(self._learner, states, self._scratch))
+        self._hold(merge_all(self._learner, states, self._scratch))
 
     def merge(self) -> None:
         """Make one of what is held."""
         if len(self._held) > 1 or self._waiting_bytes:
-            self._hold(merged(self._learner, self._held, self._scratch))
+            self._hold(merge_all(self._learner, self._held, self._scratch))
 
     def spill(self) -> None:
         """Put it to disk; it is merged."""

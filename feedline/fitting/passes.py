@@ -1,15 +1,14 @@
-"""How does a pipeline learn what its ops have to know? In as few passes over the table as depend on each other.
+"""Fit the ops of a pipeline, in as few passes over the table as their dependencies allow.
 
 Runs in: the process that fits: `Pipeline.fit`, `feedline fit`, a feeder with `fit: auto`. The passes' tasks run on
 workers (`service.reduction`).
 
-1. The features are compiled as if nothing were known: what is wanted, and which fits wait for which.
+1. The features are compiled without artifacts, which gives the fits to make and their dependencies.
 2. A pass observes, for all fits that wait for no other, the columns that they are learnt from (and the filter's, where
    statistics cannot decide), and nothing else: row groups that the filter rules out are not opened.
-3. The last states become artifacts here. They lie in a scratch folder below work_dir for the workers of the next pass,
-   until none is left to be made.
-4. All artifacts are saved as one set (`artifacts`), which counts from then on. The scratch folder goes, whatever
-   happened.
+3. The last states become artifacts in this process. They lie in a scratch folder below work_dir for the workers of the
+   next pass, until all fits are made.
+4. All artifacts are saved as one artifact set, which becomes the current one. The scratch folder is always removed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from feedline.fitting.observe import (
     merge_states,
     observe_fragments,
 )
-from feedline.fitting.reduction import FAN_IN, Workers, mapped, reduced
+from feedline.fitting.reduction import FAN_IN, Workers, map_tasks, reduce_tasks
 from feedline.fitting.spill import PARTS, Scratch, Spilled, discard, parts_of
 from feedline.planning.binding import (
     artifact_set_key,
@@ -82,7 +81,7 @@ _MEMORY_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitProgress:
-    """In which of how many passes a fit is, for how many statistics, over how many stored rows; tasks done, and all."""
+    """How far a fit is: pass `step` of `passes`, `fits` statistics over `rows` stored rows; tasks done, and all."""
 
     step: int
     passes: int
@@ -136,12 +135,12 @@ def fit_pipeline(
     keep: bool = False,
     say: Say = lambda progress: None,
 ) -> FitReport:
-    """Fit what the pipeline's ops have to learn, and make it what counts, with golden vectors; `keep`: what is there.
+    """Fit all ops, make the result the current artifact set, and write golden vectors. keep: keep valid fits.
 
     A pipeline that uses another's fits (`artifacts: {from: NAME}`) learns nothing: they have to be there.
 
     Raises SpecError for whatever does not fit the table or the rows and where nothing can be written, PlanError where
-    there is no row to learn from, and what reading raises. What counted before still counts then.
+    there is no row to learn from, and what reading raises. The set from before is still current then.
     """
     began = time.perf_counter()
     run = _Run(spec, snapshot, workers, keep or spec.artifacts.shared is not None, say)
@@ -159,7 +158,7 @@ def fit_pipeline(
     except OSError as error:
         message = f"what is learnt cannot be written: {error}. Name folders that can be for `artifacts` and `work_dir`"
         raise spec.error(("artifacts",), message) from error
-    return report if golden is None else replace(report, vectors=golden.rows.num_rows, real_vectors=golden.real)
+    return report if golden is None else replace(report, vectors=golden.rows.num_rows)
 
 
 class _Run:
@@ -206,7 +205,7 @@ class _Run:
         return tuple(replace(self.everything[want.key], depends=want.depends) for want in missing)
 
     def report(self, began: float) -> FitReport:
-        """Saves what is known as the set that counts."""
+        """Save the fits as the current artifact set."""
         learnt = [self._known.learnt(key) for key in self.everything]
         manifest, when = self._kept() or self._saved(learnt)
         return FitReport(
@@ -233,7 +232,7 @@ class _Run:
         return one.manifest, one.fitted
 
     def _saved(self, learnt: Sequence[FittedArtifact]) -> tuple[str, Mapping[str, str]]:
-        """Writes the set, with the fits of features that this pipeline has not, and makes it the one that counts."""
+        """Write the set, with the fits of features that this pipeline does not have, and make it the current one."""
         folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with content_store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
@@ -248,7 +247,7 @@ class _Run:
         return manifest, when
 
     def _name(self, manifest: str, when: Mapping[str, str]) -> None:
-        """Make a manifest the one that counts for this pipeline and source."""
+        """Make a manifest the current one of this pipeline and source."""
         request, now = self._request, datetime.now(UTC).isoformat(timespec="microseconds")
         one = ArtifactSetRecord(
             pipeline=request.pipeline, source=request.source, manifest=manifest, fitted=dict(when), saved=now
@@ -256,11 +255,11 @@ class _Run:
         save_set(artifacts_dir(self._spec), one)
 
     def _others(self, folder: str) -> tuple[Mapping[str, str], list[FittedArtifact]]:
-        """When fits were made that count now, and those of features that this pipeline has not: they stay."""
+        """When the current fits were made, and the fits of features that this pipeline does not have, which stay."""
         try:
             one = load_set(folder, self._request.pipeline, self._request.source)
             fits = load_manifest(folder, one.manifest).fits.values() if one is not None else ()
-        except (CorruptFileError, SpecError):  # of no use to anybody: what is written now takes its place
+        except (CorruptFileError, SpecError):  # replaced by what is written now
             return {}, []
         mine = {feature.name for feature in self._spec.features}
         others = [fit for fit in fits if fit.key not in self.everything and mine.isdisjoint(fit.features)]
@@ -296,7 +295,9 @@ class _Run:
             self._say(done)
 
         self._say(done)
-        states = reduced(self._workers, observe_fragments, merge_states, job, tasks, done=tell) if tasks else NO_ROWS
+        states = (
+            reduce_tasks(self._workers, observe_fragments, merge_states, job, tasks, done=tell) if tasks else NO_ROWS
+        )
         if not states.rows:
             raise self._nothing()
         self._rows = states.rows
@@ -309,7 +310,7 @@ class _Run:
             parts: Sequence[str] = ()
             if isinstance(state, Spilled) and len(state.files) > 1:
                 tasks = [(place, state, part) for part in range(PARTS)]
-                parts = mapped(self._workers, merge_spilled, job, tasks)
+                parts = map_tasks(self._workers, merge_spilled, job, tasks)
             try:
                 artifact = want.learner.finish(parts_of(want.learner, state, job.scratch, parts))
             except FeedlineError as error:

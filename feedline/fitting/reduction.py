@@ -1,8 +1,8 @@
-"""How do many tasks become one result, without the results of many being anywhere at once?
+"""Reduce the results of many tasks to one, with few results in memory at once.
 
-Runs in: the process that fits. A tree: `FAN_IN` results of a level are merged into one of the next, as soon as they are
-there, before further tasks are begun. Results stay where they were computed; what comes here is the last one. Which
-results are merged with which depends on who is done first, and so must not matter to what is merged.
+Runs in: the process that fits. A tree: `FAN_IN` results of a level are merged into one of the next as soon as they are
+ready, before further tasks begin. Results stay where they were computed; only the last one comes to this process. Which
+results are merged together depends on timing, so merging must not depend on it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Workers(Protocol):
         ...
 
 
-def reduced(
+def reduce_tasks(
     workers: Workers,
     each: Callable[[Any, Any], Any],
     merge: Callable[[Any, list[Any]], Any],
@@ -111,7 +111,7 @@ def reduced(
         workers.forget([*running, *(handle for handles in waiting.values() for handle in handles)])
 
 
-def mapped(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> list[Any]:
+def map_tasks(workers: Workers, function: Callable[[Any, Any], Any], job: Any, tasks: Sequence[Any]) -> list[Any]:
     """[function(job, task) for task in tasks], for small results. Raises what a task raises."""
     handles = [workers.start(function, job, task, urgent=False) for task in tasks]
     left = set(handles)

@@ -1,4 +1,4 @@
-"""How does a statistic that outgrows memory go on, on disk?
+"""Keep statistics that outgrow memory on disk.
 
 Runs on the workers, in the tasks that merge states, and where a fit is finished. A state's rows are named by keys
 (`Learner.keys`), so that it can be cut: a row belongs to one of `PARTS` parts by the first bits of a hash of its keys,
@@ -7,7 +7,7 @@ folder, a table per part (`warehouse.store`, which proves what it reads), and on
 end each part is merged from all files, one part at a time. Nothing is lost or rounded: what comes out is the state that
 memory would have held, in `PARTS` pieces without a key in common.
 
-    merged(states) -> a state ──► … ──► merged(states) -> a state ──► parts_of(state) ──► Learner.finish
+    merge_all(states) -> a state ──► … ──► merge_all(states) -> a state ──► parts_of(state) ──► Learner.finish
 
 The scratch folder is a path or URI that all workers reach; whoever made it removes it with `discard`, also what tasks
 left there that died.
@@ -58,7 +58,7 @@ class Spilled:
 State: TypeAlias = pa.Table | Spilled
 
 
-def merged(learner: Learner, states: Iterable[State], scratch: Scratch) -> State:
+def merge_all(learner: Learner, states: Iterable[State], scratch: Scratch) -> State:
     """The state after the rows of all, on disk where it is larger than the limit (and has keys).
 
     `states`, at least one, may be a generator: none is asked for before there is room for it. Raises what the learner

@@ -1,1 +1,1 @@
-"""From encoded rows to the trainer: the schedule, the batch layout, the ring, the dataset."""
+"""The way from encoded rows to the trainer: layout of a slot, ring, dataset and state."""

@@ -1,4 +1,4 @@
-"""What does a training step get? Tensors over a slot's bytes, made when they are asked for.
+"""The tensors of a training step: views of a slot's bytes, made when they are first used.
 
 Runs in: the trainer, and wherever `Pipeline.batches` is iterated. A `Batch` holds a lease on its slot; each tensor
 holds the slot's bytes, so the slot is written again only after the batch and all its tensors are gone.

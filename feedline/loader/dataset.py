@@ -1,4 +1,4 @@
-"""How does a training loop read a pipeline? `for batch in FeedlineDataset("pipeline.yaml")`.
+"""The dataset of a training loop: `for batch in FeedlineDataset("pipeline.yaml")`.
 
 Runs in: the trainer. The dataset knows where the training is (epoch, step) and leaves everything else to its
 `FeederClient`. One `iter()` is one epoch and the next `iter()` the next. The state is a few plain numbers that count
@@ -65,10 +65,10 @@ class DatasetStats:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """Where the training is, in one value: an interrupt leaves the old one or the new one.
+    """The position of the training as one value, so that an interrupt leaves either the old or the new one.
 
-    start: where the next iter() starts. at: what state_dict() says, the next batch that the trainer has not had.
-    reading: the next batch of the running iterator, which set_epoch() leaves alone.
+    start: where the next iter() starts. at: the position in state_dict(), that of the first batch not handed out yet.
+    reading: the next batch of the running iterator, which set_epoch() does not change.
     """
 
     answer: Answer | None
@@ -156,7 +156,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at step 0 of this epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise PlanError(f"epoch is not a number from 0: got {epoch!r}")
+            raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
         course = self._course
         self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0), course.reading)
 

@@ -1,4 +1,4 @@
-"""Facts that cross processes, as frozen values with a JSON form; and what people read of them.
+"""Facts that cross processes, as frozen values with a JSON form, and their descriptions for people.
 
 Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch. The trainer's `Hello` asks for a plan,
 `PlanFacts` and `FeederFacts` answer it, and `FeederStats` count the feeder's work. `from_json` refuses a malformed

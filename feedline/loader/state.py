@@ -15,7 +15,7 @@ from feedline.loader.facts import PlanFacts
 
 STATE_VERSION = 1
 STATE_KEYS = ("version", "snapshot", "plan", "features", "epoch", "step", "seed", "lanes", "batch_size")
-# What a state may say besides: older ones do not.
+# An optional key, which older states lack.
 ENVIRONMENT_KEY = "environment"
 
 
@@ -25,16 +25,16 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}: got {', '.join(sorted(state)) or 'nothing'}")
     if state["version"] != STATE_VERSION:
-        raise StateError(f"the state's version is another: got {state['version']!r}, expected {STATE_VERSION}")
+        raise StateError(f"the state's version is unknown: got {state['version']!r}, expected {STATE_VERSION}")
     for key in ("epoch", "step", "lanes", "batch_size", "seed"):
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
-            raise StateError(f"the state's {key} is no number from 0: got {state[key]!r}")
+            raise StateError(f"the state's {key} must be a non-negative integer: got {state[key]!r}")
     for key in ("snapshot", "plan", "features"):
         if not isinstance(state[key], str):
-            raise StateError(f"the state's {key} is no text: got {state[key]!r}")
+            raise StateError(f"the state's {key} must be a string: got {state[key]!r}")
     environment = {ENVIRONMENT_KEY: state[ENVIRONMENT_KEY]} if ENVIRONMENT_KEY in state else {}
     if not all(isinstance(value, str) for value in environment.values()):
-        raise StateError(f"the state's environment is no text: got {state[ENVIRONMENT_KEY]!r}")
+        raise StateError(f"the state's environment must be a string: got {state[ENVIRONMENT_KEY]!r}")
     return {**{key: state[key] for key in STATE_KEYS}, **environment}
 
 

@@ -1,8 +1,8 @@
-"""How do rows become arrays outside a run: one request or one file at a time, with the bytes that training gives?
+"""Encode rows outside a run, one request or file at a time, with the bytes that training gives.
 
-Runs in: whatever process serves a model or transforms a file: no Dask, no torch, no table, no labels. It is made of the
-pieces that a block's task is made of (`project`, `CompiledFeatures.apply`, `encode`), so that it cannot drift from
-them. Features are compiled once for every schema that rows come in. A `Serving` may be used by any number of threads.
+Runs in: the process that serves a model or transforms a file: no Dask, no torch, no table, no labels. It calls the
+functions of a block's task (`project`, `CompiledFeatures.apply`, `encode`), so both give the same bytes. Features are
+compiled once for every schema of rows. Any number of threads may use a `Serving`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from feedline.planning.binding import (
     planned_schema,
     require_fitted,
 )
-from feedline.serving.null_types import Unsettled, refuse_unsettled, settled, without_type
-from feedline.serving.request_types import converted, refuse_absent_parts, refuse_other_kinds, same
+from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types, without_type
+from feedline.serving.request_types import convert, refuse_absent_parts, refuse_other_kinds, same
 from feedline.serving.row_forms import Rows, frame_of
 from feedline.spec import PipelineSpec
 from feedline.spec.features import GROUPS, FeatureSpec
@@ -49,7 +49,7 @@ _SCHEMAS = 16  # compiled forms that are kept: callers send their rows in a few 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The features compiled for rows of one schema, and the columns that have to be converted first."""
+    """The features compiled for rows of one schema, and the columns that must be converted first."""
 
     features: CompiledFeatures
     columns: BatchSchema
@@ -98,7 +98,7 @@ class Serving:
         return Encoded(schema=columns, encoded=encoded)
 
     def schema(self, table: Callable[[], pa.Schema]) -> BatchSchema:
-        """The columns of a batch of all groups, by the types of training or, where nobody recorded them, the table's.
+        """The columns of a batch of all groups, by the types of training or, without a record, the table's.
 
         Raises SpecError where something has not been learnt yet, or a feature's column is not there.
         """
@@ -157,14 +157,14 @@ class Serving:
             return None if features.missing_fits else _made(features, rows)
 
         uses = [frozenset(named_columns(feature)) for feature in self.features]
-        found = settled(schema, uses, outcome)
-        if isinstance(found, Unsettled):
+        found = resolve_types(schema, uses, outcome)
+        if isinstance(found, AmbiguousType):
             feature = self.features[found.feature]
             remedy = (
                 f"Send it with a type, or have the types of training recorded: `feedline plan {self._spec.file}` where "
                 "the table is does, and so do run and fit"
             )
-            raise refuse_unsettled(found, feature.name, chain_text(feature), remedy)
+            raise ambiguous_type_error(found, feature.name, chain_text(feature), remedy)
         return found
 
     def _compiled(self, given: pa.Schema) -> Form:
@@ -217,11 +217,11 @@ def _arrow_schema(schema: pl.Schema) -> pa.Schema:
 def _converted(rows: pa.Table | pa.RecordBatch | pl.DataFrame, casts: tuple[pa.Field, ...]) -> Frame:
     if isinstance(rows, pl.DataFrame):
         return rows.with_columns(
-            pl.Series(field.name, converted(rows.get_column(field.name).to_arrow(), field.type, field.name))
+            pl.Series(field.name, convert(rows.get_column(field.name).to_arrow(), field.type, field.name))
             for field in casts
         )
     fields, columns = list(rows.schema), list(rows.columns)
     for field in casts:
         place = rows.schema.get_field_index(field.name)
-        fields[place], columns[place] = field, converted(columns[place], field.type, field.name)
+        fields[place], columns[place] = field, convert(columns[place], field.type, field.name)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -1,4 +1,4 @@
-"""How does a file become a file of features? Chunk by chunk, in the input's order, and all of it or nothing.
+"""Transform a file of rows into a file of features: chunk by chunk, in order, all or nothing.
 
 Runs in: the process of `feedline transform`. Rows come from Parquet (a file, a folder, a glob, a path or URI) as any
 table's do, or from an Arrow file or stream; they go through `Serving.encode`, and to one Parquet or Arrow file, which

@@ -1,8 +1,8 @@
-"""Does this installation compute what the one that fitted computed? Golden vectors: rows, and what they became.
+"""Record golden vectors, rows and their features, and check an installation against them.
 
-Runs in: the process that fits (`record`), the process that proves an installation (`check`). Ids and lengths have to be
-equal. Floats have to be equal bit by bit where versions and processor are those that made the vectors; elsewhere they
-may be `ULPS` apart, because numpy chooses its logarithms by the processor's instructions. NaN is equal to NaN.
+Runs in: the process that fits (`record`) and the process that checks an installation (`check`). Ids and lengths must be
+equal. Floats must be equal to the bit where versions and processor are those of the vectors; elsewhere they may be
+`ULPS` apart, because numpy chooses its logarithms by the processor's instructions. NaN equals NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.loader.encoding.arrow_table import arrow_table
 from feedline.planning.binding import artifact_set_key, artifacts_dir, bound_sample, bound_where, planned_schema
 from feedline.serving.encoder import Serving
-from feedline.serving.golden_rows import MADE_UP, SYNTHETIC, made_up_rows, plain_row, real_rows, refused, takes
+from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import Golden, GoldenOrigin, forget_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
@@ -86,10 +86,10 @@ class Check:
 
 
 def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
-    """Keep, beside what was learnt, the types of the table's columns and golden vectors as `fit.golden` wants them.
+    """Keep the types of the table's columns and, unless `fit.golden` is `none`, golden vectors beside the artifacts.
 
-    The vectors; those that are there already where nothing has changed. None, and none are kept, where they are not
-    wanted, nothing is served, or no row is to be found that all features take.
+    Returns the vectors: the existing ones where nothing has changed. Returns None, and deletes existing ones, where
+    `fit.golden` is `none`, nothing is served, or no row is taken by all features.
     """
     folder, schema = artifacts_dir(spec), planned_schema(spec, snapshot.schema)
     request = artifact_set_key(spec)
@@ -106,13 +106,14 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
         snapshot=snapshot.id,
     )
     before = _before(folder, request, serving)
-    if before is not None and before.made == made and (before.real > 0) == (spec.fit.golden == "rows"):
+    if before is not None and before.made == made and before.real:
         return before
-    rows, real = _rows(spec, snapshot, schema, serving)
+    rows = _rows(spec, snapshot, schema, serving)
     if not rows.num_rows:
         forget_golden(folder, request, serving.features)
         return None
-    golden = Golden(rows=rows, expected=arrow_table(*serving.encode(rows)), real=real, made=made)
+    expected = arrow_table(*serving.encode(rows))
+    golden = Golden(rows=rows, expected=expected, real=rows.num_rows, made=made)
     save_golden(folder, request, serving.features, golden)
     return golden
 
@@ -125,22 +126,12 @@ def _before(folder: str, request: ArtifactSetKey, serving: Serving) -> Golden | 
         return None
 
 
-def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> tuple[pa.Table, int]:
-    """Rows that all features take, and how many of them are the table's."""
+def _rows(spec: PipelineSpec, snapshot: Snapshot, schema: pa.Schema, serving: Serving) -> pa.Table:
+    """Rows of the table that all features take."""
     columns = list(serving.form(schema).features.columns)
-    rows = pa.schema([schema.field(name) for name in columns]).empty_table()
-    if spec.fit.golden == "rows":
-        where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-        rows = real_rows(snapshot, columns, schema, where=where, sample=sample)
-        wrong = set(refused(rows, takes(serving.encode)))
-        rows = rows.take(pa.array([row for row in range(rows.num_rows) if row not in wrong], pa.int64()))
-    real = rows.num_rows
-    first = rows.slice(0, 1) if real else plain_row(rows.schema)
-    if refused(first, takes(serving.encode)):
-        return rows, real
-    parts = [(part.form(schema).features.columns, takes(part.encode)) for part in serving.alone()]
-    made_up = made_up_rows(first, MADE_UP if real else SYNTHETIC, parts)
-    return pa.concat_tables([rows, made_up]).combine_chunks(), real
+    where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
+    rows = first_rows_of_splits(snapshot, columns, schema, where=where, sample=sample)
+    return rows_that_encode(rows, serving.encode)
 
 
 def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
@@ -187,17 +178,17 @@ def compare(made: pa.Table, expected: pa.Table, *, ulps: int) -> tuple[Differenc
 def _difference(name: str, made: pa.ChunkedArray, expected: pa.ChunkedArray, ulps: int) -> Difference | None:
     one, two = made.combine_chunks(), expected.combine_chunks()
     if one.type != two.type or len(one) != len(two):
-        return _told(name, one, two, 0, count=len(two), ulps=None, allowed=False)
+        return _difference_at(name, one, two, 0, count=len(two), ulps=None, allowed=False)
     (lengths, values), (wanted, others) = _flat(one), _flat(two)
     uneven = np.flatnonzero(lengths != wanted)
     if len(uneven):
-        return _told(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
+        return _difference_at(name, one, two, int(uneven[0]), count=len(uneven), ulps=None, allowed=False)
     apart = [_apart(*pair) for pair in zip(values, others, strict=True)]
     wrong = np.logical_or.reduce([far > 0 for far in apart])
     if not wrong.any():
         return None
     floats = [far for far, column in zip(apart, values, strict=True) if column.dtype.kind == "f"]
-    return _told(
+    return _difference_at(
         name,
         one,
         two,
@@ -213,7 +204,7 @@ def _apart(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     return ulps_between(one, other) if one.dtype.kind == "f" else np.where(one == other, 0, _FAR)
 
 
-def _told(
+def _difference_at(
     name: str, made: pa.Array, expected: pa.Array, row: int, *, count: int, ulps: int | None, allowed: bool
 ) -> Difference:
     texts = [

@@ -38,7 +38,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenOrigin:
-    """By whom vectors were made, and of what.
+    """The installation and table that vectors were made with.
 
     fingerprints: of each feature alone, by its name. environment: versions and processor, by name. table, snapshot:
     where the rows of a table come from.
@@ -52,7 +52,10 @@ class GoldenOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """Rows and what they became, as `feedline transform` writes it; `real`: the first of them are a table's."""
+    """Rows and what they became, as `feedline transform` writes it.
+
+    real: so many of them, from the first on, are a table's: all but in vectors of earlier versions.
+    """
 
     rows: pa.Table
     expected: pa.Table
@@ -95,7 +98,7 @@ def save_golden(folder: str, request: ArtifactSetKey, features: Sequence[Feature
 
 
 def forget_golden(folder: str, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> None:
-    """Delete the vectors of these features, whatever their source: they may hold rows that nobody wants to be kept."""
+    """Delete the vectors of these features, whatever their source: they may hold rows that must not be kept."""
     location, id = locate(absolute(folder)), features_id(features)
     for home in (_home(request.pipeline), FOLDER):
         for info in _listed(location, home):

@@ -1,9 +1,9 @@
 """Give columns that hold nothing but nulls the type that the features' ops fix.
 
-Runs in: the processes that serve, for rows whose types nobody recorded. Pure, but for what `outcome` does. A request of
+Runs in: the processes that serve, for rows without recorded types. Pure, but for what `outcome` does. A request of
 Python values says nothing of the type of `[None]` or `[[]]`. Where every type that a column's features take makes the
 same of such values, the first of them is as good as any; where they make different things, or none is taken, the type
-has to be said.
+has to be given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Outcome: TypeAlias = Callable[[int, pa.Schema, pa.Table], object | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class AmbiguousType:
     """A column whose type nothing fixes: `made` of it, by type, by the first feature where that differs."""
 
     column: str
@@ -39,7 +39,7 @@ def without_type(kind: pa.DataType) -> bool:
     return pat.is_null(kind) or (any(test(kind) for test in _LISTS) and pat.is_null(kind.value_type))
 
 
-def settled(schema: pa.Schema, uses: Sequence[frozenset[str]], outcome: Outcome) -> pa.Schema | Unsettled:
+def resolve_types(schema: pa.Schema, uses: Sequence[frozenset[str]], outcome: Outcome) -> pa.Schema | AmbiguousType:
     """The schema with a type for each column without one that features use, if one is fixed.
 
     uses: the columns of each feature. Columns that come together in a feature, and in no other alone, get one type.
@@ -52,14 +52,14 @@ def settled(schema: pa.Schema, uses: Sequence[frozenset[str]], outcome: Outcome)
         group = min(groups, key=lambda group: (len(group), sorted(group)))
         places = [place for place, use in enumerate(uses) if use & left and use & left <= group]
         found = _choice(schema, sorted(group), places, outcome)
-        if isinstance(found, Unsettled):
+        if isinstance(found, AmbiguousType):
             return found
         schema = found
 
 
 def _choice(
     schema: pa.Schema, columns: Sequence[str], places: Sequence[int], outcome: Outcome
-) -> pa.Schema | Unsettled:
+) -> pa.Schema | AmbiguousType:
     lists = [pa.list_(element) for element in _ELEMENTS]
     scalars = _SCALARS if all(pat.is_null(schema.field(name).type) for name in columns) else ()
     taken: list[tuple[pa.Schema, list[object]]] = []
@@ -70,11 +70,11 @@ def _choice(
         if len(made) == len(places):
             taken.append((tried, made))
     if not taken:
-        return Unsettled(columns[0], places[0], {})
+        return AmbiguousType(columns[0], places[0], {})
     for index, place in enumerate(places):
         made_of = {str(tried.field(columns[0]).type): made[index] for tried, made in taken}
         if any(one != taken[0][1][index] for one in made_of.values()):
-            return Unsettled(columns[0], place, made_of)
+            return AmbiguousType(columns[0], place, made_of)
     return taken[0][0]
 
 
@@ -91,8 +91,8 @@ def _empty_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     return pa.table({field.name: pa.array(values[field.name], field.type) for field in schema})
 
 
-def refuse_unsettled(found: Unsettled, feature: str, chain: str, remedy: str) -> SpecError:
-    """The error for a column whose type has to be said."""
+def ambiguous_type_error(found: AmbiguousType, feature: str, chain: str, remedy: str) -> SpecError:
+    """The error for a column whose type has to be given."""
     made = [f"{one} of {kind}" for kind, one in found.made.items()]
     got = f"its ops ({chain}) make {made[0]} and {made[-1]}" if made else f"no type is taken by its ops ({chain})"
     return SpecError(

@@ -1,4 +1,4 @@
-"""In which types may a request's columns come, and how do they become the types that training saw?
+"""Convert the columns of a request to the types of training, and refuse what does not fit them.
 
 Pure. A float32 column that arrives as float64 must not be transformed as float64: the last bit of a logarithm would
 differ from training's. So columns are brought to training's types first, by these rules, inside lists, structs and
@@ -41,7 +41,7 @@ _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_s
 
 
 def same(given: pa.Field, wanted: pa.Field) -> bool:
-    """Whether both come to the transforms in one type: nothing has to be converted."""
+    """Whether both come to the transforms in one type: nothing must be converted."""
     if given.type == wanted.type:
         return True
     dtype = column_type(given)
@@ -75,7 +75,7 @@ def _flat(given: pa.DataType, wanted: pa.DataType) -> bool:
     return any(_is(given, family) and _is(wanted, family) for family in families)
 
 
-def converted(column: Column, wanted: pa.DataType, name: str) -> Column:
+def convert(column: Column, wanted: pa.DataType, name: str) -> Column:
     """A column of a convertible type in the type wanted.
 
     Raises DataError, naming column, row and value, where a value does not fit.

@@ -312,9 +312,7 @@ class FitSpec(Section):
         default=True, description="Rows that were learnt from are told what was learnt from others, where an op can."
     )
     memory: Bytes | None = Field(default=None, description="Memory of statistics in a process; more goes to disk.")
-    golden: Literal["rows", "synthetic", "none"] = Field(
-        default="rows", description="Golden vectors: of rows of the table, of rows that are made up, or none."
-    )
+    golden: Literal["rows", "none"] = Field(default="rows", description="Golden vectors: rows of the table, or none.")
 
 
 def _fit(value: object) -> object:

@@ -121,7 +121,7 @@ class SourceSpec(Section):
     where: Text | None = Field(default=None, description="Expression that keeps a row where it is true; null drops it.")
     sample: SampleSpec | None = Field(default=None, description="A share of the rows that `where` keeps.")
     row_key: Names | None = Field(
-        default=None, description="Columns that name a row for good, by which `feedline rebase` finds it again."
+        default=None, description="Columns that identify a row; runs record them, as `feedline rebase` needs."
     )
     on_bad_file: Literal["error", "skip"] = Field(
         default="error", description="A corrupt file: an error, or left out of the plan and reported."

@@ -21,7 +21,7 @@ from feedline.artifacts.artifact_sets import (
     ArtifactSetRecord,
     FitSource,
     canonical_where,
-    chosen,
+    choose_set,
     fit_source,
     safe_name,
     table_name,
@@ -356,7 +356,7 @@ def test_the_nearest_set_is_chosen():
 
     def taken(table: str, where: str | None = None, sample: str | None = None, **more: Any) -> str | None:
         source = FitSource(table=(table,), where=where, sample=sample)
-        one = chosen(ArtifactSetKey(pipeline="p", source=source, **more), sets)
+        one = choose_set(ArtifactSetKey(pipeline="p", source=source, **more), sets)
         return None if one is None else one.manifest
 
     assert [taken("t"), taken("t", sample="s"), taken("t", sample="r"), taken("t", "w", "s")] == ["1", "2", None, None]

@@ -51,7 +51,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 WRONG = [
     ("plan nowhere.yaml", "nowhere.yaml"),
-    *((f"{command} missing.yaml", "does not exist") for command in ("plan", "check", "fit", "run --sink null")),
+    *((f"{command} missing.yaml", "does not exist") for command in ("plan", "check", "fit")),
     *((f"{command} empty.yaml", "is empty") for command in ("plan", "check", "fit")),
     *((f"{command} col.yaml", "column") for command in ("plan", "check", "fit", "head", "run --sink null")),
     ("snapshot missing.yaml OUT/s", "does not exist"),
@@ -83,7 +83,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), WRONG, ids=[line for line, _ in WRONG])
+FEEDS = pytest.param("run --sink null missing.yaml", "does not exist", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("line", "words"), [*WRONG, FEEDS])
 def test_wrong_input_ends_with_2(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, words: str):
     monkeypatch.chdir(here)
     before = sorted(here.rglob("*.parquet"))

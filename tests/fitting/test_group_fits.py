@@ -14,7 +14,7 @@ from fit_in_memory import fit_frames
 
 from feedline import Pipeline
 from feedline.errors import FeedlineError
-from feedline.fitting.spill import PARTS, Scratch, Spilled, merged, parts_of
+from feedline.fitting.spill import PARTS, Scratch, Spilled, merge_all, parts_of
 from feedline.spec.features import OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
@@ -128,7 +128,7 @@ def test_a_state_that_is_spilled_makes_the_same_artifact(tmp_path: Path):
         assert learner is not None
         states = [learner.observe(part.select(observed).get_columns()) for part in frame.iter_slices(10_000)]
         scratch = Scratch(folder=str(tmp_path / op), limit_bytes=400_000)
-        spilled = merged(learner, [state.to_arrow() for state in states], scratch)
+        spilled = merge_all(learner, [state.to_arrow() for state in states], scratch)
         assert isinstance(spilled, Spilled)
         parts = parts_of(learner, spilled, scratch)
         artifact = learner.finish(parts)

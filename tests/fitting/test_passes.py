@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, clicks: Path):
     assert not list((tmp_path / "work").glob("fitting*"))
 
 
-def test_what_a_feature_is_expected_to_be_is_no_matter_of_what_is_learnt_from(tmp_path: Path, clicks: Path):
+def test_expectations_do_not_affect_fitting(tmp_path: Path, clicks: Path):
     features = {
         "categorical": {
             "id_0": {"column": "id_0", "ops": ["vocabulary"], "expect": {"oov_rate": "<= 0.5"}},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import DataError
-from feedline.fitting.reduction import FAN_IN, mapped, reduced, threads_here
+from feedline.fitting.reduction import FAN_IN, map_tasks, reduce_tasks, threads_here
 
 
 class Scripted:
@@ -58,7 +58,7 @@ def merge(job: str, results: list[list[int]]) -> list[int]:
 @given(st.integers(1, 150), st.integers(1, 5), st.integers(0, 1000))
 def test_every_task_counts_once_and_few_results_wait(tasks: int, threads: int, seed: int):
     workers, done = Scripted(threads, seed), []
-    assert reduced(workers, each, merge, "job", range(tasks), done=done.append) == list(range(tasks))
+    assert reduce_tasks(workers, each, merge, "job", range(tasks), done=done.append) == list(range(tasks))
     assert sorted(done) == list(range(tasks))
     levels = 1 + next(level for level in range(20) if FAN_IN**level >= tasks)
     assert workers.most <= 2 * threads + FAN_IN * levels
@@ -67,8 +67,8 @@ def test_every_task_counts_once_and_few_results_wait(tasks: int, threads: int, s
 
 def test_threads_do_the_same():
     with threads_here(4) as workers:
-        assert reduced(workers, each, merge, "job", range(50)) == list(range(50))
-        assert mapped(workers, each, "job", range(5)) == [[0], [1], [2], [3], [4]]
+        assert reduce_tasks(workers, each, merge, "job", range(50)) == list(range(50))
+        assert map_tasks(workers, each, "job", range(5)) == [[0], [1], [2], [3], [4]]
 
 
 def test_the_first_error_is_raised_and_the_rest_called_off():
@@ -79,5 +79,5 @@ def test_the_first_error_is_raised_and_the_rest_called_off():
 
     done: list[int] = []
     with pytest.raises(DataError, match="task 3 failed"), threads_here(2) as workers:
-        reduced(workers, fail, merge, "job", range(1000), done=done.append)
+        reduce_tasks(workers, fail, merge, "job", range(1000), done=done.append)
     assert len(done) < 20

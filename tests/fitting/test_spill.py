@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.errors import CorruptFileError
-from feedline.fitting.spill import PARTS, Scratch, Spilled, cut, discard, merge_part, merged, parts_of, spill
+from feedline.fitting.spill import PARTS, Scratch, Spilled, cut, discard, merge_all, merge_part, parts_of, spill
 from feedline.transforms.learning.learner import Artifact, Parts
 
 
@@ -63,7 +63,7 @@ def held(parts: Parts) -> Counter[Any]:
     return counts
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     chunks=st.lists(st.lists(st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)), min_size=1),
     limit=st.sampled_from([1, 200, 10**9]),
@@ -77,7 +77,7 @@ def test_a_tree_of_merges_gives_what_memory_would(tmp_path_factory, chunks, limi
     while len(waiting) > 1:
         order.shuffle(waiting)
         count = order.randint(1, 3)
-        waiting = [merged(learner, waiting[:count], scratch), *waiting[count:]]
+        waiting = [merge_all(learner, waiting[:count], scratch), *waiting[count:]]
     parts = parts_of(learner, waiting[0], scratch)
     expected = Counter(value for chunk in chunks for value in chunk)
     assert held(parts) == expected
@@ -87,7 +87,7 @@ def test_a_tree_of_merges_gives_what_memory_would(tmp_path_factory, chunks, limi
 @pytest.mark.parametrize("values", [["", "a", "Zürich", "x" * 40, None], [b"", b"\xff", b"\x00" * 30]])
 def test_strings_and_bytes(tmp_path: Path, values):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
-    whole = merged(Sums("value"), [state(values).to_arrow(), state(values[:2]).to_arrow()], scratch)
+    whole = merge_all(Sums("value"), [state(values).to_arrow(), state(values[:2]).to_arrow()], scratch)
     assert isinstance(whole, Spilled)
     assert held(parts_of(Sums("value"), whole, scratch)) == Counter(values + values[:2])
 
@@ -103,7 +103,7 @@ def test_several_keys_of_several_types(tmp_path: Path):
         }
     )
     learner = Sums("day", "price", "clicked")
-    whole = merged(learner, [learner.merge([frame]).to_arrow(), learner.merge([frame]).to_arrow()], scratch)
+    whole = merge_all(learner, [learner.merge([frame]).to_arrow(), learner.merge([frame]).to_arrow()], scratch)
     together = pl.concat(list(parts_of(learner, whole, scratch)))
     assert sorted(together["count"].to_list()) == [6, 6, 8]
     assert together.schema == frame.schema
@@ -128,7 +128,7 @@ def test_memory_is_bounded_by_the_limit(tmp_path: Path):
     learner = Sums("value")
     numbers = np.random.default_rng(1).integers(0, 400_000, (40, 16_384))
     states = [state(row.tolist(), pl.Int64()).to_arrow() for row in numbers]
-    whole = merged(learner, iter(states), scratch)
+    whole = merge_all(learner, iter(states), scratch)
     assert isinstance(whole, Spilled)
     together = pl.concat(list(parts_of(learner, whole, scratch))).sort("value")
     assert learner.largest_bytes < 2 * limit
@@ -140,7 +140,7 @@ def test_memory_is_bounded_by_the_limit(tmp_path: Path):
 def test_parts_merged_beforehand_are_read(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     learner = Sums("value")
-    both = merged(learner, [state([1, 2]).to_arrow(), state([2, 3]).to_arrow()], scratch)
+    both = merge_all(learner, [state([1, 2]).to_arrow(), state([2, 3]).to_arrow()], scratch)
     assert isinstance(both, Spilled)
     names = [merge_part(learner, both, part, scratch) for part in range(PARTS)]
     for name in both.files:
@@ -152,7 +152,7 @@ def test_parts_merged_beforehand_are_read(tmp_path: Path):
 
 def test_a_state_without_keys_stays_in_memory(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
-    whole = merged(Sums(), [pl.DataFrame({"count": [number]}).to_arrow() for number in range(10)], scratch)
+    whole = merge_all(Sums(), [pl.DataFrame({"count": [number]}).to_arrow() for number in range(10)], scratch)
     (part,) = parts_of(Sums(), whole, scratch)
     assert part.item() == 45
     assert not list(tmp_path.iterdir())

@@ -145,7 +145,7 @@ def test_the_sample_is_in_the_fingerprint_of_the_plan(place: Place) -> None:
     base = Pipeline.from_yaml(path).plan().facts()
     for key, value in (("fraction", 0.26), ("seed", 8), ("where", "clicked <= 0"), ("key", ["request_id"])):
         other = Pipeline.from_yaml(path, {f"source.sample.{key}": value}).plan().facts()
-        assert (other["plan"] != base["plan"], other["features"]) == (True, base["features"]), key
+        assert (other.plan != base.plan, other.features) == (True, base.features), key
 
 
 def test_errors_name_their_place(place: Place) -> None:

@@ -171,7 +171,7 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
         ]
         for rank in ranks:
             assert rank.wait(240) == 0, rank.text  # six feeders start one after the other
-    said = [_said(rank.text) for rank in ranks]
+    said = [_scenes(rank.text) for rank in ranks]
     epochs = [scenes["an epoch"] for scenes in said]
     assert {epoch["source"] for epoch in epochs} == {"torch.distributed"}
     assert epochs[0]["state"] == epochs[1]["state"]
@@ -192,6 +192,6 @@ def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
                 assert text in scenes[scene]["message"]
 
 
-def _said(text: str) -> dict[str, Any]:
-    told = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {each["scene"]: each["came"] for each in told}
+def _scenes(text: str) -> dict[str, Any]:
+    reports = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {each["scene"]: each["outcome"] for each in reports}

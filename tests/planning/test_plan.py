@@ -170,17 +170,17 @@ def test_the_fingerprints(place: Place):
         ("lanes", 4),
     ):
         other = plan_of(path, **{key: value}).facts()
-        assert (other["plan"] != base["plan"], other["features"]) == (True, base["features"]), key
+        assert (other.plan != base.plan, other.features) == (True, base.features), key
     for key, value in (
         ("features.dense.dense_0", []),
         ("features.categorical.id_0", [{"modulo": 999}]),
         ("features.extra.ts", {"column": "ds"}),
     ):
         other = plan_of(path, **{key: value}).facts()
-        assert (other["plan"], other["features"] != base["features"]) == (base["plan"], True), key
+        assert (other.plan, other.features != base.features) == (base.plan, True), key
     for key, value in (("name", "x"), ("epochs", 3), ("memory", "1GiB"), ("cluster", {"workers": 3})):
         other = plan_of(path, **{key: value}).facts()
-        assert (other["plan"], other["features"]) == (base["plan"], base["features"]), key
+        assert (other.plan, other.features) == (base.plan, base.features), key
     assert plan_of(path, world_size=2).facts() == base
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Pipeline
@@ -23,7 +23,7 @@ from feedline.errors import DataError, SpecError
 from feedline.loader.encoding.encode import EncodedRows
 from feedline.loader.row_arrays import Encoded
 from feedline.serving.encoder import Serving
-from feedline.serving.request_types import converted, convertible
+from feedline.serving.request_types import convert, convertible
 from feedline.spec import load_spec
 
 FEATURES: dict[str, Any] = {
@@ -344,10 +344,10 @@ def test_integers_fit_or_are_refused(stored: pa.DataType, wanted: pa.DataType, d
     assert convertible(stored, wanted)
     if wrong:
         with pytest.raises(DataError, match="column 'c' holds a value that does not fit") as caught:
-            converted(pa.array(values, stored), wanted, "c")
+            convert(pa.array(values, stored), wanted, "c")
         assert caught.value.row == wrong[0]
     else:
-        assert converted(pa.array(values, stored), wanted, "c").to_pylist() == values
+        assert convert(pa.array(values, stored), wanted, "c").to_pylist() == values
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(width=64, allow_infinity=False)), max_size=8))
@@ -357,26 +357,26 @@ def test_doubles_are_rounded_as_numpy_rounds(values: list[float | None]):
     over = [row for row, value in enumerate(expected) if value in (float("inf"), float("-inf"))]
     if over:
         with pytest.raises(DataError, match="does not fit") as caught:
-            converted(pa.array(values, pa.float64()), pa.float32(), "c")
+            convert(pa.array(values, pa.float64()), pa.float32(), "c")
         assert caught.value.row == over[0]
     else:
-        found = converted(pa.array(values, pa.float64()), pa.float32(), "c").to_pylist()
+        found = convert(pa.array(values, pa.float64()), pa.float32(), "c").to_pylist()
         assert repr(found) == repr(expected)
 
 
 def test_values_outside_a_slice_do_not_matter():
     column = pa.array([[300], [1, 2], None, [2**40]]).slice(1, 2)
-    assert converted(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
+    assert convert(column, pa.list_(pa.int8()), "c").to_pylist() == [[1, 2], None]
 
 
 def test_times():
     seconds, micros = pa.timestamp("s"), pa.timestamp("us")
-    assert converted(pa.array([1, None], seconds), micros, "t").cast(pa.int64()).to_pylist() == [1_000_000, None]
+    assert convert(pa.array([1, None], seconds), micros, "t").cast(pa.int64()).to_pylist() == [1_000_000, None]
     with pytest.raises(DataError, match="column 't' holds a value that does not fit") as caught:
-        converted(pa.array([1_000_000, 1_000_001], micros), seconds, "t")
+        convert(pa.array([1_000_000, 1_000_001], micros), seconds, "t")
     assert caught.value.row == 1
     zoned = pa.array([0], pa.timestamp("ms", "UTC"))
-    made = converted(zoned, pa.timestamp("us", "Europe/Zurich"), "t")
+    made = convert(zoned, pa.timestamp("us", "Europe/Zurich"), "t")
     assert made.cast(pa.int64()).to_pylist() == [0]
     assert not convertible(seconds, pa.timestamp("s", "UTC"))
     assert not convertible(pa.date32(), seconds)
@@ -385,10 +385,15 @@ def test_times():
     assert not convertible(pa.list_view(pa.int64()), pa.list_(pa.int64()))
 
 
+@pytest.fixture(scope="module")
+def pipeline(path: Path) -> Pipeline:
+    return Pipeline.from_yaml(path)
+
+
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 60), max_size=5))
-def test_parts_give_what_the_whole_gives(path: Path, cuts: list[int]):
+def test_parts_give_what_the_whole_gives(pipeline: Pipeline, cuts: list[int]):
     rows = pa.concat_tables([TABLE.slice(i % 4, 1) for i in range(60)])
-    pipeline = Pipeline.from_yaml(path)
     whole = pipeline.transform(rows)
     parts = [pipeline.transform(rows[a:b]) for a, b in pairwise(sorted({0, *cuts, 60}))]
     assert np.array_equal(np.concatenate([part.dense for part in parts]), whole.dense)

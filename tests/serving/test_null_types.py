@@ -15,7 +15,7 @@ import pytest
 from feedline import Pipeline
 from feedline.errors import DataError, SpecError
 from feedline.loader.facts import Hello
-from feedline.serving.null_types import Unsettled, refuse_unsettled, settled
+from feedline.serving.null_types import AmbiguousType, ambiguous_type_error, resolve_types
 
 FEATURES: dict[str, Any] = {
     "dense": {
@@ -63,7 +63,7 @@ def test_a_column_of_nulls_is_of_the_type_that_ops_fix(tmp_path: Path):
         assert found.categorical.tolist() == expected.categorical.tolist()
         ids = found.sparse["ids"]
         assert (ids.values.tolist(), ids.offsets.tolist()) == ([], [0, 0])
-    later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # nothing was settled for other requests
+    later = pipeline.transform({**ROWS, "price": [3.0], "count": [2]})  # nothing was resolve_types for other requests
     np.testing.assert_allclose(later.dense, [[np.log1p(3.0), 1.5]], rtol=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_what_comes_out_must_not_depend_on_the_choice():
         kinds = [str(schema.field(name).type) for name in sorted(uses[place]) if name != "d"]
         return "same" if all(kind in taken[place] for kind in kinds) else None
 
-    found = settled(schema, uses, outcome)
+    found = resolve_types(schema, uses, outcome)
     assert isinstance(found, pa.Schema)
     kinds = [pa.int64(), pa.list_(pa.string()), pa.float64(), pa.int8(), pa.float64()]
     assert found == pa.schema(zip("abcde", kinds, strict=True))
@@ -105,9 +105,9 @@ def test_what_comes_out_must_not_depend_on_the_choice():
         made = outcome(place, schema, rows)
         return None if made is None else str(schema.field("a").type)
 
-    found = settled(schema, uses, differing)
-    assert found == Unsettled("a", 0, {"int64": "int64", "string": "string"})
-    text = str(refuse_unsettled(found, "x", "[modulo]", "Say it"))
+    found = resolve_types(schema, uses, differing)
+    assert found == AmbiguousType("a", 0, {"int64": "int64", "string": "string"})
+    text = str(ambiguous_type_error(found, "x", "[modulo]", "Say it"))
     assert "feature 'x': its ops ([modulo]) make int64 of int64 and string of string. Say it" in text
 
 

@@ -115,7 +115,7 @@ from feedline.spec import PipelineSpec
             "fit: {memory: 2G}",
             "fit.memory: must be a size in bytes such as 4GiB, 500MB or 1073741824: got '2G'",
         ),
-        ("lanes: 4", "fit: {golden: silver}", "fit.golden: must be one of rows, synthetic, none: got 'silver'"),
+        ("lanes: 4", "fit: {golden: silver}", "fit.golden: must be one of rows, none: got 'silver'"),
         ("lanes: 4", "fit: {were: a}", "p.yaml:32:7: fit.were: unknown key: got 'were', expected one of 'where'"),
         (
             "lanes: 4",

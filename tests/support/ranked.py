@@ -20,14 +20,14 @@ from feedline import FeedlineDataset
 from feedline.errors import FeedlineError
 
 
-def told(scene: str, act: Callable[[], Any]) -> Any:
-    """Print what came of a scene; returns it."""
+def report(scene: str, act: Callable[[], Any]) -> Any:
+    """Print the outcome of a scene; returns it."""
     try:
-        came = act()
+        outcome = act()
     except FeedlineError as error:
-        came = {"error": type(error).__name__, "message": str(error)}
-    print(json.dumps({"scene": scene, "came": came}), flush=True)
-    return came
+        outcome = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps({"scene": scene, "outcome": outcome}), flush=True)
+    return outcome
 
 
 def main() -> None:
@@ -44,17 +44,17 @@ def main() -> None:
             ids = [each for batch in dataset for each in batch.extra["request_id"].tolist()]
             return {"ids": ids, "state": dataset.state_dict(), "source": dataset._ranks.source}
 
-        told("an epoch", epoch)
+        report("an epoch", epoch)
         state = dataset.state_dict()
-        told("resumed", lambda: dataset.load_state_dict({**state, "epoch": 0, "step": 30}) or epoch())
+        report("resumed", lambda: dataset.load_state_dict({**state, "epoch": 0, "step": 30}) or epoch())
         broken = {**state, "plan": "0" * 32} if rank == 1 else state
-        told("another state on rank 1", lambda: dataset.load_state_dict(broken))
+        report("another state on rank 1", lambda: dataset.load_state_dict(broken))
     for scene, overrides in (
         ("another seed on rank 1", {"shuffle.seed": 3 + rank}),
         ("an error on rank 0", {"batch.size": 256 if rank else 100_000}),
     ):
         with FeedlineDataset(folder / "p.yaml", set=overrides) as dataset:
-            told(scene, lambda dataset=dataset: len(dataset))
+            report(scene, lambda dataset=dataset: len(dataset))
     torch.distributed.destroy_process_group()
 
 

@@ -79,7 +79,7 @@ def test_set_epoch_overrides(shared: FeedlineDataset, epochs: list[list[bytes]])
         shared.set_epoch(epoch)
         assert image(next(iter(shared))) == epochs[epoch][0]
     for wrong in (-1, 1.0, True, "1"):
-        with pytest.raises(PlanError, match="epoch is not a number from 0"):
+        with pytest.raises(PlanError, match="epoch must be a non-negative integer"):
             shared.set_epoch(wrong)
 
 

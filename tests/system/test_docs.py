@@ -16,6 +16,7 @@ import typer.main
 from fences import FENCE
 from pipelines import furnished
 from processes import ended, ended_here
+from ruamel.yaml import YAML
 
 from feedline.cli import app
 from feedline.spec import parse_spec
@@ -91,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place.folder / "pipeline.yaml").write_text(small(pipeline.text, "size: 8192", "size: 1024"))
         for fence, words in commands():
             if words[:2] == ["feedline", "generate"]:
-                run(fence, [*words, "--row-group-rows", "1024", "--part-rows", "4096"], {"500000": "20000"})
+                run(fence, [*words, "--row-group-rows", "1024"], {"500000": "20000"})
             elif words[:2] == ["feedline", "fit"]:
                 run(fence, words)
         yield place.folder
@@ -139,6 +140,8 @@ def test_examples_run_one_after_the_other(page: str, folder: Path):
 def test_fragments_are_whole_statements(fence: Fence):
     if fence.language == "python":
         ast.parse(fence.text)
+    elif fence.language == "yaml":
+        assert YAML(typ="safe", pure=True).load(fence.text)
     else:
         assert fence.language == "sh"
 

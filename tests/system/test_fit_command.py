@@ -96,9 +96,8 @@ def test_dask_workers_make_the_same_and_fit_auto_fits_before_a_run(tmp_path: Pat
 
 STOPPED = """
 import os, sys
-from feedline import passes
+from feedline.fitting import passes
 from feedline.cli import main
-from feedline.loader.facts import Hello
 
 observe = passes.observe_fragments
 number = int(sys.argv.pop())
@@ -121,7 +120,7 @@ def test_a_fit_that_is_stopped_leaves_nothing(tmp_path: Path, clicks: Path, numb
     finally:
         program.close()
     if number == signal.SIGINT:
-        assert "stopped: what was fitted before still counts" in program.text
+        assert "stopped: the artifact set from before is still current" in program.text
     assert not list((tmp_path / "work").glob("fitting*"))
     assert not (tmp_path / "work" / "artifacts").exists()
 

@@ -246,12 +246,12 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 2}, "version is another: got 2, expected 1"),
-        ({"step": -1}, "step is no number from 0: got -1"),
-        ({"epoch": "1"}, "epoch is no number from 0: got '1'"),
-        ({"lanes": True}, "lanes is no number from 0: got True"),
-        ({"plan": None}, "plan is no text: got None"),
-        ({"snapshot": 7}, "snapshot is no text: got 7"),
+        ({"version": 2}, "version is unknown: got 2, expected 1"),
+        ({"step": -1}, "step must be a non-negative integer: got -1"),
+        ({"epoch": "1"}, "epoch must be a non-negative integer: got '1'"),
+        ({"lanes": True}, "lanes must be a non-negative integer: got True"),
+        ({"plan": None}, "plan must be a string: got None"),
+        ({"snapshot": 7}, "snapshot must be a string: got 7"),
     ],
 )
 def test_damaged_states_are_refused(shared: FeedlineDataset, fresh: dict[str, Any], change: dict, text: str):

@@ -152,7 +152,7 @@ from feedline import Table
 for uri in sys.argv[1:]:
     print(Table(uri).read(["request_id", "hist_0"]).num_rows)
 import fsspec
-from feedline.warehouse import store
+from feedline.warehouse.storage import content_store as store
 import pyarrow as pa
 store.create("memory://w", "x/y", [pa.table({"a": [1]})])
 print(store.load("memory://w", "x/y", 1)[0].num_rows)

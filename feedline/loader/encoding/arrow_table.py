@@ -1,4 +1,4 @@
-"""How do encoded rows look as an Arrow table, for whoever wants columns instead of a batch?
+"""Encoded rows as an Arrow table, for callers that want columns instead of a batch.
 
 Runs in: Dask workers (`Pipeline.to_dask`), the process of `feedline transform`. Values are those of a batch,
 bit by bit; numbers of one column per feature and id lists share the encoded rows' memory.

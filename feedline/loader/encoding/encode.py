@@ -1,4 +1,4 @@
-"""How do a frame's columns become arrays that a batch can be cut from?
+"""Encode a frame's columns as arrays from which batches are cut.
 
 Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
 row-major for dense and labels (a row range is one contiguous copy), column by column for the rest, which so needs no

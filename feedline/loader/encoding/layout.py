@@ -1,4 +1,4 @@
-"""Where does each tensor of a batch stand among a slot's bytes?
+"""The layout of a slot: the offset of each tensor of a batch among its bytes.
 
 Runs in: feeder, workers and trainer. Pure: sizes in, offsets out, so that writer and reader agree without sending
 offsets. A slot begins with a header of int64 words (epoch, step, rows, counts); `SlotLayout.place` turns the counts

@@ -1,4 +1,4 @@
-"""What did a feature's values look like? Counted while a block is encoded, and summed over blocks in any order.
+"""Measures of a feature's values, counted while a block is encoded and summed over blocks in any order.
 
 Runs in: wherever blocks are encoded (Dask workers, the feeder's threads), which observe; the feeder and the trainer,
 which merge. Pure. Whatever is kept is a count, a minimum or a maximum: merging is associative and the order of blocks
@@ -63,7 +63,7 @@ class Quality:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """What `to_json` made."""
+        """The inverse of `to_json`."""
         floats = np.array(facts["floats"], dtype=np.float64).reshape(2, -1)
         floats[0, np.isnan(floats[0])], floats[1, np.isnan(floats[1])] = np.inf, -np.inf
         return cls(

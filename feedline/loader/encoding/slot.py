@@ -1,4 +1,4 @@
-"""How does a batch get into a slot's bytes, and what are a slot's bytes as arrays?
+"""Write a batch into the bytes of a slot, and read a slot's bytes as arrays.
 
 Runs in: the feeder (which writes slots), Dask worker processes (which send a block as one buffer of this very layout)
 and `Pipeline.batches`. One copy per piece and tensor: the slot is where pieces of several blocks and lanes meet.

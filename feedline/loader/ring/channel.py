@@ -1,4 +1,4 @@
-"""How do a feeder and its trainer talk? Small messages over one UNIX SOCK_SEQPACKET connection.
+"""The channel between a feeder and its trainer: small messages over one UNIX SOCK_SEQPACKET connection.
 
 Runs in: both. A message is one packet: a byte for its kind, then either a few packed integers (the ones sent for each
 batch) or JSON. What is too long for a packet travels as a sealed memfd. The death of either side is an EOF for the

@@ -1,4 +1,4 @@
-"""Who gives the trainer its next slot, whatever happens to the feeder?
+"""The trainer's client of feeders: it delivers the next slot even when a feeder dies.
 
 Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder that `feedline run` keeps,
 or starts one of its own, says where the stream begins, and receives slots. When the feeder dies it finds or starts
@@ -6,10 +6,9 @@ another and continues at the step after the last one it handed out. No torch her
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
 
-An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the feed waits it changes nothing.
-Elsewhere it comes in a step that was begun and not ended, which nothing can be known of: the conversation counts as
-torn, and the next call goes on with another feeder. What the trainer agreed to is said again to a feeder that was
-asked for something else meanwhile.
+An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the client waits, nothing is being
+changed. In the middle of a change, the state of the connection is unknown: it is marked as torn, and the next call
+continues with another feeder. A feeder that works on another plan than the agreed one is asked for that again.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class ClientStats:
 
 
 class FeederClient:
-    """The trainer's conversation with its feeder."""
+    """The trainer's end of a stream, over one feeder after the other."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class FeederClient:
         self._pid = os.getpid()
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
-        self._begun = False  # the feeder was told of the stream
+        self._begun = False  # `begin` was sent for the stream
         self._goes_on = False  # the stream was begun before, and is counted on
         self._last = False
         self._place: tuple[int, int] | None = None
@@ -138,7 +137,7 @@ class FeederClient:
 
     @property
     def reports(self) -> FeederReports:
-        """What they told of their work."""
+        """The feeders' reports of their work."""
         return self._connection.reports
 
     @property
@@ -199,6 +198,7 @@ class FeederClient:
                 lease = reader.lease(item)
                 self._count(item)
                 return item, lease
+        self._connection.raise_failure()
         return None
 
     @property

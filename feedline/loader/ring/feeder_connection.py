@@ -1,7 +1,7 @@
-"""Speak with a feeder: attach to one or start it, say things, hear things, leave it or bury it.
+"""The connection to a feeder: attach to one or start it, send and receive messages, close or abandon it.
 
-Runs in: the trainer, and `feedline run --sink null`. What is heard of slots is filed for whoever reads the stream; a
-change that an interrupt tears (see `feed.py`) is marked, and ends the connection the next time that it is used.
+Runs in: the trainer, and `feedline run --sink null`. Slots that are announced wait in a queue for the reader of the
+stream. A change that an interrupt tears (see `client.py`) is marked, and ends the connection at its next use.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class FeederConnection:
         self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
         self._asked = 0  # the number of the last hello
         self._facts: dict[str, Any] | None = None  # the facts that answered it
+        self._failure: dict[str, Any] | None = None  # the feeder's last message: the error that ended it
         self.current: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
         self.reader: RingReader | None = None
         self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
@@ -138,7 +139,7 @@ class FeederConnection:
         self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
     def connect(self) -> None:
-        """Have a feeder. Raises ChannelClosedError where an interrupt tore us from the last one: bury it first."""
+        """Attach or start where there is no feeder. Raises ChannelClosedError after an interrupt: abandon it first."""
         self.refuse_torn()
         if self._channel is None:
             self.start()
@@ -164,6 +165,7 @@ class FeederConnection:
             if self.reader is not None:
                 self.reader.close()
             self.queue.clear()
+            self._failure = None
         finally:
             if self._channel is not None:
                 self._channel.close()
@@ -185,7 +187,7 @@ class FeederConnection:
         return self.transaction.torn or (self.reader is not None and self.reader.torn)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; where there is no room for it, listen meanwhile: the feeder may be waiting for just that."""
+        """Send a message; while there is no room for it, receive: the feeder may be waiting for just that."""
         if self._channel is None:
             raise ChannelClosedError("not connected")
         while not self._channel.send_json(message, wait=False):
@@ -193,11 +195,14 @@ class FeederConnection:
             self._channel.await_room_or_news()
 
     def receive(self) -> RingReader:
-        """Hear whatever was said; returns the ring that the feeder fills."""
+        """File what the feeder sent; returns the ring that it fills.
+
+        An error of the feeder is held until the queue is empty: the batches before it come first.
+        """
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
-        while (received := channel.receive(wait=False)) is not None:
+        while self._failure is None and (received := channel.receive(wait=False)) is not None:
             packet, message, fd = received
             kind = packet[:1]
             if kind == b"R":
@@ -211,7 +216,22 @@ class FeederConnection:
                 self.reports.receive(packet)
             else:
                 self._handle(message, fd, reader)
+        if not self.queue:
+            self.raise_failure()
         return reader
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended the feeder, if one did; ChannelClosedError for that of an earlier hello.
+
+        Call it where no slot in the queue is waited for: nothing else will come from this feeder.
+        """
+        failure = self._failure
+        if failure is None:
+            return
+        self.leave()  # it ended with a reason: that is no death to recover from
+        if failure.get("number") not in (None, 0, self._asked):
+            raise ChannelClosedError("the error belongs to an earlier hello")
+        raise from_wire(failure["name"], failure["message"])
 
     def _handle(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
         kind = message["type"]
@@ -224,10 +244,7 @@ class FeederConnection:
         elif kind == "full":
             self.room.refused(message)
         elif kind == "error":
-            self.leave()  # it ends, having said why: that is no death to recover from
-            if message.get("number") not in (None, 0, self._asked):
-                raise ChannelClosedError("it could not do what is not asked any more")
-            raise from_wire(message["name"], message["message"])
+            self._failure = message
         elif kind == "facts":
             if message["number"] == self._asked:
                 self._facts = message["facts"]
@@ -235,7 +252,7 @@ class FeederConnection:
             self.reports.add_warnings(message["texts"])
 
     def wait(self, what: str) -> None:
-        """Wait for the feeder to say something or to die; says every half minute that it does, and for what."""
+        """Wait for a message or the feeder's death; logs every half minute what it waits for."""
         began = time.perf_counter()
         while not (events := self._poll.poll(_QUIET_S * 1000)):
             waited = time.perf_counter() - began
@@ -251,32 +268,37 @@ class FeederConnection:
         with self.transaction:
             self.current = self._facts = None
             self._asked += 1
+            self.raise_failure()
             about = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._asked}
             self.send({"type": "hello", **about, **hello.to_json()})
         while True:
             with self.transaction:
                 self.receive()
+                self.raise_failure()
             if self._facts is not None:
                 return Answer.of(hello, self._facts)
             self.wait("the plan")
 
     def abandon(self) -> None:
-        """Take leave of a feeder that is dead, or that an interrupt tore us from; look for one to attach to."""
+        """Close the connection to a feeder that is dead, or that an interrupt tore; look for one to attach to."""
         self._refuse_closed()
         torn = self.is_torn
         if self._channel is None and not torn:
-            return  # it was buried already
+            return  # it was abandoned already
         words = ""
         with self.transaction:
             if self._channel is not None and not torn:
                 with contextlib.suppress(ChannelClosedError):
-                    self.receive()  # it may have said why it ended
+                    self.receive()
+                    self.raise_failure()  # it may have sent why it ended
                 if self._channel is not None:
                     self._channel.shut_down()  # it may live: then it ends now
                 words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
             self.leave()
         if torn:
-            logger.warning("an interrupt came while the feeder was spoken to: another one goes on in its place")
+            logger.warning(
+                "an interrupt came in the middle of a message to the feeder: another feeder continues in its place"
+            )
         else:
             self.deaths.count(words)
         if self._attached_at is not None:
@@ -284,7 +306,7 @@ class FeederConnection:
 
 
 def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
-    """What says that the feeder said something or died; the second without a pidfd where there is none."""
+    """A poll for messages and the feeder's death, and its pidfd; None where the kernel has none."""
     poll, pidfd = select.poll(), None
     poll.register(channel.fileno(), select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):

@@ -1,8 +1,8 @@
-"""How does a trainer start a feeder of its own, and learn why it died?
+"""Start a feeder beside a trainer, and find out why it died.
 
 Runs in: the trainer; the feeder keeps its log short. The feeder is `python -m feedline feed`, or what FEEDLINE_COMMAND
 says in place of `python -m feedline`, with one end of a socket pair; it ends when that connection does. Overrides may
-hold keys of a store: they are told on its standard input, not in its arguments, which every user of the host can read.
+hold keys of a store: they go to its standard input, not in its arguments, which every user of the host can read.
 What it prints goes to a file in its scratch folder, whose end is shown when it dies.
 """
 

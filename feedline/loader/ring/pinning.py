@@ -1,4 +1,4 @@
-"""Pin the ring's memory, and say what a GPU still has to do with it.
+"""Pin the ring's memory for copies to a GPU, and fence slots that a GPU still reads.
 
 Runs in: the trainer. Memory registered with `cudaHostRegister` counts as pinned for every tensor that views it, so a
 copy to the GPU is asynchronous and needs no staging copy. Without CUDA nothing is registered, which is said once.

@@ -1,4 +1,4 @@
-"""How does a trainer find the feeder that `feedline run` keeps for it? By a socket named for the job and the rank.
+"""The sockets at which trainers find the feeders of `feedline run`, named for the job and the rank.
 
 Runs in: both. The sockets lie in a folder of this user's alone (mode 0700): below XDG_RUNTIME_DIR, or, where that is
 missing or of no use (under Slurm it often names a folder of the login host), below the folder for temporary files. A

@@ -1,4 +1,4 @@
-"""What has the feeder told its trainer about its work?
+"""The feeder's reports of its work, as its trainer keeps them.
 
 Runs in: the trainer, and `feedline run --sink null`. A feeder repeats itself: each report on a stream replaces the one
 before it, and streams are summed here. Reports are kept as they came and parsed when somebody asks: with thousands of
@@ -19,7 +19,7 @@ from feedline.loader.ring.channel import REPORT
 
 
 class FeederReports:
-    """The last words of each kind: `stats` as the feeder counts them, and what the features' values were like."""
+    """The last report of each kind: the feeder's `stats`, and the quality of the features' values."""
 
     def __init__(self) -> None:
         self._stats = b"{}"
@@ -55,7 +55,7 @@ class FeederReports:
         return seen
 
     def take_warnings(self) -> list[str]:
-        """What was not as expected, each text once."""
+        """Warnings about the data since the last call, each text once."""
         texts, self._warnings = self._warnings, []
         return texts
 
@@ -66,13 +66,13 @@ class FeederReports:
 
     @property
     def quality(self) -> Quality | None:
-        """Counts of everything that was delivered, as far as it was told."""
+        """Counts of everything that was delivered, as far as it was reported."""
         past, streams = self._counted
         parts = [*([] if past is None else [past]), *(_quality(seen) for seen in streams.values())]
         return merge(parts) if parts else None
 
     def report(self, schema: BatchSchema) -> dict[str, dict[str, Any]]:
-        """The measures of each feature; none before the feeder told of them."""
+        """The measures of each feature; empty before the first report."""
         quality = self.quality
         return {} if quality is None else measures(quality, schema)
 

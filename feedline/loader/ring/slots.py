@@ -1,4 +1,4 @@
-"""How do batches cross from the feeder to the trainer? Through slots of shared memory, leased one by one.
+"""The ring: slots of shared memory through which batches cross from the feeder to the trainer.
 
 Runs in: the feeder (`RingWriter`) and the trainer (`RingReader`). A generation is one memfd of equal slots; a batch
 too large for a slot, or a trainer that holds every slot, makes another one. The states of a slot:

@@ -47,6 +47,8 @@ _CONFIG = {
 }
 
 _CHECK_S = 30.0  # time for all workers to answer a check
+# Workers that are processes are killed after this time; tasks in threads of this process have to end by themselves.
+_CLOSE_S, _TASKS_END_S = 5.0, 30.0
 
 
 class Cluster:
@@ -239,7 +241,7 @@ class Cluster:
             self.connection.close()
         if self._cluster is not None:
             with contextlib.suppress(TimeoutError, OSError):
-                self._cluster.close(timeout=5)
+                self._cluster.close(timeout=_TASKS_END_S if self.kind == "threads" else _CLOSE_S)
         self._config.close()
 
     def _connect(self) -> Client:

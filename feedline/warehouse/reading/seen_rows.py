@@ -91,7 +91,7 @@ def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
 
 
 def bind_marks(names: Iterable[str], schema: pa.Schema) -> tuple[Mark, ...]:
-    """The columns that `seen_among` named, over a table's columns.
+    """The columns that `rows_seen` named, over a table's columns.
 
     Raises ExpressionError, SpecError where the rule names a column that the table has not, or has otherwise.
     """

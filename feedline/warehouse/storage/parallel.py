@@ -28,6 +28,11 @@ _thread = threading.local()
 getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
+def stop_waiting() -> None:
+    """End the waiting for stores of all threads outside `interruptible` blocks: the process is about to end."""
+    _exiting.set()
+
+
 def stopping() -> threading.Event:
     """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
     event: threading.Event = getattr(_thread, "stop", _exiting)

@@ -24,7 +24,7 @@ from answers import FEEDER
 from pipelines import Place, furnished, image
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.errors import FeedlineError, PlanError, StateError
+from feedline.errors import DataError, FeedlineError, PlanError, StateError
 from feedline.loader import dataset
 from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring import channel, client, feeder_connection, reports, room, slots
@@ -42,6 +42,7 @@ class NearFeeder:
     images: dict[tuple[str, int], list[bytes]]
     facts: dict[str, PlanFacts]  # by the JSON of a hello
     acting = False  # what is interrupted is the trainer
+    fails_at: int | None = None  # the step that it raises DataError for
     living: list[NearFeeder]
 
     def __init__(self, _command: Any) -> None:
@@ -82,7 +83,7 @@ class NearFeeder:
     def _on_hello(self, message: dict[str, Any]) -> None:
         self.hellos += 1
         self._stream = None
-        number = message["number"]
+        number = self._number = message["number"]
         try:
             self._facts = self._resolve(Hello.from_json(message))
         except FeedlineError as error:
@@ -108,6 +109,13 @@ class NearFeeder:
         filled = False
         while self._stream is not None:
             number, epoch, step = self._stream
+            if step == self.fails_at:
+                self._mine.send_json(
+                    {"type": "error", "number": self._number, "name": "DataError", "message": "a null"}
+                )
+                self._mine.close()
+                self.mute = True
+                return True
             images = self.images[self._facts.plan, epoch]
             if step >= len(images):
                 self._ring.announce_end(stream=number, epoch=epoch)
@@ -252,6 +260,55 @@ def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
 
 
 # -- anywhere -----------------------------------------------------------------------------------------------------
+
+
+def failing_after_one_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FeedlineDataset, Iterator[Any]]:
+    """A dataset at step 1, which waits unread in the ring, as does step 2; the feeder ended at step 3."""
+    monkeypatch.setattr(NearFeeder, "fails_at", 3)
+    data = FeedlineDataset(path)
+    iterator = iter(data)
+    assert next(iterator).step == 0
+    while any(feeder.turn() for feeder in list(NearFeeder.living)):
+        pass
+    return data, iterator
+
+
+def test_batches_before_an_error_come_first_and_asked_again_it_is_raised_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data, iterator = failing_after_one_batch(path, monkeypatch)
+    with data:
+        assert [next(iterator).step for _ in range(2)] == [1, 2]
+        state = data.state_dict()
+        assert state["step"] == 3
+        for feeders in (1, 2):
+            with pytest.raises(DataError, match="a null"):
+                next(iterator)
+            assert (data.state_dict(), data.stats().feeders) == (state, feeders)
+        monkeypatch.setattr(NearFeeder, "fails_at", None)
+        assert [batch.step for batch in iterator] == [3, 4]
+
+
+@pytest.mark.parametrize("again", ["another plan", "the epoch anew"])
+def test_an_error_behind_unread_batches_is_no_dead_end(path: Path, monkeypatch: pytest.MonkeyPatch, again: str):
+    """The connection is closed and the queue is not empty: neither is waited for."""
+    data, iterator = failing_after_one_batch(path, monkeypatch)
+    with data:
+        assert next(iterator).step == 1  # step 2 and the error were received with it
+        monkeypatch.setattr(NearFeeder, "fails_at", None)
+        state = data.state_dict()
+        if again == "another plan":  # whose hello the error does not answer
+            data.load_state_dict(state)
+            assert [batch.step for batch in data] == [2, 3, 4]
+        else:
+            data.set_epoch(0)
+            iterator = iter(data)
+            with pytest.raises(DataError, match="a null"):
+                next(iterator)
+            assert [batch.step for batch in iterator] == [0, 1, 2, 3, 4]
+        assert data.stats().feeders == 2
+    assert NearFeeder.living == []
+
 
 _MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.

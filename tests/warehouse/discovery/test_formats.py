@@ -156,7 +156,7 @@ def test_a_missing_package_names_its_extra(package: str, read: Any, monkeypatch:
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str):
     with pytest.raises(SpecError, match=message):
         Table("/t", **options).snapshot()
-    with pytest.raises(SpecError, match="got a list of 2 places"):
+    with pytest.raises(SpecError, match="got a list of 2 paths"):
         Table(["/t", "/u"], format="delta").snapshot()
 
 

@@ -15,7 +15,7 @@ from optimized import files_of, rewrite
 from typer.testing import CliRunner
 
 from feedline.cli import app
-from feedline.commands.layout_report import describe_report, explain_growth
+from feedline.commands.table_layout import describe_report, explain_growth
 from feedline.warehouse.optimize.footprint import Footprint, ProjectionCost
 from feedline.warehouse.optimize.optimize import OptimizeReport
 from feedline.warehouse.optimize.recipe import Settings
