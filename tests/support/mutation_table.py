@@ -324,10 +324,10 @@ MUTATIONS = (
     ),
     Mutation(
         "artifacts",
-        "last-chunk-of-an-array",
-        "min(chunk_rows, rows - number * chunk_rows)",
-        "chunk_rows",
-        "the last chunk file of an array is expected to hold a whole chunk",
+        "compressed-array-mapped",
+        "metadata.compressor is None and not metadata.filters",
+        "not metadata.filters",
+        "files of a compressed array are mapped as if they held its rows",
     ),
     Mutation(
         "blocks",
