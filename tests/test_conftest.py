@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAKS = '''
 """Tests that leave something behind, and three that do not."""
 import os, signal, socket, subprocess, sys
@@ -48,6 +50,7 @@ def test_last():
 '''
 
 
+@pytest.mark.slow
 def test_leaks_are_found(tmp_path: Path):
     """Of each test in `system/`, of each module everywhere: reported with the module's last test."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")

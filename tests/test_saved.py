@@ -167,6 +167,7 @@ def test_a_state_of_a_dataset_goes_on(second: Path, name: str):
     ]
 
 
+@pytest.mark.slow
 def test_a_dataset_goes_on(second: Path):
     expected = NEW["keyed"]
     with FeedlineDataset(second / "keyed.yaml") as dataset, warnings.catch_warnings():

@@ -199,6 +199,7 @@ def test_findings_are_remembered_whatever_the_pipeline_does_with_them(tmp_path: 
     assert list(load_findings(str(tmp_path / "work"))) == [str(part(tmp_path, 1))]
 
 
+@pytest.mark.slow
 def test_on_worker_processes(tmp_path: Path):
     write(tmp_path / "t")
     truncate(part(tmp_path, 0))

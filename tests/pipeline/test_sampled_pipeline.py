@@ -197,6 +197,7 @@ def test_the_dry_run_says_what_the_sample_costs_and_leaves(place: Place, clicks:
     )
 
 
+@pytest.mark.slow
 def test_the_plan_that_the_documentation_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for bytes, which may change with a version of pyarrow or zstd."""
     page = (Path(__file__).parents[2] / "docs" / "snapshots.md").read_text(encoding="utf-8")

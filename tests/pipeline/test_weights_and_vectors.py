@@ -125,6 +125,7 @@ def test_the_schema_names_widths_and_weights(path: Path):
     assert [column.name for column in schema if column.weighted] == ["pairs", "beside", "mapped"]
 
 
+@pytest.mark.slow
 def test_a_dataset_delivers_the_same_bytes(path: Path):
     with FeedlineDataset(path) as dataset:
         assert [image(batch) for batch in dataset] == oracle(path)

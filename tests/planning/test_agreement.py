@@ -126,6 +126,7 @@ def test_ranks_at_once_take_one_snapshot(tmp_path: Path):
     assert starts.taken == 1
 
 
+@pytest.mark.slow
 def test_three_ranks_at_once_agree_and_share_the_table(place: Place):
     """Three feeders of one host, all at the same time, while the table grows."""
     path = place.write(batch={"size": 100, "tail": "pad"})
@@ -161,6 +162,7 @@ def test_a_file_between_two_ranks_starts_changes_nothing(place: Place):
     assert alone.facts().rows == 20_000 + added, "a later start sees it"
 
 
+@pytest.mark.slow
 def test_ranks_that_torch_distributed_connects(place: Place, tmp_path: Path):
     path = place.write()
     meeting = tmp_path / "meeting"

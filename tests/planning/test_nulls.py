@@ -127,6 +127,7 @@ def test_features_are_asked_what_they_do_with_nulls(group: str, body: dict[str, 
 # -- what footers know --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_null_label_is_refused_before_the_first_batch(tmp_path: Path):
     write(tmp_path / "t", day1={"y": with_nulls(7)})
     path = pipeline(tmp_path)
@@ -239,6 +240,7 @@ def test_check_ends_with_1_and_plan_lists(tmp_path: Path):
     assert ([found["feature"] for found in facts["nulls"]], len(facts["absent"])) == (["y"], 1)
 
 
+@pytest.mark.slow
 def test_run_says_it_before_the_first_batch(tmp_path: Path):
     """The null is in a row that the filter drops, which footers cannot tell: a warning, and the run goes on."""
     write(tmp_path / "t", day1={"y": with_nulls(7), "C4": np.arange(ROWS)}, day2={"C4": np.arange(ROWS)})

@@ -134,6 +134,7 @@ def test_files_that_changed_since_are_refused(tmp_path: Path) -> None:
         values(small(tmp_path, snapshot="snapshot"))
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_a_run_reads(place: Place) -> None:
     path, file = place.write(), place.folder / "saved.snapshot"
     done = ended_here("snapshot", path, file)

@@ -259,6 +259,7 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
+@pytest.mark.slow
 def test_a_host_without_dask_and_torch(path: Path, rows: Path, tmp_path: Path):
     hook = tmp_path / "hook"
     hook.mkdir()

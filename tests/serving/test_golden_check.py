@@ -349,6 +349,7 @@ def test_ulps(pairs: list[tuple[float, float]]):
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fit_writes_what_transform_checks(tmp_path: Path, table: Path):
     """With an op that learns, on a host that has neither the table, nor Dask, nor torch."""
     features = {**FEATURES, "categorical": {"item": [{"vocabulary": {"min_count": 1}}], "word": [{"hash_bucket": 50}]}}

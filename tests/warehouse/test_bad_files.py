@@ -76,6 +76,7 @@ WAYS: list[tuple[Callable[[Path], None], str | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "where", "reason"), WAYS, ids=["footer", "page"])
 def test_a_bad_file_leaves_the_plan_and_is_reported_everywhere(
     place: Place, tmp_path: Path, damage: Callable[[Path], None], where: str | None, reason: str
@@ -178,6 +179,7 @@ def test_a_page_that_the_counting_pass_does_not_read_is_an_error_in_mid_epoch(pl
     assert seen[:ROWS] == of_parts(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "text"),
     [
@@ -312,6 +314,7 @@ def test_images_are_those_of_the_table_without_the_file(place: Place, tmp_path: 
     assert len(skipping[0]) == len(skipping[1])
 
 
+@pytest.mark.slow
 def test_a_run_that_serves_trainers_says_what_is_left_out(place: Place, tmp_path: Path):
     """As soon as there is a plan, and in the summary."""
     table = write(tmp_path / "t")

@@ -146,6 +146,7 @@ def test_readers_are_small_and_equal_readers_have_equal_tokens(shop: Snapshot) -
     assert len(one(fragment, columns=[])) == len(one(fragment))
 
 
+@pytest.mark.slow
 def test_partitions_are_read_by_other_processes(shop: Snapshot) -> None:
     frame = to_dask(shop, screen_rows(shop, None), ["i64", "ids"], None, split_rows=30)
     with dask.config.set(scheduler="processes", num_workers=1):

@@ -205,6 +205,7 @@ def interrupted(act: Callable[[], Any]) -> None:
 # -- hellos -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_interrupted_hello_does_not_answer_the_next(path: Path, place: Place):
     """Ctrl-C in len(), then a state of an older snapshot: the first answer is the newer plan's."""
     with FeedlineDataset(path) as first:
@@ -220,6 +221,7 @@ def test_an_interrupted_hello_does_not_answer_the_next(path: Path, place: Place)
         assert len(data) == len(LENGTHS) + 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_hellos_error_is_not_the_nexts(path: Path):
     with FeedlineDataset(path) as data:
         state = data.state_dict()
@@ -231,6 +233,7 @@ def test_an_interrupted_hellos_error_is_not_the_nexts(path: Path):
         assert len(list(data)) == len(LENGTHS), "what was refused changes nothing"
 
 
+@pytest.mark.slow
 def test_an_interrupted_load_leaves_the_plan_that_was_agreed_to(path: Path, place: Place):
     """The feeder works on another plan by then: the iterator goes on with its own, and so does the state."""
     with FeedlineDataset(path) as first:
@@ -251,6 +254,7 @@ def test_an_interrupted_load_leaves_the_plan_that_was_agreed_to(path: Path, plac
         assert data.stats().feeders == 1, "nobody had to die for that"
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_made_is_said_each_time(path: Path):
     with FeedlineDataset(path, set={"batch.size": ROWS}) as data:
         NearFeeder.pipeline = Pipeline.from_yaml(path, {"batch.size": 1000})
@@ -364,6 +368,7 @@ def _points_of(code: CodeType) -> frozenset[int]:
     return frozenset(after.offset for one, after in itertools.pairwise(instructions) if one.opname in _CHECKED)
 
 
+@pytest.mark.slow
 def test_no_batch_is_lost_or_told_twice_wherever_an_interrupt_comes(
     path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ):

@@ -133,6 +133,7 @@ def test_damage_is_left_out_and_what_cannot_be_written_is_a_warning(
     assert "could not be written" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_drained_run_is_recorded_once_however_many_ranks_it_has(place: Place) -> None:
     path = place.write(epochs=2)
     done = ended("run", path, "--sink", "null", "--world-size", 2)
@@ -147,6 +148,7 @@ def test_a_drained_run_is_recorded_once_however_many_ranks_it_has(place: Place) 
     assert {column["name"] for column in shown["columns"] if column["runs"]} == set(plan.columns)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_same_run(place: Place) -> None:
     path = place.write()
     with FeedlineDataset(path) as dataset:
@@ -261,6 +263,7 @@ def test_optimize_for_people_and_for_programs(tmp_path: Path, snapshot: Snapshot
     )
 
 
+@pytest.mark.slow
 def test_optimize_in_worker_processes_and_for_a_pipeline(place: Place, tmp_path: Path) -> None:
     path = place.write(shuffle={"seed": 3, "window_rows": 2048})
     arguments = [place.table, tmp_path / "out", "--workers", 1, "--projection", path, "--json", "--for", "size"]

@@ -280,6 +280,7 @@ def test_what_is_remembered_never_shows(tmp_path_factory: pytest.TempPathFactory
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_cluster_reads_footers_too(tmp_path: Path) -> None:
     for index in range(12):
         put(tmp_path / f"{index}.parquet", sample(10, index), row_group_size=4)
