@@ -23,7 +23,7 @@ from reference_hash import hash_of
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.fitting import spill
-from feedline.fitting.spill import Scratch, Spilled, merged, parts_of
+from feedline.fitting.spill import Scratch, Spilled, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -122,8 +122,8 @@ def test_order_and_disk_make_no_difference(tmp_path_factory, column, parameters,
     order = random.Random(seed)
     order.shuffle(pieces)
     scratch = Scratch(folder=str(tmp_path_factory.mktemp("scratch")), limit_bytes=limit)
-    halves = [merged(made, [piece.to_arrow() for piece in half], scratch) for half in (pieces[:3], pieces[3:])]
-    spilled = made.finish(parts_of(made, merged(made, halves, scratch), scratch))
+    halves = [merge_all(made, [piece.to_arrow() for piece in half], scratch) for half in (pieces[:3], pieces[3:])]
+    spilled = made.finish(parts_of(made, merge_all(made, halves, scratch), scratch))
     assert spilled.digest == straight.digest
     assert spilled.facts == straight.facts
 
@@ -157,7 +157,7 @@ def test_parts_of_several_widths_are_finished_together(tmp_path: Path):
     made = learner(pl.Int64())
     scratch = Scratch(folder=str(tmp_path), limit_bytes=1)
     states = [made.observe([pl.Series([5, 6])]), made.observe([pl.Series([6, 2**63], dtype=pl.UInt64())])]
-    whole = merged(made, [state.to_arrow() for state in states], scratch)
+    whole = merge_all(made, [state.to_arrow() for state in states], scratch)
     assert made.finish(parts_of(made, whole, scratch)).table["value"].to_pylist() == [6, 5, 2**63]
     mixed = [made.observe([pl.Series([-1])]), made.observe([pl.Series([2**63], dtype=pl.UInt64())])]
     with pytest.raises(DataError, match="got -1 and 9223372036854775808"):
@@ -287,7 +287,7 @@ def test_a_million_ids_by_way_of_the_disk(tmp_path: Path):
     scratch = Scratch(folder=str(tmp_path), limit_bytes=4 * 2**20)
     random = np.random.default_rng(5)
     chunks = [random.integers(0, 2**21, 400_000) * 2**20 for _ in range(4)]
-    whole = merged(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
+    whole = merge_all(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
     assert isinstance(whole, Spilled)
     values, counts = np.unique(np.concatenate(chunks), return_counts=True)
     assert len(values) > 10**6
