@@ -173,10 +173,10 @@ def digest(series: pl.Series) -> Words:
     outside = np.greater(length, _INLINE_BYTES)
     if len(outside) and outside.all():
         return _digest_bytes(series)
-    digests = _mixed(views["head"].copy(), 0)
+    digests = _mix(views["head"].copy(), 0)
     np.multiply(digests, length > 0, out=digests)
     if np.any(length > _WORD_BYTES):
-        second = _mixed(views["tail"].astype(np.uint64), 1)
+        second = _mix(views["tail"].astype(np.uint64), 1)
         np.multiply(second, length > _WORD_BYTES, out=second)
         digests += second
     digests += length.astype(np.uint64)
@@ -220,16 +220,16 @@ def _sum_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArray[n
             word = words[first + position]
             if position + _WORD_BYTES > shortest:
                 word &= _KEEP_BYTES.take(np.minimum(length - position, _WORD_BYTES))
-            digests += _mixed(word, position // _WORD_BYTES)
+            digests += _mix(word, position // _WORD_BYTES)
         else:
             rows = np.flatnonzero(length > position)
             word = words[first.take(rows) + position]
             word &= _KEEP_BYTES.take(np.minimum(length.take(rows) - position, _WORD_BYTES))
-            digests[rows] += _mixed(word, position // _WORD_BYTES)
+            digests[rows] += _mix(word, position // _WORD_BYTES)
     return digests
 
 
-def _mixed(word: Words, index: int) -> Words:
+def _mix(word: Words, index: int) -> Words:
     word += _multiple(index + 1)
     mix(word, np.empty_like(word))
     return word

@@ -138,7 +138,7 @@ def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
     places = sorted(place for name in columns for place in schema.get_all_field_indices(name))
     used = pa.schema([schema.field(place) for place in places])
     _check_polars(expression.text, operand, used)
-    parts, narrow = _narrowed(expression, schema, operand)
+    parts, narrow = _narrow(expression, schema, operand)
     return BoundExpression(
         text=expression.text,
         columns=columns,
@@ -168,7 +168,7 @@ def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
     return bind(parse(text), schema)
 
 
-def _narrowed(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
+def _narrow(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
     """The parts of columns that it reads, and the expression over them, bound as if each were a column."""
     tree, parts = over_parts(expression.tree, schema)
     if all(has_column(schema, name) for name in parts):

@@ -120,7 +120,7 @@ class Binder:
         dtype = column_type(field)
         if dtype is None or (isinstance(dtype, pl.Decimal) and (dtype.precision or 0) > MAX_DECIMAL_PRECISION):
             raise Fault(f"the column {quoted(name)} has a type outside the language: {field.type}", node.span)
-        return _spoken(
+        return _speak(
             pl.col(name), dtype, node.span, frozenset({name}), None if pa.types.is_date64(field.type) else name
         )
 
@@ -145,7 +145,7 @@ class Binder:
                 raise Fault(f"a map's key must be a string or an integer: got {describe(item.dtype)}", item.span)
             expr = item.expr.map.get(literals.literal(literals.value_of(key, key_type), key_type))
             if part is not None and flattened is not None:
-                expr, dtype = self._coalesced(part, flattened, expr, node.span)
+                expr, dtype = self._coalesce(part, flattened, expr, node.span)
                 item = replace(item, columns=item.columns | {flattened}, size=item.size + 3)
         else:
             remedy = {LIST: ". Write `.list.get(position)`", STRING: ". Write `.str.slice(start, length)`"}
@@ -154,10 +154,10 @@ class Binder:
             raise Fault(
                 f"`[...]` reads a field of a struct or a key of a map: expected {expected}, got {got}", node.span
             )
-        made = _spoken(expr, dtype, node.span, item.columns, None)
+        made = _speak(expr, dtype, node.span, item.columns, None)
         return replace(made, size=item.size + made.size + 1)
 
-    def _coalesced(self, part: ColumnPart, flattened: str, expr: pl.Expr, span: Span) -> tuple[pl.Expr, pl.DataType]:
+    def _coalesce(self, part: ColumnPart, flattened: str, expr: pl.Expr, span: Span) -> tuple[pl.Expr, pl.DataType]:
         """The value at a map's key, of which the table has a column as well."""
         try:
             dtype = column_type(part_field(self._schema, part))
@@ -201,7 +201,7 @@ class Binder:
         return argument if isinstance(argument, tuple) else self._side(argument)
 
 
-def _spoken(expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[str], column: str | None) -> Operand:
+def _speak(expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[str], column: str | None) -> Operand:
     """A column or field in the type that the language sees; `column` names one that statistics know in that type."""
     seen = spoken(dtype)
     if seen != dtype:

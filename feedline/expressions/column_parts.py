@@ -61,8 +61,8 @@ class ColumnPart:
         """The part as an expression, which is also its name."""
         name = self.column  # Python normalises identifiers that are not ASCII
         plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-        column = self.column if plain else f"col({_quoted(self.column)})"
-        return column + "".join(f"[{_quoted(key) if isinstance(key, str) else key}]" for key in self.keys)
+        column = self.column if plain else f"col({_quote(self.column)})"
+        return column + "".join(f"[{_quote(key) if isinstance(key, str) else key}]" for key in self.keys)
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
         for key in part.keys:
             kind = _below(kind, key, part)
         if column is not None:
-            kind = _reconciled(kind, _type_at(schema.field(column).type, part.keys[1:], part), part, column)
+            kind = _reconcile(kind, _type_at(schema.field(column).type, part.keys[1:], part), part, column)
     elif column is not None:
         kind = _type_at(schema.field(column).type, part.keys[1:], part)
     else:
@@ -183,7 +183,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_string_view))
 
 
-def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: ColumnPart, column: str) -> pa.DataType:
+def _reconcile(kind: pa.DataType, flattened: pa.DataType, part: ColumnPart, column: str) -> pa.DataType:
     """The type that holds the map's values and those of the column for one key."""
     for family in (_SIGNED, _FLOATS):
         if kind in family and flattened in family:
@@ -193,7 +193,7 @@ def _reconciled(kind: pa.DataType, flattened: pa.DataType, part: ColumnPart, col
     raise PartError(f"{part} has two types: {kind} in the map, {flattened} in the column {column!r}")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
 
@@ -213,7 +213,7 @@ def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
                 return ColumnRef(name=part, span=node.span)
             if isinstance(node, Field):
                 return replace(node, item=rewritten(node.item))
-        return _mapped(node, rewritten)
+        return _map(node, rewritten)
 
     return rewritten(tree), frozenset(names)
 
@@ -236,7 +236,7 @@ def _part(node: ColumnRef | Field, schema: pa.Schema) -> str | None:
     return None if has_column(schema, str(part)) else str(part)
 
 
-def _mapped(node: Node, change: Callable[[Node], Node]) -> Node:
+def _map(node: Node, change: Callable[[Node], Node]) -> Node:
     """The node with its children changed."""
 
     def argument(value: Node | tuple[Constant, ...]) -> Node | tuple[Constant, ...]:

@@ -121,9 +121,9 @@ def arithmetic(op: ArithmeticOperator, left: Operand | Constant, right: Operand 
     parts = [side for side in sides if isinstance(side, Operand)]
     kinds = {part.kind for part in parts}
     if op == "+" and kinds == {STRING}:
-        return _computed(op, [_as(side, pl.String()) for side in sides], pl.String(), span, parts)
+        return _compute(op, [_as(side, pl.String()) for side in sides], pl.String(), span, parts)
     if op == "-" and len(parts) == 2 and kinds in ({DATE}, {TIMESTAMP}):
-        return _elapsed(*parts, span=span)
+        return _elapsed_time(*parts, span=span)
     for part in parts:
         if part.kind not in NUMBERS:
             raise Fault(f"`{op}` needs numbers: got {describe(part.dtype)}{_number_remedy(part)}", part.span)
@@ -133,7 +133,7 @@ def arithmetic(op: ArithmeticOperator, left: Operand | Constant, right: Operand 
     if isinstance(right, Constant):
         _check_right(op, right)
     dtype = _arithmetic_type(op, sides, span)
-    return _computed(op, [_as(side, dtype) for side in sides], dtype, span, parts)
+    return _compute(op, [_as(side, dtype) for side in sides], dtype, span, parts)
 
 
 def _check_right(op: str, right: Constant) -> None:
@@ -166,7 +166,7 @@ def _as(side: Operand | Constant, dtype: pl.DataType) -> pl.Expr:
     return literals.literal(literals.value_of(side, dtype), dtype)
 
 
-def _computed(
+def _compute(
     op: ArithmeticOperator, sides: Sequence[pl.Expr], dtype: pl.DataType, span: Span, parts: Sequence[Operand]
 ) -> Operand:
     left, right = sides
@@ -188,7 +188,7 @@ def _computed(
     return result(expr, dtype, span, parts, extra=4)
 
 
-def _elapsed(left: Operand, right: Operand, *, span: Span) -> Operand:
+def _elapsed_time(left: Operand, right: Operand, *, span: Span) -> Operand:
     """The duration between two dates or timestamps, in the finer of their units."""
     if left.kind == DATE:
         return result(left.expr - right.expr, pl.Duration("us"), span, [left, right])
@@ -228,7 +228,7 @@ def compare(op: Operator, left: Operand | Constant, right: Operand | Constant, s
     if left.kind not in _COMPARABLE:
         raise _incomparable(left)
     if isinstance(right, Constant):
-        return _judged(left, literals.compare(op, right, left.dtype), span)
+        return _judge(left, literals.compare(op, right, left.dtype), span)
     if right.kind not in _COMPARABLE:
         raise _incomparable(right)
     return _compare_operands(op, left, right, span)
@@ -240,14 +240,14 @@ def member(item: Operand, values: Sequence[Constant], span: Span) -> Operand:
         raise _incomparable(item)
     bound = literals.members(values, item.dtype)
     if isinstance(bound, LiteralComparison):
-        return _judged(item, bound, span)
+        return _judge(item, bound, span)
     found = result(literals.evaluate_members(bound, item.expr, item.dtype), BOOL, span, [item], extra=2)
     if item.column is None:
         return found
     return replace(found, predicate=Membership(column=item.column, values=bound))
 
 
-def _judged(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
+def _judge(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
     """The comparison of an operand with a bound literal; prunable where the operand is a column."""
     expressions = [literals.evaluate(leaf, item.expr, item.dtype) for leaf in bound.leaves]
     joined = expressions[0]

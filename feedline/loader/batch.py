@@ -171,16 +171,16 @@ class Batch:
 
         What `torchrec.KeyedJaggedTensor(keys=, values=, lengths=)` takes: values feature by feature, lengths [F * B].
         """
-        return self._keyed([place for place, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
+        return self._key_by([place for place, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
 
     def weighted_keyed_jagged(self) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
         """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec as well."""
         places = [place for place, column in enumerate(self._layout.sparse) if column.weighted]
-        keys, values, lengths = self._keyed(places, "int64")
+        keys, values, lengths = self._key_by(places, "int64")
         start = self._placement.weights[places[0]] if places else 0
         return keys, values, self._section(torch.float32, start or 0, len(values)), lengths
 
-    def _keyed(self, places: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    def _key_by(self, places: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Neighbours among the sparse features as one."""
         first = places[0] if places else 0
         count = sum(self._header.values[place] for place in places)

@@ -105,7 +105,7 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise FeedlineError("FeedlineDataset needs Linux (memfd, SOCK_SEQPACKET). Use Pipeline.batches elsewhere")
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
-        self._ranks = detect_rank(rank=rank, world_size=world_size, distributed=_distributed(), environment=os.environ)
+        self._ranks = detect_rank(rank=rank, world_size=world_size, distributed=_distribute(), environment=os.environ)
         _say_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
@@ -344,14 +344,14 @@ _NO_WORKERS = (
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
     """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
-    connected = ranks.world_size > 1 and _distributed() == (ranks.rank, ranks.world_size)
+    connected = ranks.world_size > 1 and _distribute() == (ranks.rank, ranks.world_size)
     store = _store() if connected else None
     if store is None:
         return feed.open(hello)
     return agree(store, feed.open, hello, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def _distributed() -> tuple[int, int] | None:
+def _distribute() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None

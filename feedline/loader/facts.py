@@ -40,7 +40,7 @@ class RebaseRequest:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_checked(cls, message))
+        return cls(**_check(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Hello:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _checked(cls, message)
+        values = _check(cls, message)
         if values.get("rebase") is not None:
             values["rebase"] = RebaseRequest.from_json(values["rebase"])
         return cls(**values)
@@ -85,7 +85,7 @@ class BadFileFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_checked(cls, message))
+        return cls(**_check(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RestFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_checked(cls, message))
+        return cls(**_check(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,15 +151,15 @@ class PlanFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _checked(cls, message)
+        values = _check(cls, message)
         if not isinstance(values["bad_files"], Sequence):
-            raise _malformed(cls, "bad_files", values["bad_files"], "a list")
+            raise _malformed_error(cls, "bad_files", values["bad_files"], "a list")
         values["bad_files"] = tuple(BadFileFacts.from_json(bad) for bad in values["bad_files"])
         values["nulls"], values["absent"] = tuple(values["nulls"]), tuple(values["absent"])
         try:
             values["schema"] = BatchSchema.from_json(values["schema"])
         except (TypeError, ValueError):
-            raise _malformed(cls, "schema", values["schema"], "a schema's JSON") from None
+            raise _malformed_error(cls, "schema", values["schema"], "a schema's JSON") from None
         if values.get("rest") is not None:
             values["rest"] = RestFacts.from_json(values["rest"])
         return cls(**values)
@@ -179,7 +179,7 @@ class FeederFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_checked(cls, message))
+        return cls(**_check(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class BlockStats:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_checked(cls, message))
+        return cls(**_check(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class FeederStats:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _checked(cls, message)
+        values = _check(cls, message)
         return cls(**values | {"delivery": BlockStats.from_json(values.get("delivery", {}))})
 
 
@@ -265,7 +265,7 @@ def describe_rebase(rest: RestFacts) -> str:
     return "\n".join(lines)
 
 
-def _checked(cls: type[Any], message: object) -> dict[str, Any]:
+def _check(cls: type[Any], message: object) -> dict[str, Any]:
     """The message's values of the fields of a class. Raises FeederError for one that lacks, or is of another type."""
     if not isinstance(message, Mapping):
         raise FeederError(f"a message is malformed: got {message!r:.80}, expected the JSON of {cls.__name__}")
@@ -275,11 +275,11 @@ def _checked(cls: type[Any], message: object) -> dict[str, Any]:
             values[each.name] = value = message[each.name]
             expected, types = _TYPES.get(str(each.type), ("", (object,)))
             if not isinstance(value, types) or (isinstance(value, bool) and expected):
-                raise _malformed(cls, each.name, value, expected)
+                raise _malformed_error(cls, each.name, value, expected)
         elif each.default is MISSING and each.default_factory is MISSING:
-            raise _malformed(cls, each.name, "nothing", "a value")
+            raise _malformed_error(cls, each.name, "nothing", "a value")
     return values
 
 
-def _malformed(cls: type[Any], name: str, value: object, expected: str) -> FeederError:
+def _malformed_error(cls: type[Any], name: str, value: object, expected: str) -> FeederError:
     return FeederError(f"a message is malformed: got {value!r:.80} as {cls.__name__}.{name}, expected {expected}")

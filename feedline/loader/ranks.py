@@ -89,7 +89,7 @@ def detect_rank(
         found, source = (rank, world_size), "arguments"
     elif distributed is not None:
         found, source = distributed, "torch.distributed"
-    elif (claim := _launched(environment)) is not None:
+    elif (claim := _launcher_rank(environment)) is not None:
         assert claim.rank is not None
         assert claim.size is not None
         found, source = (claim.rank, claim.size), f"{claim.rank_name} and {claim.size_name}"
@@ -102,16 +102,16 @@ def detect_rank(
         world_size=found[1],
         local_ranks=max(1, min(_local_ranks(environment) or 1, found[1])),
         source=source,
-        local_rank=_first(environment, [each.local_rank for each in _nested(environment)]),
+        local_rank=_first(environment, [each.local_rank for each in _nest(environment)]),
     )
 
 
-def _nested(environment: Mapping[str, str]) -> list[_Variables]:
+def _nest(environment: Mapping[str, str]) -> list[_Variables]:
     """The launchers that may speak here, the innermost first."""
     return [_TORCH, *_MPI, *([_SLURM] if _in_slurm_step(environment) else [])]
 
 
-def _launched(environment: Mapping[str, str]) -> _Claim | None:
+def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
     """What the launcher that started this process says; None where there is none."""
     torch = _claim(environment, _TORCH)
     if torch is not None and (torch.rank is None or torch.size is None):
@@ -120,7 +120,7 @@ def _launched(environment: Mapping[str, str]) -> _Claim | None:
         )
     if torch is not None and "TORCHELASTIC_RUN_ID" in environment:
         return torch  # set by torchrun for this very process, whatever started torchrun
-    mpi = _agreed([claim for each in _MPI if (claim := _claim(environment, each)) is not None])
+    mpi = _agree([claim for each in _MPI if (claim := _claim(environment, each)) is not None])
     slurm = _claim(environment, _SLURM) if _in_slurm_step(environment) else None
     if torch is not None:
         for outer in (mpi, slurm) if mpi is None else (mpi,):
@@ -135,7 +135,7 @@ def _launched(environment: Mapping[str, str]) -> _Claim | None:
     return None
 
 
-def _agreed(claims: list[_Claim]) -> _Claim | None:
+def _agree(claims: list[_Claim]) -> _Claim | None:
     """What several layers of one MPI start say, which is the same."""
     if not claims:
         return None
@@ -198,7 +198,7 @@ def _in_slurm_step(environment: Mapping[str, str]) -> bool:
 
 def _local_ranks(environment: Mapping[str, str]) -> int | None:
     """Ranks on this host, as the innermost launcher that knows says."""
-    said = _first(environment, [each.local_ranks for each in _nested(environment)])
+    said = _first(environment, [each.local_ranks for each in _nest(environment)])
     if said is not None:
         return said
     if _in_slurm_step(environment):

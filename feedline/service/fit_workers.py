@@ -67,7 +67,7 @@ class DaskWorkers:
                 self._cluster.look(waiting=True)
                 continue
             except CancelledError:
-                raise _lost() from None
+                raise _lost_error() from None
             for handle in done:
                 _raise_failure(handle)
             return done
@@ -77,7 +77,7 @@ class DaskWorkers:
         try:
             return handle.result()
         except CancelledError:
-            raise _lost() from None
+            raise _lost_error() from None
 
     def forget(self, handles: Sequence[Any]) -> None:
         """Cancel tasks that have not begun, and wait a while for those that have: they may be writing.
@@ -123,7 +123,7 @@ def _raise_failure(handle: Any) -> None:
     if isinstance(error, FeedlineError):
         raise error
     if error is None:
-        raise _lost()
+        raise _lost_error()
     if isinstance(error, KilledWorker):
         raise ClusterError(
             f"a fit killed its workers repeatedly: {error}. Give them more memory, or set fit.memory lower"
@@ -131,5 +131,5 @@ def _raise_failure(handle: Any) -> None:
     raise ClusterError(f"a fit failed: {type(error).__name__}: {error}") from error
 
 
-def _lost() -> ClusterError:
+def _lost_error() -> ClusterError:
     return ClusterError("the Dask scheduler was lost while fitting: got no result. Fit again when it is back")

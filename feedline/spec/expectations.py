@@ -108,9 +108,9 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
             known = [name for name, (groups, _) in MEASURES.items() if group in groups]
             problems.add(place, f"{group} features have no {measure}: expected one of {', '.join(known)}", key=True)
         elif isinstance(text, list) and text:
-            bounds = [_bound(measure, item, (*place, index), problems) for index, item in enumerate(text)]
+            bounds = [_bind(measure, item, (*place, index), problems) for index, item in enumerate(text)]
             found.extend(bound for bound in bounds if bound is not None)
-        elif (bound := _bound(measure, text, place, problems)) is not None:
+        elif (bound := _bind(measure, text, place, problems)) is not None:
             found.append(bound)
     return tuple(found)
 
@@ -123,7 +123,7 @@ def written(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
     return texts
 
 
-def _bound(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:
+def _bind(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:
     match = _BOUND.fullmatch(value.strip()) if isinstance(value, str) else None
     number = float(match[2]) if match else math.nan
     if match is None or not math.isfinite(number):

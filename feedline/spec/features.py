@@ -139,7 +139,7 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
 _BESIDE = "expected it beside the list. Write `NAME: {column: …, ops: […]}`"
 
 
-def _shown(value: object) -> str:
+def _as_yaml(value: object) -> str:
     """A piece of YAML to repeat in a remedy, if it is short and on one line."""
     return value if isinstance(value, str) and len(value) <= 40 and value.isprintable() else "…"
 
@@ -166,7 +166,7 @@ class _FeatureReader:
                     yield feature
         else:
             form = "a list of columns, or a mapping" if group == "extra" else "a mapping from names to lists of ops"
-            name = _shown(value[0]) if isinstance(value, list) and value else None
+            name = _as_yaml(value[0]) if isinstance(value, list) and value else None
             example = f"Write {group}: {{{name}: []}}" if name else "Or leave it out"
             self.problems.add(path, f"must be {form}: got {met(value)}. {example}")
 
@@ -183,8 +183,8 @@ class _FeatureReader:
         if isinstance(body, dict):
             return self.long_form(group, name, body, path)
         forms = "a list of ops, or a mapping with column, expr or op"
-        shown = _shown(name)
-        remedy = f"Write `{shown}: [{_shown(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
+        shown = _as_yaml(name)
+        remedy = f"Write `{shown}: [{_as_yaml(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
         self.problems.add(path, f"must be {forms}: got {met(body)}. {remedy}")
         return None
 
@@ -245,7 +245,7 @@ class _FeatureReader:
             return None
         if len(sources) != 1:
             got = " and ".join(sources) or "none"
-            remedy = "" if sources else f". Write `column: {_shown(name)}` for the column of that name"
+            remedy = "" if sources else f". Write `column: {_as_yaml(name)}` for the column of that name"
             self.problems.add(path, f"must have exactly one of column, expr, op: got {got}{remedy}")
             return None
         column = self.name(body["column"], (*path, "column"), "a column") if "column" in body else None
@@ -286,7 +286,7 @@ class _FeatureReader:
         return (
             message
             if "Did you mean" in message
-            else f"{message}. Ops stand in a list: `{_shown(name)}: [{{{_shown(key)}: …}}]`"
+            else f"{message}. Ops stand in a list: `{_as_yaml(name)}: [{{{_as_yaml(key)}: …}}]`"
         )
 
     def inputs(self, body: dict[str, Any], path: Path) -> tuple[FeatureInput, ...]:
@@ -329,17 +329,19 @@ class _FeatureReader:
         if isinstance(value, dict) and len(value) == 1:
             [(op, parameters)] = value.items()
             if op in FEATURE_KEYS and op != "expr":
-                message = f"{op} is no op: got {{{op}: {_shown(parameters)}}} in a list of ops, {_BESIDE}"
+                message = f"{op} is no op: got {{{op}: {_as_yaml(parameters)}}} in a list of ops, {_BESIDE}"
                 self.problems.add((*path, op), message, key=True)
                 return None
             if parameters is None:
-                message = f"no value after the colon: expected `{_shown(op)}`, or `{{{_shown(op)}: parameters}}`"
+                message = f"no value after the colon: expected `{_as_yaml(op)}`, or `{{{_as_yaml(op)}: parameters}}`"
                 self.problems.add((*path, op), message)
                 return None
             arguments = parameters if isinstance(parameters, dict) else {"": parameters}
             return OpCall(op=op, arguments=canonical_json(arguments), path=path, code=self.code)
         if isinstance(value, dict) and value:
-            forms = ", ".join(f"{{{_shown(op)}: …}}" if body is not None else _shown(op) for op, body in value.items())
+            forms = ", ".join(
+                f"{{{_as_yaml(op)}: …}}" if body is not None else _as_yaml(op) for op, body in value.items()
+            )
             self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")
         else:
             got = met(value) if value != {} else "an empty mapping"

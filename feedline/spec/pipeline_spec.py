@@ -137,7 +137,7 @@ class PipelineSpec(Section):
                 groups.setdefault(group, {})[name] = body
         except (ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: not the canonical text of a pipeline: {error!r}") from error
-        return _validated(Document(file=file, value={**content, "features": groups}), posixpath.abspath(""))
+        return _validate(Document(file=file, value={**content, "features": groups}), posixpath.abspath(""))
 
     def __eq__(self, other: object) -> bool:
         return self.canonical() == other.canonical() if isinstance(other, PipelineSpec) else NotImplemented
@@ -189,7 +189,7 @@ def parse_spec(
         raise document.error((), f"must be a mapping: got {got}, expected the keys {', '.join(_KEYS)}")
     apply_overrides(document, overrides)
     substitute_variables(document, os.environ)
-    return _validated(document, posixpath.abspath(base_dir or ""))
+    return _validate(document, posixpath.abspath(base_dir or ""))
 
 
 def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
 _KEYS = tuple(PipelineSpec.model_fields)
 
 
-def _validated(document: Document, base_dir: str) -> PipelineSpec:
+def _validate(document: Document, base_dir: str) -> PipelineSpec:
     problems = Problems(document)
     content = document.value
     if "features" in content:

@@ -292,11 +292,11 @@ def _artifacts(value: object) -> object:
     if value is None or isinstance(value, dict | ArtifactsSpec):
         return value or {}
     if not isinstance(value, str):
-        raise expected("a path or URI, or a mapping with the keys folder, from", _quoted(value))
+        raise expected("a path or URI, or a mapping with the keys folder, from", _quote(value))
     return {"folder": value}
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     return "Quote it" if isinstance(value, bool | int | float) else ""
 
 

@@ -86,7 +86,7 @@ class Table:
         from feedline.warehouse.dask_frame import to_dask  # noqa: PLC0415 -- 0.35 s of pandas, in every process start
 
         snapshot = self.snapshot()
-        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
+        bound, sampled = _bind(where, snapshot), _sample(sample, snapshot)
         selection = screen_rows(snapshot, bound, sample=sampled)
         return to_dask(snapshot, selection, columns, bound, sample=sampled, split_rows=split_rows)
 
@@ -103,7 +103,7 @@ class Table:
         `columns` may then name `sample_weight` (float32). Raises SpecError for a sample that does not fit the table.
         """
         snapshot = self.snapshot()
-        bound, sampled = _bound(where, snapshot), _sampled(sample, snapshot)
+        bound, sampled = _bind(where, snapshot), _sample(sample, snapshot)
         names = snapshot.schema.names if columns is None else list(columns)
         whole = snapshot.schema if sampled is None else with_weight(snapshot.schema, columns)
         schema = pa.schema([field_of(whole, name) for name in names])
@@ -155,10 +155,10 @@ class Table:
         )
 
 
-def _sampled(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
+def _sample(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
     asked = Sample.of(sample)
     return None if asked is None else bind_sample(asked, snapshot.schema)
 
 
-def _bound(where: str | None, snapshot: Snapshot) -> BoundExpression | None:
+def _bind(where: str | None, snapshot: Snapshot) -> BoundExpression | None:
     return None if where is None else bind_where(where, snapshot.schema)

@@ -71,7 +71,7 @@ def skip(path: str, work: str) -> dict[str, Any]:
     return {
         "checked": [bad.file for bad in report.bad_files],
         "problems": [[problem.file, problem.reason] for problem in report.problems],
-        "skipped": [[bad["path"], bad["reason"]] for bad in plan.bad_files()],
+        "skipped": [[bad.path, bad.reason] for bad in plan.bad_files()],
         "files": len(plan.snapshot.files),
         "rows": int(plan.selection.rows.sum()),
     }

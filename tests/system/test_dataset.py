@@ -175,13 +175,13 @@ def test_a_message_lost_to_an_interrupt_is_noticed(path: Path, epochs: list[list
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(20)]
         queue = dataset._feed._connection.queue
-        assert eventually(lambda: dataset._feed._connection.drain() and len(queue) > 1)
+        assert eventually(lambda: dataset._feed._connection.receive() and len(queue) > 1)
         queue.popleft()
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[0]
         iterator = iter(dataset)
         seen = [image(next(iterator)) for _ in range(STEPS - 2)]
-        assert eventually(lambda: dataset._feed._connection.drain() and len(queue) == 3)
+        assert eventually(lambda: dataset._feed._connection.receive() and len(queue) == 3)
         del queue[1]  # the last batch; its end is announced
         seen += [image(batch) for batch in iterator]
         assert seen == epochs[1]
@@ -362,7 +362,7 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
         feed = dataset._feed
-        assert eventually(lambda: feed._connection.drain() and len(feed._connection.reader._mapped) > 2), (
+        assert eventually(lambda: feed._connection.receive() and len(feed._connection.reader._mapped) > 2), (
             "none is read so far"
         )
         assert [image(batch) for batch in iterator] == expected

@@ -162,7 +162,7 @@ _DT = (
 # --- str ----------------------------------------------------------------------------------------------------
 
 
-def _parsed(name: str, dtype: pl.DataType, parse: Callable[..., pl.Expr], summary: str) -> Function:
+def _parse(name: str, dtype: pl.DataType, parse: Callable[..., pl.Expr], summary: str) -> Function:
     def build(x: Operand, form: str, *, span: Span) -> Operand:
         if not _FORMAT.fullmatch(form):
             raise Fault(f'the format is unknown: got {form!r}, expected one like "%Y-%m-%d %H:%M:%S"', span)
@@ -189,7 +189,7 @@ def _split(x: Operand, by: str, *, span: Span) -> Operand:
     return result(x.expr.str.split(by), pl.List(pl.String), span, [x])
 
 
-def _replaced(name: str, replace_: Callable[..., pl.Expr], summary: str) -> Function:
+def _replace(name: str, replace_: Callable[..., pl.Expr], summary: str) -> Function:
     def build(x: Operand, old: str, new: str, *, span: Span) -> Operand:
         if not old:
             raise Fault("the pattern to replace must not be empty", span)
@@ -245,8 +245,8 @@ _STR = (
     ),
     _string("strip_prefix", lambda e, t: e.str.strip_prefix(t), _TEXT, "without that beginning", _text("prefix")),
     _string("strip_suffix", lambda e, t: e.str.strip_suffix(t), _TEXT, "without that end", _text("suffix")),
-    _replaced("str.replace", lambda e, old, new: e.str.replace(old, new, literal=True), "the first match replaced"),
-    _replaced("str.replace_all", lambda e, old, new: e.str.replace_all(old, new, literal=True), "every match replaced"),
+    _replace("str.replace", lambda e, old, new: e.str.replace(old, new, literal=True), "the first match replaced"),
+    _replace("str.replace_all", lambda e, old, new: e.str.replace_all(old, new, literal=True), "every match replaced"),
     Function(
         name="str.zfill",
         receiver=frozenset({STRING}),
@@ -261,13 +261,13 @@ _STR = (
         parameters=(_text("by"),),
         summary="the list of strings between the separators",
     ),
-    _parsed(
+    _parse(
         "str.to_date",
         pl.Date(),
         lambda e, form: e.str.to_date(form, strict=False),
         'the date written in that format, as in `"%Y%m%d"`; null where it is not',
     ),
-    _parsed(
+    _parse(
         "str.to_datetime",
         pl.Datetime("us"),
         lambda e, form: e.str.to_datetime(form, strict=False, time_unit="us"),
@@ -278,7 +278,7 @@ _STR = (
 # --- list ---------------------------------------------------------------------------------------------------
 
 
-def _given(made: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand:
+def _give(made: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand:
     """An element of a list as the language gives values: integers as int64, categories as strings."""
     if kind(dtype) == INTEGER and dtype != UINT64:
         made, dtype = made.cast(INT64), INT64
@@ -289,7 +289,7 @@ def _given(made: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand
 
 def _element(name: str, compute: Callable[..., pl.Expr], summary: str, *parameters: Parameter) -> Function:
     def build(x: Operand, *values: object, span: Span) -> Operand:
-        return _given(compute(x.expr, *values), inner_type(x.dtype), span, x)
+        return _give(compute(x.expr, *values), inner_type(x.dtype), span, x)
 
     return Function(
         name=f"list.{name}", receiver=frozenset({LIST}), build=build, summary=summary, parameters=parameters
@@ -302,7 +302,7 @@ def _reduction(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str, *
         if kind(inner) not in NUMBERS:
             raise Fault(f"`{name}` works on lists of numbers: got {describe(x.dtype)}", x.span)
         if not computes and kind(inner) != DECIMAL:
-            return _given(compute(x.expr), inner, span, x)
+            return _give(compute(x.expr), inner, span, x)
         wide: pl.DataType = INT64 if kind(inner) == INTEGER and name != "list.mean" else FLOAT64
         if inner == UINT64 and wide == INT64:
             wide = UINT64

@@ -125,7 +125,7 @@ def _lists(
     def row_of(place: int) -> int:
         return int(np.searchsorted(offsets, place, side="right")) - 1
 
-    values, offsets = _ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
+    values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
     if observer is not None:
         observer.lists(column, offsets)
     if column.dtype == "float32":
@@ -238,13 +238,13 @@ def _arrow(series: pl.Series) -> pa.Array:
 
 
 def _weights(series: pl.Series, offsets: NDArray[np.int64], name: str) -> NDArray[np.float32]:
-    values, borders = _ragged(series, name, "list of weights")
+    values, borders = _encode_ragged(series, name, "list of weights")
     if not np.array_equal(borders, offsets):
         raise AssertionError(f"feature {name!r} has weights that do not belong to its ids")
     return values
 
 
-def _ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     array = series.rechunk().to_arrow()
     if array.null_count:
         array = pc.if_else(array.is_valid(), array, pa.scalar([], type=array.type))
@@ -321,19 +321,19 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     first = parts[0]
     categorical = np.empty((len(first.categorical), rows), dtype=np.int64)
     for index, gathered in enumerate(categorical):
-        column = _joined([part.categorical[index] for part in parts])
+        column = _join([part.categorical[index] for part in parts])
         column.take(indices, out=gathered, mode="clip")  # "raise" would gather into a buffer first
     ragged, weights = [], []
     for index in range(len(first.values)):
         borders = _join_offsets([part.offsets[index] for part in parts])
-        ragged.append(_take_ragged(_joined([part.values[index] for part in parts]), borders, chosen))
+        ragged.append(_take_ragged(_join([part.values[index] for part in parts]), borders, chosen))
         beside = _joined_weights(parts, index)
         weights.append(None if beside is None else _take_ragged(beside, borders, chosen)[0])
     return EncodedRows(
         rows=rows,
-        dense=_joined([part.dense for part in parts]).take(indices, axis=0),
+        dense=_join([part.dense for part in parts]).take(indices, axis=0),
         categorical=tuple(categorical),
-        labels=_joined([part.labels for part in parts]).take(indices, axis=0),
+        labels=_join([part.labels for part in parts]).take(indices, axis=0),
         values=tuple(values for values, _ in ragged),
         weights=tuple(weights),
         offsets=tuple(offsets for _, offsets in ragged),
@@ -343,13 +343,13 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
     )
 
 
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def _joined_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
     found = [weights for part in parts if (weights := part.weights[index]) is not None]
-    return _joined(found) if found else None
+    return _join(found) if found else None
 
 
 def _take_ragged(

@@ -78,25 +78,25 @@ class Quality:
 
 def merge(parts: Iterable[Quality]) -> Quality:
     """The counts of all rows of some parts, of which there is one at least."""
-    return functools.reduce(_merged, parts)
+    return functools.reduce(_merge, parts)
 
 
-def _merged(one: Quality, other: Quality) -> Quality:
+def _merge(one: Quality, other: Quality) -> Quality:
     counts = one.counts + other.counts
     longest = COUNTS.index("longest")
     counts[longest] = np.maximum(one.counts[longest], other.counts[longest])
-    lengths = [_added(mine, theirs) for mine, theirs in zip(one.histograms(), other.histograms(), strict=True)]
+    lengths = [_add(mine, theirs) for mine, theirs in zip(one.histograms(), other.histograms(), strict=True)]
     return Quality(
         rows=one.rows + other.rows,
         counts=counts,
         integers=_widest(one.integers, other.integers),
         floats=_widest(one.floats, other.floats),
-        histogram=_joined(lengths),
+        histogram=_join(lengths),
         widths=np.array([len(buckets) for buckets in lengths], dtype=np.int64),
     )
 
 
-def _added(one: Counts, other: Counts) -> Counts:
+def _add(one: Counts, other: Counts) -> Counts:
     short, long = sorted((one, other), key=len)
     total = long.copy()
     total[: len(short)] += short
@@ -107,7 +107,7 @@ def _widest(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
     return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
 
 
-def _joined(lengths: Sequence[Counts]) -> Counts:
+def _join(lengths: Sequence[Counts]) -> Counts:
     return np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
 
 
@@ -166,7 +166,7 @@ class Observer:
         longest = int(np.maximum.reduce(lengths))
         if longest >= _EXACT_LENGTHS:
             lengths = _buckets(lengths)
-        self._lengths[sparse] = _added(self._lengths[sparse], np.bincount(lengths))
+        self._lengths[sparse] = _add(self._lengths[sparse], np.bincount(lengths))
         self._counts["longest"][place] = max(self._counts["longest"][place], longest)
 
     def quality(self) -> Quality:
@@ -176,7 +176,7 @@ class Observer:
             counts=np.array([self._counts[name] for name in COUNTS], dtype=np.int64),
             integers=np.array(self._integers, dtype=np.int64),
             floats=np.array(self._floats, dtype=np.float64),
-            histogram=_joined(self._lengths),
+            histogram=_join(self._lengths),
             widths=np.array([len(buckets) for buckets in self._lengths], dtype=np.int64),
         )
 

@@ -173,11 +173,11 @@ def fixed_array(values: NDArray[np.generic], column: SlotColumn) -> pa.Array:
     """The Arrow array of a fixed-width extra."""
     if column.dtype == "bool":
         return pa.array(values)
-    kind = pa.type_for_alias(column.arrow) if column.unit is None else _timed(column)
+    kind = pa.type_for_alias(column.arrow) if column.unit is None else _time(column)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _timed(column: SlotColumn) -> pa.DataType:
+def _time(column: SlotColumn) -> pa.DataType:
     kind = column.arrow.partition("[")[0]
     if kind == "timestamp":
         return pa.timestamp(column.unit, tz=column.arrow.partition("tz=")[2].rstrip("]") or None)

@@ -134,7 +134,7 @@ class FeederConnection:
                 self._channel = self._process.channel
             self.reader = RingReader(self._channel, pin=self._pin, unpin=self._unpin)
             self.feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
-            self._poll, self._pidfd = _watched(self._channel, self.feeder_pid)
+            self._poll, self._pidfd = _watch(self._channel, self.feeder_pid)
             self.feeders += 1
         self._refuse_closed()  # `interrupt` may have come too early to see this channel
 
@@ -305,7 +305,7 @@ class FeederConnection:
             await_successor(self._attached_at, unless=lambda: self._closed)
 
 
-def _watched(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
+def _watch(channel: Channel, feeder: int) -> tuple[select.poll, int | None]:
     """A poll for messages and the feeder's death, and its pidfd; None where the kernel has none."""
     poll, pidfd = select.poll(), None
     poll.register(channel.fileno(), select.POLLIN)

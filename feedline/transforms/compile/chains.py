@@ -160,7 +160,7 @@ class Compiler:
 
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
-            return self._combined(feature, feature.op)
+            return self._combine(feature, feature.op)
         key = source_key(feature, feature.name)
         if key not in self._built:
             if feature.expr is not None:
@@ -173,7 +173,7 @@ class Compiler:
             self.lookups[key], self.ids[key] = (), None
         return self._built[key], key
 
-    def _combined(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
+    def _combine(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """The result of the op over several columns, each of which may be a chain of its own."""
         inputs = [input_feature(feature, given) for given in feature.inputs]
         made = [self.chain(given) for given in inputs]

@@ -140,7 +140,7 @@ class CompiledFeatures:
             alone = slice(index, index + 1)
             if (own := self._failure(frame, alone)) is not None:
                 cause = str(own).partition("\n")[0].replace(" in column ''", "")  # elements have no name
-                blamed = DataError(f"feature {_called(feature)} cannot be computed ({chain_text(feature)}): {cause}")
+                blamed = DataError(f"feature {_name_of(feature)} cannot be computed ({chain_text(feature)}): {cause}")
                 row = self._first_row(frame, alone)
                 return blamed if row is None else blamed.at(row)
         return DataError(f"the features cannot be computed: {str(error).partition(chr(10))[0]}")
@@ -215,7 +215,7 @@ def compile_features(
     )
 
 
-def _called(feature: FeatureSpec) -> str:
+def _name_of(feature: FeatureSpec) -> str:
     """The feature by its name, and by its column if that differs."""
     own = feature.column in (None, feature.name)
     return repr(feature.name) if own else f"{feature.name!r} of column {feature.column!r}"

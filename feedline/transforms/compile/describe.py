@@ -53,7 +53,7 @@ class Chain:
     def text(self) -> str:
         """`price: float32 → fill_null → float32 → log1p → float32 → dense float32`."""
         first = "" if self.source is None else f"{self.source}: "
-        words = [_shown(step, () if place else self.inputs) for place, step in enumerate(self.steps)]
+        words = [_show(step, () if place else self.inputs) for place, step in enumerate(self.steps)]
         end = [] if self.group is None else [f"{self.group} {self.dtype}"]
         return first + " → ".join([*words, *end])
 
@@ -120,7 +120,7 @@ def _with_sharers(chain: Chain, keys: Sequence[Key], holders: dict[Key, dict[str
     return chain
 
 
-def _shown(step: ChainStep, inputs: tuple[Chain, ...]) -> str:
+def _show(step: ChainStep, inputs: tuple[Chain, ...]) -> str:
     if step.op is None:
         return step.dtype
     code = "" if step.code is None else f" {step.code}" if step.op == "python" else f" ({step.code})"

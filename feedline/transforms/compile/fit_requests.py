@@ -96,13 +96,13 @@ class FitRequests:
                 self.digests[reading.name] = read.digest
                 return read, position.provenance
             learner = bound.learner(values)
-            return (None, position.provenance) if learner is None else self._fitted(bound, learner, position)
+            return (None, position.provenance) if learner is None else self._fit(bound, learner, position)
         except OpError:
             raise
         except SpecError as error:
             raise OpError(bound.path, f"{bound.op.name}: {error}") from None
 
-    def _fitted(self, bound: BoundOp, learner: Learner, position: OpPosition) -> tuple[Artifact, Provenance]:
+    def _fit(self, bound: BoundOp, learner: Learner, position: OpPosition) -> tuple[Artifact, Provenance]:
         assert bound.op.learns is not None
         shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, position)
         beside = bound.op.learns.beside(bound.parameters)

@@ -43,16 +43,16 @@ def _walk(feature: FeatureSpec, after: dict[Key, set[Key]]) -> None:
     else:
         starts = [source_key(given, feature.name) for given in feature.inputs]
         inputs = [
-            _extended(start, [bind(call).identity for call in given.ops], after)
+            _extend(start, [bind(call).identity for call in given.ops], after)
             for start, given in zip(starts, feature.inputs, strict=True)
         ]
         key = (bind(feature.op).identity, *inputs)
         for given in inputs:
             after.setdefault(given, set()).add(key)
-    _extended(key, [*(bind(call).identity for call in feature.ops), feature.group], after)
+    _extend(key, [*(bind(call).identity for call in feature.ops), feature.group], after)
 
 
-def _extended(key: Key, steps: Iterable[object], after: dict[Key, set[Key]]) -> Key:
+def _extend(key: Key, steps: Iterable[object], after: dict[Key, set[Key]]) -> Key:
     for step in steps:
         longer = (*key, step)
         after.setdefault(key, set()).add(longer)

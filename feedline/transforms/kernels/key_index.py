@@ -140,7 +140,7 @@ def key_index(
         distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # so that null has the last number
     if distinct.height != frame.height and duplicates == "error":
         raise SpecError(_duplicate(frame, keys.columns, name))
-    columns, sizes = _numbered(distinct.drop(_ROW), name)
+    columns, sizes = _number(distinct.drop(_ROW), name)
     whole = None
     if len(columns) > 1:
         words = _words([column.find(distinct[name]) for column, name in zip(columns, keys.columns, strict=True)], sizes)
@@ -162,7 +162,7 @@ def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     return column.cast(wide, strict=False)
 
 
-def _numbered(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySpan], tuple[int, ...]]:
+def _number(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySpan], tuple[int, ...]]:
     """How the values of each column are numbered, and the largest number of each."""
     if distinct.width == 1:
         return [_column(distinct.to_series())], (distinct.height,)

@@ -80,7 +80,7 @@ class Matches:
 
 def match_lists(*lists: Ragged) -> Matches:
     """Match lists of equally many rows, of one type and without holes."""
-    keys, value_bits, place_bits = _packed(lists)
+    keys, value_bits, place_bits = _pack(lists)
     keys.sort()
     sides_bits = (len(lists) - 1).bit_length()
     values = keys >> np.uint64(place_bits + sides_bits)
@@ -98,7 +98,7 @@ def match_lists(*lists: Ragged) -> Matches:
     )
 
 
-def _packed(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
+def _pack(lists: tuple[Ragged, ...]) -> tuple[Keys, int, int]:
     """A key per value (row, value, side, position in its list), and the bits of value and position."""
     flats = [held.values for held in lists]
     rows_bits = max(len(lists[0].offsets) - 1, 1).bit_length()
@@ -203,13 +203,13 @@ def summed(left: Ragged, own: Values | None, right: Ragged, theirs: Values, comb
     ours = middle - runs.starts
     return Sums(
         rows=runs.rows,
-        left=ours.astype(np.float64) if own is None else _reduced(own, runs, runs.starts, middle, combine),
-        right=_reduced(theirs, runs, middle, runs.ends, combine),
+        left=ours.astype(np.float64) if own is None else _reduce(own, runs, runs.starts, middle, combine),
+        right=_reduce(theirs, runs, middle, runs.ends, combine),
         shared=(ours > 0) & (others > 0),
     )
 
 
-def _reduced(scores: Values, runs: Matches, starts: Places, ends: Places, combine: np.ufunc) -> Numbers:
+def _reduce(scores: Values, runs: Matches, starts: Places, ends: Places, combine: np.ufunc) -> Numbers:
     """`combine` over the scores of each part of a run; 0 for an empty part."""
     found = np.zeros(len(starts))
     filled = np.flatnonzero(ends > starts)

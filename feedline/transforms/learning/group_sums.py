@@ -83,14 +83,14 @@ class GroupSums:
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """The state of the rows of all states."""
-        merged = self._added(pl.concat(states, rechunk=False))
+        merged = self._add(pl.concat(states, rechunk=False))
         for name in self._sums:
             units = pl.col(name)
             if merged.select((units.abs() >= _CARRIED).any()).item():
                 low = ((units + 2 ** (BIN_BITS - 1)) & (2**BIN_BITS - 1)) - 2 ** (BIN_BITS - 1)
                 above = merged.select(*self.by, pl.col(_BIN) + 1, ((units - low) // 2**BIN_BITS).alias(name))
                 kept = merged.with_columns(low.alias(name))
-                merged = self._added(pl.concat([kept, self._state(above.filter(units != 0))]))
+                merged = self._add(pl.concat([kept, self._state(above.filter(units != 0))]))
         return merged
 
     @property
@@ -105,7 +105,7 @@ class GroupSums:
         lacking += [pl.lit(None, dtype).alias(name) for name, dtype in others.items() if name not in frame.columns]
         return frame.with_columns(lacking).select(*self.by, *numbers, *others)
 
-    def _added(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _add(self, frame: pl.DataFrame) -> pl.DataFrame:
         sums = [pl.col(name).sum() for name in (_COUNT, *self._sums)]
         extremes = [pl.col(_LEAST).min(), pl.col(_MOST).max()] if self.extremes else []
         return frame.group_by(*self.by, _BIN).agg(*sums, *extremes)
@@ -135,17 +135,17 @@ class GroupedState:
 
     def counts(self, chosen: pl.Series | None = None) -> Integers:
         """The number of values of each group, over some of the state's rows (default: all)."""
-        of_row, counts = self._chosen(_COUNT, chosen)
-        return _added(of_row, counts, self.groups.height)
+        of_row, counts = self._choose(_COUNT, chosen)
+        return _add(of_row, counts, self.groups.height)
 
     def sums(self, chosen: pl.Series | None = None, *, squares: bool = False) -> tuple[Floats, Floats]:
         """Each group's sum as float64, and the remainder, over some of the state's rows (default: all)."""
-        of_row, units = self._chosen(_SQUARES if squares else _SUM, chosen)
-        _, bins = self._chosen(_BIN, chosen)
+        of_row, units = self._choose(_SQUARES if squares else _SUM, chosen)
+        _, bins = self._choose(_BIN, chosen)
         if (
             not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
         ):  # mostly integers, which need no carrying
-            found = _added(of_row, units, self.groups.height)
+            found = _add(of_row, units, self.groups.height)
             high = found.astype(np.float64)
             return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
@@ -158,12 +158,12 @@ class GroupedState:
         counts, (units, bins) = self.counts(), (self.state[name].to_numpy() for name in (_SUM, _BIN))
         every, number = self.state[_COUNT].to_numpy(), self.groups.height
         plain = not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
-        whole = _added(self.of_row, units, number) if plain else None
+        whole = _add(self.of_row, units, number) if plain else None
         of_group, of_bin, of_units = normal_groups(self.of_row, bins.astype(np.int64), units)
         for part in parts:
-            left = counts - _added(self.of_row[part], every[part], number)
+            left = counts - _add(self.of_row[part], every[part], number)
             if whole is not None:
-                yield left, (whole - _added(self.of_row[part], units[part], number)).astype(np.float64)
+                yield left, (whole - _add(self.of_row[part], units[part], number)).astype(np.float64)
                 continue
             joined = (
                 np.concatenate((of_group, self.of_row[part])),
@@ -197,12 +197,12 @@ class GroupedState:
             for count, total, square in zip(counts, sums, squares, strict=True)
         ]
 
-    def _chosen(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
+    def _choose(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
         column = self.state[name].to_numpy()
         return (self.of_row, column) if chosen is None else (self.of_row[chosen.to_numpy()], column[chosen.to_numpy()])
 
 
-def _added(groups: Integers, numbers: Integers, count: int) -> Integers:
+def _add(groups: Integers, numbers: Integers, count: int) -> Integers:
     found = np.zeros(count, np.int64)
     np.add.at(found, groups, numbers)
     return found

@@ -71,7 +71,7 @@ class ValueCounts:
     def finish(self, parts: Parts) -> Artifact:
         """The vocabulary. Raises DataError if it is larger than `max_memory`."""
         tally = _tally(parts, self.element)
-        kept = _kept(tally, self.min_count, self.max_size)
+        kept = _keep(tally, self.min_count, self.max_size)
         self._check_memory(tally, kept)
         values = _integers(parts, kept, tally.dtype) if self.element == INTEGER else _strings(parts, kept, tally.dtype)
         counts = pl.Series("count", np.repeat(kept.counts, kept.sizes))
@@ -195,7 +195,7 @@ def _tally(parts: Parts, element: str) -> _Tally:
     return _Tally(by_count=total, nulls=nulls, smallest=smallest, largest=largest, dtype=dtype)
 
 
-def _kept(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
+def _keep(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
     often = tally.by_count.filter(pl.col("count") >= min_count)
     counts, sizes = often["count"].to_numpy(), often["values"].to_numpy().copy()
     ends = np.cumsum(sizes)

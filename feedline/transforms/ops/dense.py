@@ -164,7 +164,7 @@ class Clip(Parameters):
     max: Annotated[Number | None, Field(description="The upper bound (default: none).")] = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Clip:
+    def _order(self) -> Clip:
         if self.min is None and self.max is None:
             raise ValueError("min, max or both must be given: got neither. Write {clip: {min: 0, max: 1}}")
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -368,11 +368,11 @@ def cast(x: Value, parameters: Cast) -> Value:
     kind = x.kind
     refused = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
     if kind.element in refused:
-        raise SpecError(f"no {parameters.to} is made of a {kind.element}: got {kind}, expected {_allowed(refused)}")
+        raise SpecError(f"no {parameters.to} is made of a {kind.element}: got {kind}, expected {_other_kinds(refused)}")
     target = CAST_TYPES[parameters.to]
     dtype = pl.List(target) if kind.listed else target
     return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
 
 
-def _allowed(refused: tuple[str, ...]) -> str:
+def _other_kinds(refused: tuple[str, ...]) -> str:
     return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in refused)

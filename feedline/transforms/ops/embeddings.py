@@ -116,7 +116,7 @@ def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[st
     mean = parameters.pooling == "mean"
 
     def gathered(found: pl.Series) -> pl.Series:
-        return vectors_of(_pooled(rows, ragged(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
+        return vectors_of(_pool(rows, ragged(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
 
     places = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else mapped(x.expr, numbers, pl.Int64())
     places, lookup = watched(places, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
@@ -164,7 +164,7 @@ def _vectors(rows: EmbeddingRows, numbers: npt.NDArray[np.int64]) -> Floats:
     return matrix
 
 
-def _pooled(rows: EmbeddingRows, lists: Ragged, mean: bool) -> Floats:
+def _pool(rows: EmbeddingRows, lists: Ragged, mean: bool) -> Floats:
     """The sum or mean of each list's rows, added in the list's order."""
     held = lists.where(lists.values >= 0)
     matrix = np.zeros((len(lists.lengths), rows.width), dtype=np.float32)

@@ -191,7 +191,7 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Va
     integers the lower one. In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and
     stays. Fitting without any finite number is an error. Like NVTabular's FillMedian.
     """
-    return _filled(widened(x), artifact.facts["quantiles"][0])
+    return _fill(widened(x), artifact.facts["quantiles"][0])
 
 
 @op(
@@ -209,10 +209,10 @@ def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Mapping[str, Valu
     In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Fitting without
     any finite number is an error.
     """
-    return _filled(widened(x, floats=True), artifact.facts["mean"])
+    return _fill(widened(x, floats=True), artifact.facts["mean"])
 
 
-def _filled(x: Value, number: Number) -> Value:
+def _fill(x: Value, number: Number) -> Value:
     fill = number if x.dtype.is_integer() else as_float(number, x.dtype, "what was learnt")
     return x.filled(fill)
 

@@ -91,7 +91,7 @@ def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
     return x.through(kernel, pl.Int64())
 
 
-def _repeated(borders: Sequence[Any]) -> list[Any]:
+def _repeat(borders: Sequence[Any]) -> list[Any]:
     return sorted({left for left, right in pairwise(borders) if left == right})
 
 
@@ -103,7 +103,7 @@ def _integer_borders(borders: Sequence[Number], dtype: pl.DataType) -> tuple[int
     smallest, largest = INTEGER_RANGES[type(dtype)]
     floors = [math.floor(border) for border in borders]
     within = [floor for floor in floors if smallest <= floor <= largest]
-    twice = [int(border) for border in _repeated(borders) if border == int(border) and int(border) in within]
+    twice = [int(border) for border in _repeat(borders) if border == int(border) and int(border) in within]
     below = sum(floor < smallest for floor in floors)
     return below, np.array(within, dtype=NUMPY_TYPES[dtype]), np.array(twice, dtype=NUMPY_TYPES[dtype])
 
@@ -233,7 +233,7 @@ class GetLocalHour(Parameters):
 
     @field_validator("timezone", mode="after")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _look_up(cls, name: str) -> str:
         try:
             pl.select(pl.lit(0).cast(pl.Datetime("us")).dt.replace_time_zone(name))
         except pl.exceptions.PolarsError:

@@ -108,7 +108,7 @@ class GroupKeys:
     def rows(self, columns: Sequence[pl.Series]) -> KeyedRows:
         """The keys of some rows, whose columns may be of narrower types."""
         rows = KeyedRows.of(columns)
-        return replace(rows, keys=self._typed(rows.keys))
+        return replace(rows, keys=self._convert_types(rows.keys))
 
     def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
         """The position of each row's group in `index`, from 1: int64, or lists of it; 0 for unknown groups, which are
@@ -116,13 +116,13 @@ class GroupKeys:
         """
 
         def find(*columns: pl.Series) -> pl.Series:
-            return pl.Series(self.index(artifact).find(self._typed(columns)))
+            return pl.Series(self.index(artifact).find(self._convert_types(columns)))
 
         if self.listed:
             return watched(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
         return watched(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
 
-    def _typed(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
+    def _convert_types(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
         pairs = zip(columns, self.types, strict=True)
         return tuple(column if column.dtype == dtype else column.cast(dtype) for column, dtype in pairs)
 

@@ -229,7 +229,7 @@ class MapId(Parameters):
     default: Annotated[int | None, Field(description="The id for all others (default: null).")] = None
 
     @model_validator(mode="after")
-    def _paired(self) -> MapId:
+    def _pair(self) -> MapId:
         if len(self.keys) != len(self.values):
             raise ValueError(
                 f"there must be a value for each key: got {len(self.keys)} keys, {len(self.values)} values"

@@ -145,7 +145,7 @@ def _over_scored(inputs: Sequence[Value | None], needed: tuple[bool, bool], redu
     left, right = same_type(sides)
 
     def run(first: pl.Series, scores: pl.Series, second: pl.Series, matching: pl.Series) -> pl.Series:
-        (mine, own), (other, theirs) = _held(first, scores), _held(second, matching)
+        (mine, own), (other, theirs) = _hold(first, scores), _hold(second, matching)
         found = np.empty(len(first), dtype=np.float64)
         for rows, (one, two) in in_blocks(mine, other):
             stop = rows.stop
@@ -174,7 +174,7 @@ def _with_scores(ids: Value | None, scores: Value | None, needed: bool) -> Value
     return widened_list(ids)
 
 
-def _held(series: pl.Series, scores: pl.Series) -> tuple[Ragged, Values]:
+def _hold(series: pl.Series, scores: pl.Series) -> tuple[Ragged, Values]:
     held, beside = ragged(series), ragged(scores)
     if len(held.values) != len(beside.values):
         raise DataError("scores must be as many as ids")

@@ -122,9 +122,9 @@ class TargetMeans:
             for (fold,), some in state.group_by(_FOLD):
                 count, bins = total(some)
                 counts[int(str(fold))] += count
-                sums[int(str(fold))] = _joined([sums[int(str(fold))], bins])
+                sums[int(str(fold))] = _join([sums[int(str(fold))], bins])
         means = [self._mean(counts, sums, without) for without in range(-1, self._means - 1)]
-        table = ordered_table(self.groups, [self._empty(), *(self._encoded(state, means) for state in parts)])
+        table = ordered_table(self.groups, [self._empty(), *(self._encode(state, means) for state in parts)])
         facts = {"rows": sum(counts), "groups": table.num_rows, "means": means}
         return Artifact(facts=facts, table=table)
 
@@ -145,7 +145,7 @@ class TargetMeans:
         left = [fold for fold in range(len(counts)) if fold != without]
         count = sum(counts[fold] for fold in left)
         if count:
-            return float(exact(_joined([sums[fold] for fold in left])) / count)
+            return float(exact(_join([sums[fold] for fold in left])) / count)
         column = self.parameters.target
         if not sum(counts):
             raise DataError(f"no target to learn from: got no value in column {column!r}, expected one at least")
@@ -154,15 +154,15 @@ class TargetMeans:
             "Name a fold_by with more values, or write folds: 1"
         )
 
-    def _encoded(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
+    def _encode(self, state: pl.DataFrame, means: list[float]) -> pl.DataFrame:
         """The artifact's rows of some groups."""
         held = GroupedState.by(state, self.groups.names)
         smoothing, counts = self.parameters.smoothing, held.counts()
-        columns = {"encoded": _smoothed(held.sums()[0], counts, means[0], smoothing)}
+        columns = {"encoded": _smooth(held.sums()[0], counts, means[0], smoothing)}
         folds = by_choice(held.state[_FOLD].to_numpy(), self.parameters.folds)
         parts = [folds.get(fold, _NOWHERE) for fold in range(len(means) - 1)]
         for name, mean, (count, sums) in zip(self._columns[2:], means[1:], held.without(parts), strict=True):
-            columns[name] = _smoothed(sums, count, mean, smoothing)
+            columns[name] = _smooth(sums, count, mean, smoothing)
         encoded = {name: pl.Series(column) for name, column in columns.items()}
         return held.groups.with_columns(count=pl.Series(counts), **encoded)
 
@@ -179,13 +179,13 @@ def _encoded_names(means: int) -> tuple[str, ...]:
     return ("encoded", *(f"encoded without fold {fold}" for fold in range(means - 1)))
 
 
-def _smoothed(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing: float) -> Floats:
+def _smooth(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing: float) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         found = (sums + mean * smoothing) / (counts + smoothing)
     return np.where(counts == 0, mean, found)
 
 
-def _joined(sums: Sequence[Bins]) -> Bins:
+def _join(sums: Sequence[Bins]) -> Bins:
     joined: dict[int, int] = {}
     for bins in sums:
         for place, units in bins.items():

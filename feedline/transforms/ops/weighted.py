@@ -107,7 +107,7 @@ def ids(x: Value, _: Parameters) -> Value:
 
     A null list stays null.
     """
-    _required(x)
+    _require(x)
     return Value(expr=x.expr, dtype=x.dtype)
 
 
@@ -123,10 +123,10 @@ def weights(x: Value, _: Parameters) -> Value:
 
     A null list stays null.
     """
-    return Value(expr=_required(x), dtype=WEIGHTS)
+    return Value(expr=_require(x), dtype=WEIGHTS)
 
 
-def _required(x: Value) -> pl.Expr:
+def _require(x: Value) -> pl.Expr:
     if x.weights is None:
         raise SpecError(f"it takes a weighted list: got {x.kind}. Make one with `op: weighted, inputs: [ids, weights]`")
     return x.weights

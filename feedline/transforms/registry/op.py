@@ -209,8 +209,8 @@ class BoundOp:
         one_by_one = kind.listed and self.op.lists == "elements"
         try:
             if not one_by_one:
-                return _counted(self._call(value, context))
-            result = _counted(value.one_by_one(lambda element: self._call(element, context)))
+                return _count(self._call(value, context))
+            result = _count(value.one_by_one(lambda element: self._call(element, context)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
@@ -282,7 +282,7 @@ class BoundOp:
         return self.op.name, self.op.version, self.parameters.written
 
 
-def _counted(result: Value) -> Value:
+def _count(result: Value) -> Value:
     """An op's result with its unknown values counted, if it names the ids of those."""
     if result.unknown is None:
         return result

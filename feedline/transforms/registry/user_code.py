@@ -78,7 +78,7 @@ class _Function:
         try:
             inspect.signature(self.function).bind(*values, **self.parameters)
         except TypeError as error:
-            raise SpecError(f"{self.name} cannot be called with {self._given(len(values))}: {error}") from error
+            raise SpecError(f"{self.name} cannot be called with {self._count_values(len(values))}: {error}") from error
         except ValueError:  # a builtin without a signature
             pass
         if self.form == "expression":
@@ -138,7 +138,7 @@ class _Function:
                 found = frame.select(made.alias("made")).to_series()
             except pl.exceptions.PolarsError as error:
                 raise DataError(f"{self.name} failed: {_first_line(error)}") from error
-            return self._checked(found, len(frame))
+            return self._check(found, len(frame))
 
         return run
 
@@ -157,14 +157,14 @@ class _Function:
         wanted = pl.Series([], dtype=self.dtype).to_numpy().dtype
         if made.dtype != wanted:
             raise DataError(f"{self.name} must return {wanted}: got {made.dtype}. {self._remedy}")
-        return self._checked(pl.Series(made), len(series[0]))
+        return self._check(pl.Series(made), len(series[0]))
 
     def _arrow(self, *series: pl.Series) -> pl.Series:
         made = self._answer(*(one.rechunk().to_arrow() for one in series), error=DataError)
         if not isinstance(made, (pa.Array, pa.ChunkedArray)):
             raise DataError(f"{self.name} must return an Arrow array: got {type(made).__name__}")
         found = pl.Series(made)
-        return self._checked(found, len(series[0]))
+        return self._check(found, len(series[0]))
 
     def _answer(self, *given: Any, error: type[SpecError | DataError]) -> Any:
         try:
@@ -172,7 +172,7 @@ class _Function:
         except Exception as raised:  # whatever the user's code raises
             raise error(f"{self.name} raised {type(raised).__name__}: {raised}") from raised
 
-    def _checked(self, found: pl.Series, rows: int) -> pl.Series:
+    def _check(self, found: pl.Series, rows: int) -> pl.Series:
         if len(found) != rows:
             raise DataError(f"{self.name} must return a value for each row: got {len(found):,} for {rows:,} rows")
         if found.dtype != self.dtype:
@@ -181,7 +181,7 @@ class _Function:
             )
         return found
 
-    def _given(self, inputs: int) -> str:
+    def _count_values(self, inputs: int) -> str:
         return " and ".join([f"{inputs} input{'s' if inputs > 1 else ''}", *self.parameters])
 
     @property
@@ -198,23 +198,23 @@ def bind(call: OpCall) -> BoundOp:
         return resolve(call)  # raises the error that lists the ops
     if call.code is None:
         raise OpError(call.path, f"{call.op} {REFUSED}")
-    return _user_op(call, call.code) if offered is None else _offered(call, offered, call.code)
+    return _user_op(call, call.code) if offered is None else _find_offered(call, offered, call.code)
 
 
 def _user_op(call: OpCall, folder: str) -> BoundOp:
     given = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_unbound), call)
     assert isinstance(given, PythonCall)
-    return _bound(call, given, folder)
+    return _bind(call, given, folder)
 
 
-def _offered(call: OpCall, function: str, folder: str) -> BoundOp:
+def _find_offered(call: OpCall, function: str, folder: str) -> BoundOp:
     parameters = call.value
     if "" in parameters:
         raise OpError(call.path, f"{call.op} takes parameters by name: write {{{call.op}: {{NAME: value}}}}")
-    return _bound(call, PythonCall(function=function, parameters=parameters), folder)
+    return _bind(call, PythonCall(function=function, parameters=parameters), folder)
 
 
-def _bound(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
+def _bind(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
     try:
         loaded = load(given.function, folder)
         says = _declaration(given, declaration_of(loaded.function))

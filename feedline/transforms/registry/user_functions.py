@@ -70,7 +70,7 @@ def load(name: str, folder: str) -> LoadedFunction:
     names = [*module_name.split("."), *function_name.split(".")]
     if not colon or not all(part.isidentifier() for part in names):
         raise SpecError(f"a function is named module:function: got {name!r}, expected such as my_features:scaled")
-    module = _imported(module_name, folder)
+    module = _import(module_name, folder)
     found: Any = module
     for part in function_name.split("."):
         found = getattr(found, part, None)
@@ -84,7 +84,7 @@ def load(name: str, folder: str) -> LoadedFunction:
 _homes: dict[str, str] = {}  # by module imported from a pipeline's folder
 
 
-def _imported(name: str, folder: str) -> ModuleType:
+def _import(name: str, folder: str) -> ModuleType:
     with _importing, _last_on_path(folder) as only_now:
         first = name.partition(".")[0]
         if (home := _homes.get(first, folder)) != folder:

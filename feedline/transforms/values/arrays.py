@@ -126,7 +126,7 @@ def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) ->
                 step.kernel(part, target)
             else:
                 assert known is not None
-                _filled(part, known[block], step.fill, target)
+                _fill(part, known[block], step.fill, target)
             part = target
 
 
@@ -148,7 +148,7 @@ def _validity(bits: pa.Buffer | None, count: int) -> Values:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
 
 
-def _filled(values: Values, known: Values, fill: float, out: Values) -> None:
+def _fill(values: Values, known: Values, fill: float, out: Values) -> None:
     """Each valid value, `fill` for the others, selected by bits: 12 us for 32,768 values; a masked copy takes 29."""
     words = np.dtype(f"i{values.itemsize}")
     given, chosen = values.view(words), out.view(words)

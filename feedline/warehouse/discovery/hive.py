@@ -136,7 +136,7 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(uri, root, infos, partitions)
     if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
-        listing = _tagged(listing, first)
+        listing = _tag(listing, first)
     return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
 
 
@@ -344,7 +344,7 @@ def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.i
     return np.lexsort((ranks[0], *reversed(ranks[1:])))
 
 
-def _tagged(listing: Listing, folder: Location) -> Listing:
+def _tag(listing: Listing, folder: Location) -> Listing:
     """The listing with the entity tags of an fsspec store; pyarrow's own filesystems do not show them."""
     handler = getattr(folder.filesystem, "handler", None)
     find = getattr(getattr(handler, "fs", None), "find", None)

@@ -196,7 +196,7 @@ def _identity_keys(files: Sequence[Any], log: Any, columns: Any, schema: pa.Sche
                     f"column {name!r} of {shown(uri)} is a partition's value for some files and a column in others: "
                     "expected one of the two. Rewrite the old files"
                 )
-            keys[name] = _typed([known[name] for known in values], plain(schema.field(name).type))
+            keys[name] = _convert_types([known[name] for known in values], plain(schema.field(name).type))
     return keys
 
 
@@ -219,7 +219,7 @@ def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast
             names[field.field_id].add(field.name)
             owners[parent, field.name].add(field.field_id)
     mapping = log.metadata.name_mapping()
-    mapped = None if mapping is None else dict(_mapped(mapping.root))
+    mapped = None if mapping is None else dict(_map(mapping.root))
     everywhere = [{field.source_id for field in spec.fields if str(field.transform) == "identity"} for spec in specs]
     partitioned = set.intersection(*everywhere) if everywhere else set()
     pasts = {}
@@ -246,15 +246,15 @@ def _fields(struct: Any, parent: int) -> Iterator[tuple[int, Any]]:
             yield from _fields(inner, number)
 
 
-def _mapped(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
+def _map(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
     """The names that a name mapping gives to each number."""
     for field in fields:
         if field.field_id is not None:
             yield field.field_id, set(field.names)
-        yield from _mapped(field.fields)
+        yield from _map(field.fields)
 
 
-def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _convert_types(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Partition values, which are numbers of days or microseconds where they are dates or times."""
     numeric = pat.is_date(kind) or pat.is_timestamp(kind) or pat.is_time(kind)
     if numeric and all(value is None or isinstance(value, int) for value in values):

@@ -38,7 +38,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     place = locate(absolute(manifest))
     names = _names(place)
     folder = ancestor(place.uri, 1)
-    uris = list(dict.fromkeys(_resolved(name, folder, shown(place.uri)) for name in names))
+    uris = list(dict.fromkeys(_resolve(name, folder, shown(place.uri)) for name in names))
     first = locate(uris[0])
     paths = _paths(uris, first, shown(place.uri))
     with explain_errors(shown(first.uri)):
@@ -104,7 +104,7 @@ def _json_names(content: bytes, where: str) -> list[Any]:
     return [entry.get("path") if isinstance(entry, dict) else entry for entry in found]
 
 
-def _resolved(name: str, folder: str, where: str) -> str:
+def _resolve(name: str, folder: str, where: str) -> str:
     if is_uri(name):
         return absolute(name)
     if not is_uri(folder):

@@ -49,10 +49,10 @@ def keys_of(path: str) -> dict[str, str | None]:
         if not is_partition(segment):
             continue
         name, _, text = segment.partition("=")
-        name = _decoded(name)
+        name = _decode(name)
         if name in keys:
             raise TableError(f"path {path!r} names partition key {name!r} twice: expected each key once")
-        keys[name] = None if text == NULL_VALUE else _decoded(text)
+        keys[name] = None if text == NULL_VALUE else _decode(text)
     return keys
 
 
@@ -79,7 +79,7 @@ def typed_columns(paths: Sequence[str], declared: Mapping[str, str] | None = Non
         )
     texts = {name: [keys.get(name) for keys in per_path] for name in names}
     return {
-        name: _declared(name, column, paths, declared[name]) if name in declared else _typed(column)
+        name: _declare(name, column, paths, declared[name]) if name in declared else _convert_types(column)
         for name, column in texts.items()
     }
 
@@ -107,7 +107,7 @@ def _means_the_same(inferred: pa.DataType, kind: pa.DataType) -> bool:
     return True
 
 
-def _declared(name: str, texts: Sequence[str | None], paths: Sequence[str], kind: str) -> pa.Array:
+def _declare(name: str, texts: Sequence[str | None], paths: Sequence[str], kind: str) -> pa.Array:
     parse, arrow = KEY_TYPES[kind]
     values: dict[str | None, Any] = {None: None}
     for text, path in zip(texts, paths, strict=True):
@@ -151,7 +151,7 @@ KEY_TYPES: dict[str, tuple[Callable[[str], Any], pa.DataType]] = {
 }
 
 
-def _decoded(text: str) -> str:
+def _decode(text: str) -> str:
     if "%" not in text:
         return text
     try:
@@ -160,14 +160,14 @@ def _decoded(text: str) -> str:
         return text  # percent signs that do not spell UTF-8 are the value's own
 
 
-def _typed(texts: Sequence[str | None]) -> pa.Array:
+def _convert_types(texts: Sequence[str | None]) -> pa.Array:
     distinct = {text for text in texts if text is not None}
-    values = _parsed(distinct)
+    values = _parse(distinct)
     kind = pa.string() if not distinct else _kind(values.values())
     return pa.array([None if text is None else values[text] for text in texts], type=kind)
 
 
-def _parsed(texts: set[str]) -> dict[str, int] | dict[str, datetime.date] | dict[str, str]:
+def _parse(texts: set[str]) -> dict[str, int] | dict[str, datetime.date] | dict[str, str]:
     if texts and all(_INTEGER.match(text) and int(text) in _INT64 for text in texts):
         return {text: int(text) for text in texts}
     if texts and all(_is_date(text) for text in texts):

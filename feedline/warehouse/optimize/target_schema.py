@@ -62,7 +62,7 @@ def with_field_ids(schema: pa.Schema, files: Iterable[pa.Schema]) -> pa.Schema:
     for stored in files:
         for field in stored:
             held.setdefault(field.name, []).append(field)
-    fields = [_numbered(field, held.get(field.name, [])) for field in schema]
+    fields = [_number(field, held.get(field.name, [])) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
 
@@ -92,7 +92,7 @@ def _same(read: pa.Array, values: pa.Array) -> bool:
         return False
 
 
-def _numbered(field: pa.Field, held: Sequence[pa.Field]) -> pa.Field:
+def _number(field: pa.Field, held: Sequence[pa.Field]) -> pa.Field:
     numbers = {(other.metadata or {}).get(FIELD_ID) for other in held} - {None}
     metadata = {FIELD_ID: numbers.pop()} if len(numbers) == 1 else None
     return field.with_type(_inside(field.type, [other.type for other in held])).with_metadata(metadata)
@@ -106,10 +106,10 @@ def _inside(kind: pa.DataType, held: Sequence[pa.DataType]) -> pa.DataType:
     if pat.is_struct(kind):
         below: list[Mapping[str, pa.Field]] = [{field.name: field for field in children(other)} for other in held]
         return pa.struct(
-            [_numbered(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
+            [_number(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
         )
     inner = [
-        _numbered(field, [children(other)[place] for other in held if len(children(other)) == len(mine)])
+        _number(field, [children(other)[place] for other in held if len(children(other)) == len(mine)])
         for place, field in enumerate(mine)
     ]
     if pat.is_map(kind):

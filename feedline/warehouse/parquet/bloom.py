@@ -101,7 +101,7 @@ def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logica
     """
     stored: list[bytes] = []
     for value in values:
-        forms = _stored(value, kind, physical, logical, width)
+        forms = _find_stored(value, kind, physical, logical, width)
         if forms is None:
             return None
         stored += forms
@@ -221,7 +221,7 @@ def _differs(key: object, leaf: Comparison | Membership) -> bool:
     return type(key) in (int, str, datetime.date) and all(type(value) is type(key) and value != key for value in values)
 
 
-def _stored(value: object, kind: pa.DataType, physical: str, logical: str, width: int) -> list[bytes] | None:
+def _find_stored(value: object, kind: pa.DataType, physical: str, logical: str, width: int) -> list[bytes] | None:
     """The forms in which a file may hold a value; usually one, two for zero, None where that is doubtful."""
     if pat.is_dictionary(kind):
         kind = kind.value_type
@@ -237,7 +237,7 @@ def _stored(value: object, kind: pa.DataType, physical: str, logical: str, width
     elif pat.is_timestamp(kind):
         number = _moment(value, kind, logical)
     elif pat.is_decimal(kind):
-        number = _unscaled(value, kind.scale)
+        number = _unscale(value, kind.scale)
     size = width if physical == "FIXED_LEN_BYTE_ARRAY" else {"INT32": 4, "INT64": 8}.get(physical, 0)
     if number is None or size <= 0:
         return None
@@ -292,7 +292,7 @@ def _moment(value: object, kind: pa.DataType, logical: str) -> int | None:
     return None if rest else units
 
 
-def _unscaled(value: object, scale: int) -> int | None:
+def _unscale(value: object, scale: int) -> int | None:
     if not isinstance(value, Decimal) or not value.is_finite():
         return None
     sign, digits, exponent = value.as_tuple()

@@ -38,13 +38,13 @@ def is_text(kind: pa.DataType) -> bool:
 
 def bounds_of(low: Raw, high: Raw, physical: int, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     """The bounds of one column, one per row group, in the column's type; a pair is known or null together."""
-    lows, highs = _decoded(low, physical, kind), _decoded(high, physical, kind)
+    lows, highs = _decode(low, physical, kind), _decode(high, physical, kind)
     fine = pc.fill_null(pc.less_equal(lows, highs), False)  # NaN and null are neither
     nothing = pa.scalar(None, kind)
     return pc.if_else(fine, lows, nothing), pc.if_else(fine, highs, nothing)
 
 
-def _decoded(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
+def _decode(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(kind):
         return _decimals(raw, physical, kind)
     if is_text(kind):

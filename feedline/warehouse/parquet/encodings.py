@@ -93,7 +93,7 @@ def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
     paths = leaf_paths(column.schema)
     chosen = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
-    before = _measured(column.cast(nullable), list(chosen.values()), _REPEATS)
+    before = _measure(column.cast(nullable), list(chosen.values()), _REPEATS)
     choices = []
     for path in paths:
         best = _best(column, chosen, path, before[path], goal)
@@ -107,7 +107,7 @@ def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: Enco
 
     def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
         tried = {**chosen, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
-        return _measured(column, list(tried.values()), repeats)[path]
+        return _measure(column, list(tried.values()), repeats)[path]
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
@@ -140,7 +140,7 @@ def _simplicity(one: EncodingCost) -> tuple[int, int]:
     return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
 
 
-def _measured(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, EncodingCost]:
+def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, EncodingCost]:
     """Write the column and read it back: per leaf its bytes, and the whole column's time per value of that leaf."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, column.schema, **writer_options(encodings)) as writer:

@@ -83,7 +83,7 @@ class OpenFile:
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """One row group's Parquet columns, decoded on the calling thread in chunks of about `chunk_rows`."""
-        return _decoded(self.parquet, row_group, leaves, chunk_rows)
+        return _decode(self.parquet, row_group, leaves, chunk_rows)
 
 
 class _LocalFile(OpenFile):
@@ -153,7 +153,7 @@ class _RemoteFile(OpenFile):
         with open_parquet(
             fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries
         ) as parquet:
-            yield from _decoded(parquet, row_group, leaves, chunk_rows)
+            yield from _decode(parquet, row_group, leaves, chunk_rows)
 
     def close(self) -> None:
         self._source.close()
@@ -278,7 +278,7 @@ class _CheckedFooters:
 _checked = _CheckedFooters()
 
 
-def _decoded(
+def _decode(
     parquet: pq.ParquetFile, row_group: int, leaves: Sequence[int], chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     batches: Iterator[pa.RecordBatch] = parquet.reader.iter_batches(

@@ -75,14 +75,14 @@ def union(
         for field in schema:
             known = fields.get(field.name)
             if field.name in declared:
-                fields[field.name] = _declared(field, declared[field.name], file)
+                fields[field.name] = _declare(field, declared[field.name], file)
             elif rules.extra_error and field.name not in keys:
                 raise TableError(unexpected(field.name, file, declared))
             elif known is None:
                 fields[field.name] = field.with_type(without_dictionaries(field.type)).remove_metadata()
                 origin[field.name] = file
             elif known.type != field.type or known.nullable != field.nullable:
-                fields[field.name] = _merged(known, field, origin[field.name], file)
+                fields[field.name] = _merge(known, field, origin[field.name], file)
     fields |= {name: pa.field(name, kind) for name, kind in declared.items() if name not in fields}
     return pa.schema(
         [field if all(name in names for names in seen) else field.with_nullable(True) for name, field in fields.items()]
@@ -137,7 +137,7 @@ def _large(kind: pa.DataType) -> pa.DataType:
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
-def _declared(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
+def _declare(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
     if not widens(without_dictionaries(field.type), kind):
         raise TableError(
             f"column {field.name!r} of {file} does not widen into its declared type: got {field.type}, expected what "
@@ -194,7 +194,7 @@ def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_null(b):
         return a
     if pat.is_nested(a) and pat.is_nested(b):
-        return _nested(a, b)
+        return _nest(a, b)
     for rule in (_number, _timestamp, _decimal, _text):
         result = rule(a, b)
         if result is not None:
@@ -211,7 +211,7 @@ def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
-def _merged(known: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
+def _merge(known: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
     try:
         kind = unify(known.type, without_dictionaries(field.type))
     except KindChangedError:
@@ -263,7 +263,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _nested(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+def _nest(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_struct(a) and pat.is_struct(b):
         return _struct(a, b)
     if pat.is_map(a) and pat.is_map(b):

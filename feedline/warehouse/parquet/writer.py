@@ -144,7 +144,7 @@ class TableWriter:
         return f"{self._stem}-{len(self.written):05d}{self._suffix}"
 
     def _write_group(self, rows: int) -> None:
-        table = self._taken(rows)
+        table = self._take(rows)
         if self._sink is not None and self._sink.tell() + self._last_bytes > self._limits.file_bytes:
             self._end_file(last=False)
         if self._writer is None:
@@ -157,7 +157,7 @@ class TableWriter:
         self._rows += rows
         self._groups += 1
 
-    def _taken(self, rows: int) -> pa.Table:
+    def _take(self, rows: int) -> pa.Table:
         """The first pending rows, as one table."""
         parts: list[pa.Table] = []
         self._pending_rows -= rows

@@ -75,7 +75,7 @@ class FileColumns:
         for source in found:
             if source.column is not None:
                 self._wanted.setdefault(source.column, PartTree()).add(source.keys)
-        self._sources = [self._doubled(source) for source in found]
+        self._sources = [self._find_doubled(source) for source in found]
         self.leaves: list[int] = []
         self._map_keys: list[tuple[int, bool]] = []
         for name in list(self._wanted):
@@ -138,7 +138,7 @@ class FileColumns:
                 arrays.append(_conform(array, source.field, uri, row_group))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _doubled(self, source: _Source) -> _Source:
+    def _find_doubled(self, source: _Source) -> _Source:
         part = None if source.column == source.field.name else part_of(source.field.name)
         if part is None or source.column in (None, part.column) or not self._reads_keys(part.column):
             return source

@@ -145,7 +145,7 @@ def batches(
             if names not in needed:
                 needed[names] = _columns_of(file, fragment, schema, names)
             first_row = 0 if starts is None else starts[row_group]
-            for data in _decoded(file, needed[names], fragment, row_group, chunk_rows):
+            for data in _decode(file, needed[names], fragment, row_group, chunk_rows):
                 held = [FrameBatch(position, data, first_row, here)]
                 first_row += data.num_rows
                 del data
@@ -180,7 +180,7 @@ def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Se
     return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
 
 
-def _decoded(
+def _decode(
     file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """One row group in chunks, each with exactly the fields of `columns`."""

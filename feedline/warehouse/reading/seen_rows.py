@@ -81,7 +81,7 @@ def source_names(table: str | Sequence[str], format: str) -> tuple[str, ...]:
 def rows_seen(fit: TableRows, read: TableRows) -> bool | str:
     """Which of the rows that are read a fit has seen: all, none, or those that a column of that name marks."""
     same_files = fit.root == read.root and (not fit.named or fit.named == read.named)
-    if not same_files and not _nested(fit.root, read.root):
+    if not same_files and not _nest(fit.root, read.root):
         return False
     if same_files and (fit.where, fit.sample) in ((None, None), (read.where, read.sample)):
         return True
@@ -95,10 +95,10 @@ def bind_marks(names: Iterable[str], schema: pa.Schema) -> tuple[Mark, ...]:
 
     Raises ExpressionError, SpecError where the rule names a column that the table has not, or has otherwise.
     """
-    return tuple(_bound(name, schema) for name in names)
+    return tuple(_bind(name, schema) for name in names)
 
 
-def _bound(name: str, schema: pa.Schema) -> Mark:
+def _bind(name: str, schema: pa.Schema) -> Mark:
     files, where, sample = json.loads(name.removeprefix("seen by "))
     asked = None if sample is None else Sample(**{**sample, "key": tuple(sample["key"])})
     return Mark(
@@ -111,7 +111,7 @@ def _bound(name: str, schema: pa.Schema) -> Mark:
     )
 
 
-def _nested(one: str, other: str) -> bool:
+def _nest(one: str, other: str) -> bool:
     """Whether one of two folders is the other, or holds it."""
     first, second = join(one, ""), join(other, "")
     return first.startswith(second) or second.startswith(first)

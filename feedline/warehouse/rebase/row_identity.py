@@ -65,7 +65,7 @@ class Identity:
 
     def rows(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: the identity of each row of a frame that has the columns."""
-        words = _hashed(frame, self.columns)
+        words = _hash(frame, self.columns)
         for name in self.key:
             if frame.get_column(name).null_count():
                 words[frame.get_column(name).is_null().to_numpy()] = NAMELESS
@@ -78,7 +78,7 @@ class Identity:
     def runs(self, frame: pl.DataFrame) -> Words:
         """uint64 [rows]: a hash of each row's `shuffle.by`, equal where the values are (nulls to each other)."""
         assert self.by is not None
-        return _hashed(frame, (self.by,))
+        return _hash(frame, (self.by,))
 
 
 def identity_of(schema: pa.Schema, key: Sequence[str], *, by: str | None = None, kept: str = "") -> Identity | None:
@@ -160,7 +160,7 @@ def kind_of(kind: pa.DataType) -> str | None:
     return None
 
 
-def _hashed(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> Words:
+def _hash(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> Words:
     total, word = np.zeros(frame.height, np.uint64), np.empty(frame.height, np.uint64)
     for name, kind in columns:
         series = frame.get_column(name)

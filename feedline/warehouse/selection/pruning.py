@@ -135,16 +135,16 @@ def _leaf(leaf: Comparison | Membership | IsNull, column: ColumnStatistics, rows
     if isinstance(leaf, IsNull):
         return _Truths(some_null, some_value, np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_))
     if isinstance(leaf, Comparison):
-        true, false = _compared(leaf.op, column.unit(leaf.value), column)
+        true, false = _compare(leaf.op, column.unit(leaf.value), column)
     else:
-        true, false = _contained([column.unit(value) for value in leaf.values], column)
+        true, false = _contain([column.unit(value) for value in leaf.values], column)
     nan, unequal = _is_nan(column.low), isinstance(leaf, Comparison) and leaf.op == "!="
     true, false = np.where(nan, unequal, true), np.where(nan, not unequal, false)
     unknown = ~column.bounded
     return _Truths((true | unknown) & some_value, (false | unknown) & some_value, some_null, column.exact | unknown)
 
 
-def _compared(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bools]:
+def _compare(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bools]:
     """May a value of the column make the comparison true, may one make it false? Only read where bounded."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         may = np.ones(len(column.bounded), np.bool_)
@@ -166,7 +166,7 @@ def _compared(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Boo
     raise ValueError(f"comparison operator unknown: got {op!r}")
 
 
-def _contained(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bools]:
+def _contain(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bools]:
     """As `_compared`, for membership: the smallest listed value that is not below `low` has to be within `high`."""
     if any(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
         may = np.ones(len(column.bounded), np.bool_)

@@ -51,7 +51,7 @@ class Assembly:
 
 def assemble(parts: Sequence[SnapshotPart]) -> Assembly:
     """Put the parts' files together; their places are 0 to the number of files."""
-    schemas, numbers = _numbered(parts)
+    schemas, numbers = _number(parts)
     files = pa.concat_tables([part.files.drop_columns("schema") for part in parts])
     place = files["file"].to_numpy()
     order = np.argsort(place, kind="stable")
@@ -63,12 +63,12 @@ def assemble(parts: Sequence[SnapshotPart]) -> Assembly:
     file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     return Assembly(
-        files=_taken(files.drop_columns("file"), order).append_column("schema", pa.array(which.astype(np.int32))),
+        files=_take(files.drop_columns("file"), order).append_column("schema", pa.array(which.astype(np.int32))),
         row_groups=pa.table(
             {
                 "file": pa.array(file),
                 "row_group": pa.array((np.arange(len(file)) - starts).astype(np.int32)),
-                **{name: _taken(row_groups.select([name]), group_order)[name] for name in ("rows", "bytes")},
+                **{name: _take(row_groups.select([name]), group_order)[name] for name in ("rows", "bytes")},
             }
         ),
         facts=join_facts([part.facts for part in parts], group_order),
@@ -119,7 +119,7 @@ def carry_over(last: SnapshotPart, old: npt.NDArray[np.int64]) -> SnapshotPart:
     return SnapshotPart(files=files, schemas=last.schemas, row_groups=row_groups, facts=last.facts.take(groups))
 
 
-def _numbered(parts: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:
+def _number(parts: Sequence[SnapshotPart]) -> tuple[list[pa.Schema], Int64s]:
     """The distinct schemas of all parts, and for each file, part after part, which one it has."""
     known: dict[bytes, int] = {}
     schemas: list[pa.Schema] = []
@@ -145,6 +145,6 @@ def _by_appearance(numbers: Int64s) -> tuple[Int64s, Int64s]:
     return names[which], first[order]
 
 
-def _taken(table: pa.Table, order: Int64s) -> pa.Table:
+def _take(table: pa.Table, order: Int64s) -> pa.Table:
     """The rows in that order, each column in one piece."""
     return table.combine_chunks().take(pa.array(order)).combine_chunks()

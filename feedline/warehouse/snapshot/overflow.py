@@ -52,7 +52,7 @@ class Overflow:
 
     def _write(self) -> None:
         self._file = self._file or _Unnamed(self._folder)
-        self._written += [_moved(blocks, self._file) for blocks in of_one_schema(self._blocks)]
+        self._written += [_move(blocks, self._file) for blocks in of_one_schema(self._blocks)]
         self._blocks, self._held = [], 0
 
 
@@ -62,7 +62,7 @@ def overflow_folder(work_dir: str | None) -> str:
     return tempfile.gettempdir() if location is None or not is_local(location.filesystem) else location.path
 
 
-def _moved(blocks: Sequence[FactBlock], file: _Unnamed) -> SnapshotPart:
+def _move(blocks: Sequence[FactBlock], file: _Unnamed) -> SnapshotPart:
     """Blocks of one schema as one part, whose columns lie in the file."""
     ends = np.array([file.size, *(file.append(column) for column in join_columns(blocks))])
     return part_of_schema(

@@ -56,7 +56,7 @@ def part_of_schema(
 
     def fetch(field: pa.Field) -> pa.StructArray:
         place = places.get(field.name)
-        return arrange_facts(None if place is None else _unpacked(column(place)), rows, field)
+        return arrange_facts(None if place is None else _unpack(column(place)), rows, field)
 
     return SnapshotPart(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
 
@@ -87,8 +87,8 @@ def of_one_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
 def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
     """The columns of blocks of one schema, one after the other, each packed as one."""
     for column in range(len(blocks[0].columns)):
-        parts = [_unpacked(block.columns[column]) for block in blocks]
-        yield _packed({name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]})
+        parts = [_unpack(block.columns[column]) for block in blocks]
+        yield _pack({name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]})
 
 
 def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
@@ -122,11 +122,11 @@ def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
             }
         ),
         row_groups=pa.table({"rows": pa.array(rows), "bytes": pa.array(sizes)}),
-        columns=tuple(_packed(column) for column in columns),
+        columns=tuple(_pack(column) for column in columns),
     )
 
 
-def _packed(arrays: dict[str, pa.Array]) -> pa.Buffer:
+def _pack(arrays: dict[str, pa.Array]) -> pa.Buffer:
     batch = pa.RecordBatch.from_pydict(arrays)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
@@ -134,7 +134,7 @@ def _packed(arrays: dict[str, pa.Array]) -> pa.Buffer:
     return pa.py_buffer(sink.getvalue().to_pybytes())  # the stream's own buffer has room to grow
 
 
-def _unpacked(packed: pa.Buffer) -> dict[str, pa.Array]:
+def _unpack(packed: pa.Buffer) -> dict[str, pa.Array]:
     batch = pa.ipc.open_stream(packed).read_next_batch()
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 

@@ -70,11 +70,11 @@ def snapshot_of(
     if not len(listing.files):
         raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
-    last = None if work_dir is None else _recalled(work_dir, listing)
-    parts, unread = ([], np.arange(len(listing.files))) if last is None else _known(listing, *last)
+    last = None if work_dir is None else _recall(work_dir, listing)
+    parts, unread = ([], np.arange(len(listing.files))) if last is None else _look_up(listing, *last)
     corrupt: dict[int, str] = {}
     overflow = Overflow(overflow_folder(work_dir))
-    for result in read_footers(listing.uri, _listed(listing, unread), map):
+    for result in read_footers(listing.uri, _list(listing, unread), map):
         overflow.add(result.blocks)
         corrupt |= dict(result.corrupt)
         if corrupt and on_bad is None:
@@ -83,7 +83,7 @@ def snapshot_of(
     if on_bad is not None and corrupt:
         for place, message in sorted(corrupt.items()):
             on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
-        listing, parts = _spared(listing, parts, np.array(sorted(corrupt), np.int64))
+        listing, parts = _spare(listing, parts, np.array(sorted(corrupt), np.int64))
     snapshot = _frozen(listing, assemble(parts), rules or SchemaRules())
     if work_dir is None:
         return snapshot
@@ -173,12 +173,12 @@ def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> p
     return pa.schema(kept)
 
 
-def _listed(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
+def _list(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
     files = listing.files.select(["path", "bytes"]).take(pa.array(places))
     return list(zip(places.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
 
 
-def _spared(
+def _spare(
     listing: Listing, parts: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
 ) -> tuple[Listing, list[SnapshotPart]]:
     """The listing without the corrupt files, and the parts with the places that the others have in it."""
@@ -192,7 +192,7 @@ def _spared(
     return listing.take(good), moved
 
 
-def _recalled(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
+def _recall(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
     """The table's last snapshot there and when it was taken; None where there is none that can be read."""
     try:
         (entry,) = content_store.load(work_dir, _entry(listing), tables=1)
@@ -210,7 +210,7 @@ def _entry(listing: Listing) -> str:
     return f"tables/{name}.arrow"
 
 
-def _known(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
+def _look_up(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
     """The files that the last snapshot knows, and the places of those that have to be read."""
     known = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
     old = unchanged_files(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)

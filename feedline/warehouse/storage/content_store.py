@@ -53,10 +53,10 @@ class StoredFile:
 
     def table(self, part: int) -> pa.Table:
         """One of its tables. Raises as `load`."""
-        source, path = _opened(self.folder, self.name)
+        source, path = _open(self.folder, self.name)
         with source:
             content = source.read_buffer_at(self.starts[part], self.starts[part + 1])
-        return pa.ipc.open_stream(self._proved(part, content, path)).read_all()
+        return pa.ipc.open_stream(self._prove(part, content, path)).read_all()
 
     def tables(self, count: int | None = None) -> list[pa.Table]:
         """The first ones, or all of them. Raises as `load`."""
@@ -69,7 +69,7 @@ class StoredFile:
 
     def _contents(self, count: int | None = None) -> Iterator[pa.Buffer]:
         """The first parts, verified; small neighbours come in one request."""
-        source, path = _opened(self.folder, self.name)
+        source, path = _open(self.folder, self.name)
         starts, stop = self.starts, len(self) if count is None else count
         with source:
             first = 0
@@ -80,12 +80,12 @@ class StoredFile:
                 run = source.read_buffer_at(starts[first], starts[last])
                 for part in range(first, last):
                     content = run.slice(starts[part] - starts[first], starts[part + 1] - starts[part])
-                    yield self._proved(part, content, path)
+                    yield self._prove(part, content, path)
                 first = last
 
-    def _proved(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
+    def _prove(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
         if hashlib.sha256(memoryview(content)).digest() != self.digests[part]:
-            raise _altered(path)
+            raise _alter(path)
         return content
 
 
@@ -134,24 +134,24 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
 
 def find(work_dir: str, name: str) -> StoredFile:
     """The file of that name, without its tables. Raises as `load`."""
-    source, path = _opened(work_dir, name)
+    source, path = _open(work_dir, name)
     with source:
         size = source.source.size()
         guess = min(size, _GUESS_BYTES)
         tail = source.read_buffer_at(size - guess, size).to_pybytes()
         wanted = int.from_bytes(tail[-_TRAILER_BYTES:-_DIGEST_BYTES], "little") + _TRAILER_BYTES
         if size < _TRAILER_BYTES or wanted > size:
-            raise _altered(path)
+            raise _alter(path)
         if wanted > guess:
             tail = source.read_buffer_at(size - wanted, size).to_pybytes()
     index = tail[-wanted:-_TRAILER_BYTES]
     if hashlib.sha256(index).digest() != tail[-_DIGEST_BYTES:] or len(index) % _ENTRY_BYTES:
-        raise _altered(path)
+        raise _alter(path)
     entries = [index[place : place + _ENTRY_BYTES] for place in range(0, len(index), _ENTRY_BYTES)]
     sizes = [int.from_bytes(entry[:8], "little") for entry in entries]
     starts = tuple(np.cumsum([0, *sizes]).tolist())
     if starts[-1] + wanted != size:
-        raise _altered(path)
+        raise _alter(path)
     return StoredFile(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
@@ -168,14 +168,14 @@ def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[by
     yield index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest()
 
 
-def _opened(folder: str, name: str) -> tuple[_File, str]:
+def _open(folder: str, name: str) -> tuple[_File, str]:
     location = locate(absolute(folder))
     filesystem, path = location.filesystem, join(location.path, name)
     uri = join(shown(location.uri), name)
     return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
-def _altered(path: str) -> CorruptFileError:
+def _alter(path: str) -> CorruptFileError:
     return CorruptFileError(
         f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
     )

@@ -49,13 +49,13 @@ class Pool:
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
         """As `Executor.map`, but the failure of any call ends the waiting of all others."""
-        return self._executor.map(functools.partial(self._watched, function), *arguments)
+        return self._executor.map(functools.partial(self._watch, function), *arguments)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """As `Executor.submit`, likewise."""
-        return self._executor.submit(self._watched, function, *arguments)
+        return self._executor.submit(self._watch, function, *arguments)
 
-    def _watched(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _watch(self, function: Callable[..., T], *arguments: Any) -> T:
         try:
             return function(*arguments)
         except BaseException as error:

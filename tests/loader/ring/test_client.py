@@ -182,7 +182,7 @@ def path(place: Place, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(NearFeeder, "facts", {}, raising=False)
     monkeypatch.setattr(NearFeeder, "living", [], raising=False)
     monkeypatch.setattr(feeder_connection, "FeederProcess", NearFeeder)
-    monkeypatch.setattr(feeder_connection, "_watched", lambda _channel, _pid: (NearPoll(), None))
+    monkeypatch.setattr(feeder_connection, "_watch", lambda _channel, _pid: (NearPoll(), None))
     return path
 
 
