@@ -1,7 +1,7 @@
 # Feedline needs Python >= 3.11 and make; everything else goes into .venv.
 #
 #   make demo     build a warehouse of real flights, run the main job, train and evaluate a model
-#   make test     run every test, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
+#   make test     run the tests, in two processes (PYTEST_ARGS="-n 0 -x" one test after the other, to the first failure)
 #   make test-unit      all but tests/system and what else starts processes: the quick ones
 #   make test-nightly   only the tests that repeat for long what `make test` does a few times
 #   make lint     style, format and types
