@@ -121,7 +121,10 @@ def test_columns_of_a_row_key_are_read_too(tmp_path: Path):
         lesser = pq.read_table(part(tmp_path, number), partitioning=None).drop_columns(["x"])
         pq.write_table(lesser, part(tmp_path, number))
     path = pipeline(tmp_path, features=features, source={"row_key": ["x"], "schema": {"missing": "error"}})
-    assert [problem.file for problem in checked(path).problems] == [str(part(tmp_path, number)) for number in (0, 2)]
+    report = checked(path)
+    assert [problem.file for problem in report.problems] == [str(part(tmp_path, number)) for number in (0, 2)]
+    assert not report.bad_files
+    assert not report.clean
     with pytest.raises(SpecError, match=r"column 'x' is not in .*part=0/data\.parquet: got 2 files"):
         Pipeline.from_yaml(path).plan()
 
