@@ -85,7 +85,7 @@ class StoredFile:
 
     def _prove(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
         if hashlib.sha256(memoryview(content)).digest() != self.digests[part]:
-            raise _alter(path)
+            raise _altered_error(path)
         return content
 
 
@@ -141,17 +141,17 @@ def find(work_dir: str, name: str) -> StoredFile:
         tail = source.read_buffer_at(size - guess, size).to_pybytes()
         wanted = int.from_bytes(tail[-_TRAILER_BYTES:-_DIGEST_BYTES], "little") + _TRAILER_BYTES
         if size < _TRAILER_BYTES or wanted > size:
-            raise _alter(path)
+            raise _altered_error(path)
         if wanted > guess:
             tail = source.read_buffer_at(size - wanted, size).to_pybytes()
     index = tail[-wanted:-_TRAILER_BYTES]
     if hashlib.sha256(index).digest() != tail[-_DIGEST_BYTES:] or len(index) % _ENTRY_BYTES:
-        raise _alter(path)
+        raise _altered_error(path)
     entries = [index[place : place + _ENTRY_BYTES] for place in range(0, len(index), _ENTRY_BYTES)]
     sizes = [int.from_bytes(entry[:8], "little") for entry in entries]
     starts = tuple(np.cumsum([0, *sizes]).tolist())
     if starts[-1] + wanted != size:
-        raise _alter(path)
+        raise _altered_error(path)
     return StoredFile(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
@@ -175,7 +175,7 @@ def _open(folder: str, name: str) -> tuple[_File, str]:
     return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
-def _alter(path: str) -> CorruptFileError:
+def _altered_error(path: str) -> CorruptFileError:
     return CorruptFileError(
         f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
     )
