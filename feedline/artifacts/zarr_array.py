@@ -30,7 +30,7 @@ from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
 from feedline.warehouse.storage.faults import explain_errors, last_words
-from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -122,7 +122,7 @@ def open_array(uri: str) -> ZarrArray:
     Raises SpecError where there is none, StoreError where the store kept failing.
     """
     location = locate(absolute(uri))
-    name = shown(location.uri)
+    name = redact(location.uri)
     with explain_errors(name):
         info = with_retries(lambda: location.filesystem.get_file_info(location.path), location.filesystem, name)
     if info.type != pafs.FileType.Directory:
@@ -151,8 +151,8 @@ def is_array(uri: str) -> bool:
     """Whether a folder is a zarr array's, rather than a table's. Raises StoreError where the store kept failing."""
     location = locate(uri)
     paths = [join(location.path, name) for name in _METADATA]
-    with explain_errors(shown(uri)):
-        infos = with_retries(lambda: location.filesystem.get_file_info(paths), location.filesystem, shown(uri))
+    with explain_errors(redact(uri)):
+        infos = with_retries(lambda: location.filesystem.get_file_info(paths), location.filesystem, redact(uri))
     return any(info.type == pafs.FileType.File for info in infos)
 
 
@@ -175,7 +175,7 @@ class _Listed(Store):
     def content(self, key: str, wanted: ByteRequest | None) -> bytes:
         """A file's bytes, or some of them. Raises TableChangedError where it is not as listed any more."""
         filesystem, path = self._location.filesystem, join(self._location.path, key)
-        name, seen = join(shown(self._location.uri), key), self._files[key]
+        name, seen = join(redact(self._location.uri), key), self._files[key]
         start, stop = _bounds(wanted, seen.size_bytes)
 
         def read() -> bytes:

@@ -29,7 +29,7 @@ from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bind_sample_once, bind_where_once
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Records:
     def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
         """Per file: first and last row group, and name, of each of its records."""
         location = locate(absolute(self._work_dir))
-        files, name = location.filesystem, join(shown(location.uri), self._folder)
+        files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:

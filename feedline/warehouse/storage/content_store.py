@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError, TableError
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -128,7 +128,7 @@ def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
     """
     artifact = find(work_dir, name)
     if len(artifact) != tables:
-        raise CorruptFileError(f"{shown(join(work_dir, name))} holds {len(artifact)} tables, expected {tables}")
+        raise CorruptFileError(f"{redact(join(work_dir, name))} holds {len(artifact)} tables, expected {tables}")
     return artifact.tables()
 
 
@@ -171,13 +171,13 @@ def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[by
 def _open(folder: str, name: str) -> tuple[_File, str]:
     location = locate(absolute(folder))
     filesystem, path = location.filesystem, join(location.path, name)
-    uri = join(shown(location.uri), name)
+    uri = join(redact(location.uri), name)
     return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
 def _altered_error(path: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
+        f"{redact(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
     )
 
 
@@ -199,7 +199,7 @@ def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> No
                 while content := held.read(_RUN_BYTES):
                     sink.write(content)
 
-        with_retries(write, filesystem, join(shown(location.uri), name), doing="written")
+        with_retries(write, filesystem, join(redact(location.uri), name), doing="written")
 
 
 def remove(work_dir: str, name: str) -> None:
@@ -217,7 +217,7 @@ def get(location: Location, name: str) -> bytes | pa.Buffer:
         with filesystem.open_input_file(path) as source:
             return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
 
-    return with_retries(read, filesystem, join(shown(location.uri), name))
+    return with_retries(read, filesystem, join(redact(location.uri), name))
 
 
 @contextlib.contextmanager

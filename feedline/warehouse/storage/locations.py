@@ -75,19 +75,19 @@ def absolute(text: str) -> str:
         return os.path.normpath(Path(text).expanduser().absolute())
     if _PASSWORD.match(text):
         raise TableError(
-            f"URI holds a password: got {shown(text)}, expected none. "
+            f"URI holds a password: got {redact(text)}, expected none. "
             "Leave credentials to the environment, the profile or the instance's role"
         )
     if (secret := _SECRET_OPTION.search(text)) is not None:
         raise TableError(
-            f"URI holds a credential: got the option {secret[1]!r} in {shown(text)}, expected none. "
+            f"URI holds a credential: got the option {secret[1]!r} in {redact(text)}, expected none. "
             "Leave credentials to the environment, the profile or the instance's role"
         )
     address, mark, options = text.partition("?")
     return address.rstrip("/") + mark + options
 
 
-def shown(uri: str) -> str:
+def redact(uri: str) -> str:
     """The URI for messages: without a password and without connection options."""
     if not is_uri(uri):
         return uri
@@ -108,7 +108,7 @@ def locate(uri: str) -> Location:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         # without its cause: pyarrow prints the URI whole
-        raise TableError(f"{shown(uri)} names no place that pyarrow or fsspec can open: {last_words(error)}") from None
+        raise TableError(f"{redact(uri)} names no place that pyarrow or fsspec can open: {last_words(error)}") from None
     return Location(uri, filesystem, path.rstrip("/") if is_uri(uri) else path)
 
 
@@ -122,7 +122,7 @@ def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
     if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_RETRY_S}"
     # parses the options, and asks S3 for the bucket's region where neither URI nor environment has it
-    filesystem, path = retry_transient(lambda: pafs.FileSystem.from_uri(uri), shown(uri), "found")
+    filesystem, path = retry_transient(lambda: pafs.FileSystem.from_uri(uri), redact(uri), "found")
     if scheme == "s3" and _S3_URI_ONLY.search(uri) is None:
         make, (options,) = filesystem.__reduce__()  # all that pyarrow made of the URI and the environment
         limits = {
@@ -139,7 +139,7 @@ def _by_fsspec(uri: str) -> tuple[pafs.FileSystem, str]:
     try:
         filesystem, path = importlib.import_module("fsspec.core").url_to_fs(uri)  # 20 ms that few runs need
     except ImportError as error:
-        raise TableError(f"{shown(uri)} needs a package that is not installed: {last_words(error)}") from None
+        raise TableError(f"{redact(uri)} needs a package that is not installed: {last_words(error)}") from None
     return pafs.PyFileSystem(_Handler(filesystem)), path
 
 
@@ -237,8 +237,8 @@ def list_tree(location: Location) -> list[pafs.FileInfo]:
     """
     if is_local(location.filesystem):
         return _file_infos(location.filesystem, location.path, recursive=True)
-    with explain_errors(shown(location.uri), fetching=True, doing="listed"):
-        return _list_folder(location.filesystem, location.path, shown(location.uri))
+    with explain_errors(redact(location.uri), fetching=True, doing="listed"):
+        return _list_folder(location.filesystem, location.path, redact(location.uri))
 
 
 def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs.FileInfo]:

@@ -23,7 +23,7 @@ from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.selection.fragments import plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.storage.faults import ShortBodyError
-from feedline.warehouse.storage.locations import absolute, locate, shown
+from feedline.warehouse.storage.locations import absolute, locate, redact
 from feedline.warehouse.storage.ranges import (
     HOLE_BYTES,
     HOLES_PART,
@@ -224,7 +224,7 @@ def test_a_missing_package_is_named() -> None:
 def test_credentials_in_a_uri_are_refused_and_not_shown(uri: str) -> None:
     with pytest.raises(TableError, match=r"URI holds a (password|credential)") as caught:
         absolute(uri)
-    for text in (str(caught.value), shown(uri)):
+    for text in (str(caught.value), redact(uri)):
         assert "SECRET" not in text
         assert "CRET" not in text
 
