@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
@@ -71,7 +71,7 @@ def schema_rules(spec: PipelineSpec) -> SchemaRules:
     return SchemaRules(
         missing_error=rules.missing == "error",
         extra_error=rules.extra == "error",
-        columns={name: type_named(kind) for name, kind in (rules.columns or {}).items()},
+        columns={name: parse_type(kind) for name, kind in (rules.columns or {}).items()},
     )
 
 
