@@ -24,7 +24,7 @@ from feedline.planning.schedule import Schedule
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
-from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.locations import absolute, join, redact
 
 # Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
 _LIST_BYTES = 8 * 20
@@ -95,7 +95,7 @@ def _identities(plan: Plan) -> dict[str, Any]:
 
     One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
     """
-    record, folder = plan.job.record, shown(join(absolute(plan.spec.work_dir), "rows"))
+    record, folder = plan.job.record, redact(join(absolute(plan.spec.work_dir), "rows"))
     if record is None:
         return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
     hashes = 1 if record.identity.by is None else 2

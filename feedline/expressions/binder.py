@@ -40,9 +40,9 @@ from feedline.expressions.types import (
     describe,
     instance,
     kind,
+    language_type,
     nearest,
-    quoted,
-    spoken,
+    quote_name,
 )
 
 _CONSTANTS = {
@@ -111,15 +111,17 @@ class Binder:
             names = self._schema.names
             meant = _CONSTANTS.get(name.lower())
             remedy = f": write `{meant}`" if meant else nearest(name, names) or _sample(names)
-            raise Fault(f"unknown column {quoted(name)}{remedy}", node.span)
+            raise Fault(f"unknown column {quote_name(name)}{remedy}", node.span)
         if len(places) > 1:
-            raise Fault(f"the table has {len(places)} columns {quoted(name)}", node.span)
+            raise Fault(f"the table has {len(places)} columns {quote_name(name)}", node.span)
         if name == "*" or (name.startswith("^") and name.endswith("$")):
-            raise Fault(f"the column {quoted(name)} is named like a pattern of Polars: rename it to use it", node.span)
+            raise Fault(
+                f"the column {quote_name(name)} is named like a pattern of Polars: rename it to use it", node.span
+            )
         field = self._schema.field(places[0])
         dtype = column_type(field)
         if dtype is None or (isinstance(dtype, pl.Decimal) and (dtype.precision or 0) > MAX_DECIMAL_PRECISION):
-            raise Fault(f"the column {quoted(name)} has a type outside the language: {field.type}", node.span)
+            raise Fault(f"the column {quote_name(name)} has a type outside the language: {field.type}", node.span)
         return _speak(
             pl.col(name), dtype, node.span, frozenset({name}), None if pa.types.is_date64(field.type) else name
         )
@@ -135,7 +137,7 @@ class Binder:
             types = dict(item.dtype.to_schema())
             if key.value not in types:
                 near = nearest(key.value, types) or _sample(list(types))
-                raise Fault(f"the struct has no field {quoted(key.value)}{near}", key.span)
+                raise Fault(f"the struct has no field {quote_name(key.value)}{near}", key.span)
             dtype = instance(types[key.value])
             expr = item.expr.struct.field(key.value)
         elif item.kind == MAP:
@@ -203,7 +205,7 @@ class Binder:
 
 def _speak(expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[str], column: str | None) -> Operand:
     """A column or field in the type that the language sees; `column` names one that statistics know in that type."""
-    seen = spoken(dtype)
+    seen = language_type(dtype)
     if seen != dtype:
         expr = expr.arr.to_list() if isinstance(dtype, pl.Array) else expr.cast(seen)
     predicate: Predicate | None = None
@@ -228,7 +230,7 @@ def _predicate(item: Operand) -> Predicate:
 
 
 def _sample(names: list[str]) -> str:
-    shown = ", ".join(quoted(name) for name in names[:8])
+    shown = ", ".join(quote_name(name) for name in names[:8])
     return f": expected one of {shown}{', ...' if len(names) > 8 else ''}"
 
 

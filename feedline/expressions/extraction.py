@@ -37,14 +37,14 @@ Frame: TypeAlias = pl.DataFrame | pa.Table | pa.RecordBatch
 _Places = npt.NDArray[np.int64]
 
 
-def extracted(array: pa.Array, wanted: PartTree) -> dict[Keys, pa.Array]:
+def extract_parts(array: pa.Array, wanted: PartTree) -> dict[Keys, pa.Array]:
     """Everything wanted of an array, by its keys; the array itself under `()` where the whole is wanted.
 
     Of type null where the array's type has no such field.
     """
     found: dict[Keys, pa.Array] = {(): array} if wanted.whole else {}
     for key, child in zip(wanted.parts, _children(array, list(wanted.parts)) if wanted.parts else (), strict=True):
-        for below, part in extracted(child, wanted.parts[key]).items():
+        for below, part in extract_parts(child, wanted.parts[key]).items():
             found[(key, *below)] = part
     return found
 
@@ -83,7 +83,7 @@ def _parts(data: Frame, schema: pa.Schema, parts: Any) -> Iterator[tuple[ColumnP
     found: dict[tuple[str, Keys], list[pa.Array]] = {}
     for column, wants in wanted.items():
         for chunk in _chunks(data, column):
-            for keys, array in extracted(chunk, wants).items():
+            for keys, array in extract_parts(chunk, wants).items():
                 found.setdefault((column, keys), []).append(array)
     for part, places in sources.items():
         dtype = column_type(part_field(schema, part))

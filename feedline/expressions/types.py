@@ -117,7 +117,7 @@ def column_type(field: pa.Field) -> pl.DataType | None:
     return frame.dtypes[0]
 
 
-def spoken(dtype: pl.DataType) -> pl.DataType:
+def language_type(dtype: pl.DataType) -> pl.DataType:
     """The type in which the language sees a column: categories as strings, fixed-size lists as lists."""
     match dtype:
         case pl.Categorical() | pl.Enum():
@@ -127,7 +127,7 @@ def spoken(dtype: pl.DataType) -> pl.DataType:
     return dtype
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """The name between backticks, shortened: a hostile text makes no hostile message."""
     return f"`{name if len(name) <= 60 else name[:57] + '...'}`"
 
@@ -135,4 +135,4 @@ def quoted(name: str) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """`. Did you mean `x`?` for the nearest of the names, else nothing."""
     found = get_close_matches(name[:200], list(names), n=1, cutoff=0.6)
-    return f". Did you mean {quoted(found[0])}?" if found else ""
+    return f". Did you mean {quote_name(found[0])}?" if found else ""

@@ -12,7 +12,7 @@ from feedline.expressions.functions.scalars import FUNCTIONS as _FUNCTIONS
 from feedline.expressions.functions.scalars import METHODS as _SCALAR
 from feedline.expressions.functions.signatures import Function
 from feedline.expressions.spans import Fault, Span
-from feedline.expressions.types import nearest, quoted
+from feedline.expressions.types import nearest, quote_name
 
 NAMESPACES = ("dt", "str", "list")
 
@@ -111,10 +111,11 @@ def _missing(what: str, name: str, names: list[str], span: Span) -> Fault:
     if "." not in name:
         if name in _ROW_MIXING or name.startswith(("cum_", "rolling_", "ewm_")):
             reason = (
-                f"{quoted(name)} mixes rows, and transforms are row-preserving: a value may depend on its own row only"
+                f"{quote_name(name)} mixes rows, and transforms are row-preserving: a value may depend on its own row "
+                "only"
             )
             return Fault(f"{reason}. {instead[0].upper()}{instead[1:]}" if instead else reason, span)
         homes = [known for known in METHODS if known.endswith(f".{name}")]
         if homes and not instead:
             remedy = f": write `x.{homes[0]}(...)`"
-    return Fault(f"the language has no {what} {quoted(name)}{remedy}", span)
+    return Fault(f"the language has no {what} {quote_name(name)}{remedy}", span)

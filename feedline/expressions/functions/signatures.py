@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from feedline.expressions.nodes import Constant
 from feedline.expressions.operators import Operand
 from feedline.expressions.spans import Fault, Span
-from feedline.expressions.types import CAST_TYPES, describe, nearest, quoted
+from feedline.expressions.types import CAST_TYPES, describe, nearest, quote_name
 
 Argument: TypeAlias = Operand | Constant | tuple[Constant, ...]
 
@@ -91,22 +91,22 @@ class Function:
         rest = list(arguments)
         if self.many:
             if keywords:
-                raise Fault(f"{quoted(self.name)} takes no named arguments", span)
+                raise Fault(f"{quote_name(self.name)} takes no named arguments", span)
             if len(rest) < 2:
-                raise Fault(f"{quoted(self.name)} takes at least two values: got {len(rest)}", span)
+                raise Fault(f"{quote_name(self.name)} takes at least two values: got {len(rest)}", span)
             return self.build([_accept(value, "value", self, span) for value in rest], span=span)
         receiver = [] if self.receiver is None else [self._receive(rest, span)]
         return self.build(*receiver, *self._parameters(rest, keywords, span), span=span)
 
     def _receive(self, rest: list[Argument], span: Span) -> Operand:
         if not rest:
-            raise Fault(f"{quoted(self.name)} needs the column that it works on: write `{self.usage()}`", span)
+            raise Fault(f"{quote_name(self.name)} needs the column that it works on: write `{self.usage()}`", span)
         first = rest.pop(0)
         if not isinstance(first, Operand):
-            raise Fault(f"{quoted(self.name)} works on a column, not on a literal", _place(first, span))
+            raise Fault(f"{quote_name(self.name)} works on a column, not on a literal", _place(first, span))
         if self.receiver and first.kind not in self.receiver:
             kinds = " or ".join(sorted(self.receiver))
-            raise Fault(f"{quoted(self.name)} works on {kinds}: got {describe(first.dtype)}", first.span)
+            raise Fault(f"{quote_name(self.name)} works on {kinds}: got {describe(first.dtype)}", first.span)
         return first
 
     def _parameters(self, given: Sequence[Argument], keywords: Mapping[str, Argument], span: Span) -> list[object]:
@@ -121,7 +121,7 @@ class Function:
                 raise Fault(reason, _place(value, span))
             if name not in names:
                 raise Fault(
-                    f"`{self.usage()}` has no argument {quoted(name)}{nearest(name, names)}", _place(value, span)
+                    f"`{self.usage()}` has no argument {quote_name(name)}{nearest(name, names)}", _place(value, span)
                 )
             if name in named:
                 raise Fault(f"the argument `{name}` is given twice", _place(value, span))
@@ -163,7 +163,9 @@ def _accept(argument: Argument, accepts: Accepts, function: Function, span: Span
         if not isinstance(value, str):
             raise fault
         if value not in CAST_TYPES:
-            raise Fault(f"{quoted(value)} is no type: expected {_EXPECTED['type']}{nearest(value, CAST_TYPES)}", place)
+            raise Fault(
+                f"{quote_name(value)} is no type: expected {_EXPECTED['type']}{nearest(value, CAST_TYPES)}", place
+            )
         return CAST_TYPES[value]
     if not isinstance(value, _PYTHON[accepts]) or (isinstance(value, bool) and accepts != "boolean"):
         raise fault

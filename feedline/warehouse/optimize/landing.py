@@ -31,7 +31,7 @@ from feedline.warehouse.parquet.footer import file_notes
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX, UNFINISHED
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, shown
+from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, redact
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 HIDDEN = "_feedline"
@@ -142,8 +142,10 @@ class Target:
 
     def files_by_folder(self) -> dict[str, list[TargetFile]]:
         """Return the files of earlier runs by partition folder. Raises TableError if the target holds any other."""
-        with explain_errors(shown(self.uri)):
-            kind = with_retries(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
+        with explain_errors(redact(self.uri)):
+            kind = with_retries(
+                lambda: self.filesystem.get_file_info(self.root), self.filesystem, redact(self.uri)
+            ).type
             if kind == pafs.FileType.File:
                 raise self._foreign_file_error("a file")
             infos = [] if kind == pafs.FileType.NotFound else list_tree(locate(self.uri))
@@ -168,12 +170,12 @@ class Target:
         return join(self.root, folder) if folder else self.root
 
     def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
-        note = file_notes(self.filesystem, join(self.root, path), size, join(shown(self.uri), path)).get(NOTE_KEY)
+        note = file_notes(self.filesystem, join(self.root, path), size, join(redact(self.uri), path)).get(NOTE_KEY)
         return None if note is None else dict(json.loads(note))
 
     def _foreign_file_error(self, what: str) -> TableError:
         return TableArgumentError(
-            f"{shown(self.uri)} is not empty: it holds {what}, which feedline optimize did not write. "
+            f"{redact(self.uri)} is not empty: it holds {what}, which feedline optimize did not write. "
             "Name an empty or missing folder, or the target of an earlier run"
         )
 
@@ -213,7 +215,7 @@ def refuse_overlap(sources: Sequence[str], target: str) -> None:
         pair = _resolve(absolute(source)), target_path
         if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
             raise TableArgumentError(
-                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two folders, neither "
+                f"source and target overlap: got {redact(source)} and {redact(target)}, expected two folders, neither "
                 "inside the other. Name another target"
             )
 
@@ -234,10 +236,10 @@ def room_for(uri: str) -> Iterator[None]:
         reason = str(error)
         if error.errno in _FULL or "No space left" in reason:
             raise TableError(
-                f"{shown(uri)} has no space left: {reason}. Finished partitions stay; make room and run the "
+                f"{redact(uri)} has no space left: {reason}. Finished partitions stay; make room and run the "
                 "same command again to continue"
             ) from error
-        raise TableError(f"{shown(uri)} could not be written: {reason}") from error
+        raise TableError(f"{redact(uri)} could not be written: {reason}") from error
 
 
 def _visible_name(name: str) -> str:
@@ -246,4 +248,4 @@ def _visible_name(name: str) -> str:
 
 def _resolve(uri: str) -> str:
     """Resolve links, and drop connection options and everything from the first wildcard of a glob on."""
-    return _WILDCARD.sub("", shown(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))
+    return _WILDCARD.sub("", redact(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))

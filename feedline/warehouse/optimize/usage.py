@@ -34,7 +34,7 @@ from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import with_retries
 
@@ -115,7 +115,7 @@ def record_usage(
         for stale in _names(location, folder)[:-KEPT]:
             location.filesystem.delete_file(join(location.path, f"{folder}/{stale}"))
     except (OSError, FeedlineError, pa.ArrowException) as error:
-        logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
+        logger.warning("the usage record in %s could not be written: %s", redact(work_dir), error)
 
 
 def load_uses(work_dir: str, table: str) -> list[Use]:
@@ -183,7 +183,7 @@ def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.in
     return Use(
         time=datetime.now(UTC).isoformat(timespec="microseconds"),
         job=job,
-        table=shown(snapshot.uri),
+        table=redact(snapshot.uri),
         snapshot=snapshot.id,
         columns={name: sizes[name] for name in read},
         partitions=tuple(kept)[:_PARTITIONS],
@@ -207,12 +207,12 @@ def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float
 
 def _names(location: Location, folder: str) -> list[str]:
     """Return the records' names, oldest first."""
-    files, name = location.filesystem, join(shown(location.uri), folder)
+    files, name = location.filesystem, join(redact(location.uri), folder)
     selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
-    with explain_errors(name, doing="listed"):
-        infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+    with explain_errors(name, verb="listed"):
+        infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 
 def _folder(uri: str) -> str:
-    return f"usage/{hashlib.sha256(shown(uri).encode()).hexdigest()[:16]}"
+    return f"usage/{hashlib.sha256(redact(uri).encode()).hexdigest()[:16]}"

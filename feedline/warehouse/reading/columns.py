@@ -29,7 +29,7 @@ from feedline.expressions.column_parts import (
     has_column,
     part_of,
 )
-from feedline.expressions.extraction import Keys, extracted
+from feedline.expressions.extraction import Keys, extract_parts
 from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
@@ -121,7 +121,7 @@ class FileColumns:
             if name in self._plain:
                 continue
             array = _validate(decoded.column(name), name, uri, row_group)
-            parts.update({(name, keys): part for keys, part in extracted(array, tree).items()})
+            parts.update({(name, keys): part for keys, part in extract_parts(array, tree).items()})
         arrays = []
         for source in self._sources:
             if source.column in self._plain:

@@ -22,7 +22,7 @@ from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 
 UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
@@ -55,7 +55,7 @@ class Fragment:
     @property
     def uri(self) -> str:
         """The file's URI for messages."""
-        return join(shown(self.table), self.path)
+        return join(redact(self.table), self.path)
 
     def proofs_of(self, position: int) -> int:
         """Return what statistics prove about the row group at that position."""

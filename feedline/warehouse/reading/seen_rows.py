@@ -18,7 +18,7 @@ from feedline.expressions import bind_where
 from feedline.warehouse.discovery.hive import named_by
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Sample, bind_sample
-from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.locations import absolute, join, redact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Mark:
     def of(self, data: pa.RecordBatch, table: str, path: str, first_row: int) -> pl.Series:
         """Boolean [rows]: `data` holds rows of the file at `path` below `table`, from the row `first_row` of it on."""
         if self.files is not None:
-            uri = join(shown(table), path)
+            uri = join(redact(table), path)
             if not self.files.covers(uri):
                 return pl.repeat(value=False, n=data.num_rows, dtype=pl.Boolean, eager=True).alias(self.name)
             path = uri.removeprefix(join(self.files.root, ""))
@@ -75,7 +75,7 @@ def source_names(table: str | Sequence[str], format: str) -> tuple[str, ...]:
     """Return a table's names for `TableRows.sources`; none for a manifest, since only the manifest lists its files."""
     if format == "manifest":
         return ()
-    return tuple(sorted({shown(absolute(name)) for name in ([table] if isinstance(table, str) else table)}))
+    return tuple(sorted({redact(absolute(name)) for name in ([table] if isinstance(table, str) else table)}))
 
 
 def rows_seen(fit: TableRows, read: TableRows) -> bool | str:

@@ -29,7 +29,7 @@ from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bind_sample_once, bind_where_once
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
@@ -159,11 +159,11 @@ class Records:
     def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
         """Per file: (first row group, last row group, name) of each of its records."""
         location = locate(absolute(self._work_dir))
-        files, name = location.filesystem, join(shown(location.uri), self._folder)
+        files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:
-            infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+            infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
             logger.warning("%s cannot be listed (%s): it is not known which rows were delivered", name, error)
             return found

@@ -23,7 +23,7 @@ from feedline.errors import StateError
 from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -96,7 +96,7 @@ class Rebase:
             (table,) = content_store.load(work_dir, _name(id), tables=1)
         except FileNotFoundError:
             raise StateError(
-                f"rebase {id} is not in {shown(work_dir)}: expected the file {_name(id)}. Name the work_dir in which "
+                f"rebase {id} is not in {redact(work_dir)}: expected the file {_name(id)}. Name the work_dir in which "
                 "the state was rebased"
             ) from None
         facts = json.loads(table.schema.metadata[b"facts"])
