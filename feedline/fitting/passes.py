@@ -235,7 +235,7 @@ class _Run:
         """Write the set, with the fits of features that this pipeline does not have, and make it the current one."""
         folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with content_store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+        with content_store.lock_file(locate(absolute(folder)), set_file(request.pipeline, request.source)):
             before, others = self._others(folder)
             chosen = self._known.stored.chosen
             before = {**({} if chosen is None else chosen.fitted), **before}

@@ -116,7 +116,7 @@ def discard(scratch: Scratch) -> None:
         if location.filesystem.get_file_info(location.path).type != pafs.FileType.NotFound:
             location.filesystem.delete_dir(location.path)
 
-    with_retries(remove, location.filesystem, location.uri, doing="removed")
+    with_retries(remove, location.filesystem, location.uri, verb="removed")
 
 
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:

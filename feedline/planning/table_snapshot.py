@@ -95,7 +95,7 @@ def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
     place = ("source", "snapshot")
     folder, name = _split_path(file)
     try:
-        content_store.find(folder, name).prove()
+        content_store.find(folder, name).verify()
         snapshot, origin = Snapshot.read(folder, name)
     except FileNotFoundError:
         raise spec.error(

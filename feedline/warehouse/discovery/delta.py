@@ -16,7 +16,7 @@ import pyarrow as pa
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing
-from feedline.warehouse.storage.faults import last_words
+from feedline.warehouse.storage.faults import safe_message
 from feedline.warehouse.storage.locations import absolute, is_uri, redact
 
 # Features of a table that change nothing for whoever reads whole files by name, or that are looked at below.
@@ -49,12 +49,12 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         schema = pa.schema(log.schema().to_arrow())
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
-        raise TableNotFoundError(f"{redact(uri)} is no Delta table: {last_words(error)}") from error
+        raise TableNotFoundError(f"{redact(uri)} is no Delta table: {safe_message(error)}") from error
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
         if isinstance(error, TableError):
             raise
         wanted = f" at version {version}" if version is not None else ""
-        raise TableError(f"{redact(uri)} cannot be read as a Delta table{wanted}: {last_words(error)}") from error
+        raise TableError(f"{redact(uri)} cannot be read as a Delta table{wanted}: {safe_message(error)}") from error
     partition = {}
     if keys:
         values = actions["partition"].combine_chunks()

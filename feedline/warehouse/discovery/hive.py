@@ -198,7 +198,7 @@ def _existing(uri: str) -> Location | None:
 def _info(location: Location) -> pafs.FileInfo:
     files, name = location.filesystem, redact(location.uri)
     with explain_errors(name):
-        return with_retries(lambda: files.get_file_info(location.path), files, name, doing="listed")
+        return with_retries(lambda: files.get_file_info(location.path), files, name, verb="listed")
 
 
 def _folder(location: Location) -> _Found:

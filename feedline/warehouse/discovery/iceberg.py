@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnPast, Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing, plain
-from feedline.warehouse.storage.faults import explain_errors, last_words
+from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
@@ -63,7 +63,7 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
             raise
         if "equality delete" in str(error):
             raise _deletes(uri, "equality deletes") from error
-        raise TableError(f"{redact(uri)} cannot be read as an Iceberg table: {last_words(error)}") from error
+        raise TableError(f"{redact(uri)} cannot be read as an Iceberg table: {safe_message(error)}") from error
     _refuse(tasks, uri)
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
@@ -80,7 +80,7 @@ def _metadata_of(uri: str) -> tuple[str, str]:
     folder = join(location.path, "metadata")
     store, selector = location.filesystem, pafs.FileSelector(folder, allow_not_found=True)
     with explain_errors(redact(uri)):
-        infos = with_retries(lambda: store.get_file_info(selector), store, redact(uri), doing="listed")
+        infos = with_retries(lambda: store.get_file_info(selector), store, redact(uri), verb="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
     hint = None
     if _HINT in names:

@@ -117,4 +117,4 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
             raise
 
     with explain_errors(name):
-        return with_retries(looked, filesystem, name, doing="listed")
+        return with_retries(looked, filesystem, name, verb="listed")

@@ -43,7 +43,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     paths = _paths(uris, first, redact(place.uri))
     with explain_errors(redact(first.uri)):
         files = first.filesystem
-        infos = with_retries(lambda: files.get_file_info(paths), files, redact(first.uri), doing="listed")
+        infos = with_retries(lambda: files.get_file_info(paths), files, redact(first.uri), verb="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(

@@ -208,8 +208,8 @@ def _names(location: Location, folder: str) -> list[str]:
     """The records' names, oldest first."""
     files, name = location.filesystem, join(redact(location.uri), folder)
     selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
-    with explain_errors(name, doing="listed"):
-        infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+    with explain_errors(name, verb="listed"):
+        infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 

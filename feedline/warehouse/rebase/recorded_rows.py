@@ -162,7 +162,7 @@ class Records:
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:
-            infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+            infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
             logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
             return found

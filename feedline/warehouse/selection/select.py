@@ -122,7 +122,7 @@ def select_rows(
         cached = table is not None
         if table is None:
             lock = f"runs/{name.replace('/', '-')}"
-            with content_store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
+            with content_store.lock_file(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
                 table = _load_counts(work_dir, name, snapshot, open_groups)
                 cached = table is not None
                 if table is None:

@@ -219,7 +219,7 @@ def _is_whole(work_dir: str, name: str, uri: str) -> bool:
     """Whether a snapshot of that name is there, undamaged and with the same root."""
     try:
         artifact = content_store.find(work_dir, name)
-        artifact.prove()
+        artifact.verify()
         return bool(artifact.table(0).schema.metadata[b"uri"] == uri.encode())
     except (FileNotFoundError, CorruptFileError):
         return False

@@ -129,7 +129,7 @@ def test_unusable_names_are_refused(tmp_path: Path) -> None:
         discover([])
     with pytest.raises(TableError, match="path is empty"):
         discover("")
-    with pytest.raises(TableError, match="nope://x names no place that pyarrow or fsspec can open"):
+    with pytest.raises(TableError, match="nope://x cannot be opened by pyarrow or fsspec"):
         discover("nope://x")
     with pytest.raises(TableError, match="lie on several stores"):
         discover([str(tmp_path), "mock://bucket/f"])
