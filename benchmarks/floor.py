@@ -72,6 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.tiny:
         options.rows, options.rounds, options.batch_size = min(options.rows, 20_000), 1, min(options.batch_size, 1024)
+        options.threads = 1
     options.contenders = options.contenders.split(",")
     unknown = [name for name in options.contenders if name not in CONTENDERS]
     if unknown:

@@ -4,11 +4,11 @@
     python benchmarks/snapshots.py --synthetic 200000 made footers, no files: growth per file, doubling up to this many
     python benchmarks/snapshots.py --tiny             64 files and 512 footers: does it all still work?
 
-Each measure runs in a fresh process; seconds are without imports, memory is the process's peak with them (not that of
-Dask's workers). `cold` reads every footer (in threads; `cold, 2 processes`: on a Dask cluster of two workers, its start
-apart), `warm` takes a snapshot that the run before remembers, `plan` is `Pipeline.plan` on top of that: list, recall,
-prune, cut into splits. Synthetic footers skip the parsing and the disk, and making them is not counted: they show how
-the rest grows. 45 columns, 3 row groups a file.
+Each measure runs in a process of its own, forked from one that has imported the package and used none of it; memory is
+the process's peak, imports included (not that of Dask's workers). `cold` reads every footer (in threads; `cold, 2
+processes`: on a Dask cluster of two workers, its start apart), `warm` takes a snapshot that the run before remembers,
+`plan` is `Pipeline.plan` on top of that: list, recall, prune, cut into splits. Synthetic footers skip the parsing and
+the disk, and making them is not counted: they show how the rest grows. 45 columns, 3 row groups a file.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import argparse
 import dataclasses
 import datetime
 import hashlib
-import json
+import multiprocessing
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -246,12 +246,17 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def run(name: str, folder: Path, files: int) -> dict[str, Any]:
     """One measure in a process of its own."""
-    command = [sys.executable, __file__, "--child", name, "--folder", str(folder), "--files", str(files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["feedline.pipeline", "feedline.service.cluster.cluster", "rich.table"])
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(measured, name, folder, files).result()
+
+
+def measured(name: str, folder: Path, files: int) -> dict[str, Any]:
+    """A measure with its CPU time and this process's peak memory."""
+    before = _cpu_s()
+    found = measure_synthetic(folder, files) if name == "synthetic" else MEASURES[name](folder)
+    return {**found, "cpu_s": _cpu_s() - before, "peak": _peak_bytes()}
 
 
 def real(folder: Path, files: int, console: Console) -> None:
@@ -301,7 +306,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--synthetic", type=int, default=0, help="made footers, at most")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--folder", type=Path, help="where the table is made (default: a temporary folder)")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.tiny:
         options.files, options.synthetic = 64, 512
@@ -312,14 +316,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(arguments)
-    if options.child is not None:
-        before = _cpu_s()
-        if options.child == "synthetic":
-            found = measure_synthetic(options.folder, options.files)
-        else:
-            found = MEASURES[options.child](options.folder)
-        print(json.dumps({**found, "cpu_s": _cpu_s() - before, "peak": _peak_bytes()}))
-        return
     console = Console()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         if options.files:

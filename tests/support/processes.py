@@ -126,7 +126,7 @@ def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command line run to its end in this process: for commands that start nothing."""
+    """The command line run to its end in this process: where nothing depends on a process of its own."""
     words = [str(word) for word in arguments]
     threshold = gc.get_threshold()
     try:

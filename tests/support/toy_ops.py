@@ -142,7 +142,7 @@ def written(folder: Path, table: Path, **changes: Any) -> Path:
         "source": {"table": str(table)},
         "features": FEATURES,
         "batch": {"size": 256},
-        "cluster": {"threads": 1},
+        "cluster": {"threads": 1, "dashboard": False},
         **changes,
     }
     if document.get("fit") != "auto":  # vectors are another test's matter, and read more than is learnt from

@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from rich.console import Console
 from feedline import Pipeline
 from feedline.transforms.ops import OPS
 from feedline.warehouse.synthetic.clicks import ClickRecipe
-from feedline.warehouse.synthetic.generate import generate_clicks
+from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -64,7 +64,7 @@ def numpy_batches(files: Sequence[str], size: int) -> list[workload.Batch]:
     return list(workload.batches(pieces, size))
 
 
-def totals(batches: Sequence[Any]) -> dict[str, Any]:
+def totals(batches: Iterable[Any]) -> dict[str, Any]:
     sums = checksums.Checksums()
     for batch in batches:
         sums.add(batch)
@@ -257,14 +257,36 @@ def floor_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_tiny_runs_every_contender_and_all_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+IN_PROCESS = [name for name in available() if name not in ("dataloader", "feedline")]
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # as in `trainer`
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_contenders_of_one_process_agree(name: str, table: Path, files: list[str], tmp_path: Path) -> None:
+    """Those without worker processes, and Feedline without a shuffle; the others in processes of their own."""
+    pipeline = tmp_path / "pipeline.yaml"
+    pipeline.write_text(clicks_pipeline(str(table), batch_size=SIZE, tail="partial", work_dir=str(tmp_path)))
+    job = contenders.Job(files=files, pipeline=str(pipeline), batch_size=SIZE, threads=1)
+    batches = contenders.CONTENDERS[name].prepare()(job)
+    assert not checksums.differences(totals(numpy_batches(files, SIZE)), totals(batches))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([name for name in available() if name not in IN_PROCESS], id="processes"),
+        pytest.param(available(), id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_tiny_runs_contenders_that_agree(names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a busy trainer, over a table that is kept."""
     common = ["--tiny", "--table", str(tmp_path / "table")]
-    done = floor_command(*common, "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json"))
+    options = ["--contenders", ",".join(names), "--busy", "1", "--order", "log", "--json", str(tmp_path / "all.json")]
+    done = floor_command(*common, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trainer busy 1 ms" in done.stdout
     found = json.loads((tmp_path / "all.json").read_text())
-    assert list(found["runs"]) == available()
+    assert list(found["runs"]) == names
     for name, (run,) in found["runs"].items():
         assert run["rows"] == 20_000, name
         assert run["steps"] == math.ceil(20_000 / 1024) or name == "dataloader"  # whose workers cut their own tails

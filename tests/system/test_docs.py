@@ -15,7 +15,7 @@ import pytest
 import typer.main
 from fences import FENCE
 from pipelines import furnished
-from processes import ended, ended_here
+from processes import ended_here
 from ruamel.yaml import YAML
 
 from feedline.cli import app
@@ -101,7 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def run(fence: Fence, words: list[str], smaller: dict[str, str] | None = None) -> str:
     """Run a `feedline` command in the current folder."""
     _, *arguments = (dict(smaller or {}).get(word, word) for word in words)
-    done = (ended if "run" in words else ended_here)(*arguments)
+    done = ended_here(*arguments)
     assert done.returncode == 0, f"{fence.page}:{fence.line}: {shlex.join(words)}\n{done.stderr}"
     return done.stdout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Program, ended
+from processes import Program, ended, ended_here
 from toy_ops import toy_ops, written
 from typer.testing import CliRunner
 
@@ -87,7 +87,7 @@ def test_dask_workers_make_the_same_and_fit_auto_fits_before_a_run(tmp_path: Pat
     assert json.loads(fitted.stdout)["manifest"] == here.manifest
     assert not list((tmp_path / "work").glob("fitting*"))
     path = written(tmp_path, clicks, features=FEATURES, artifacts="third", fit="auto")  # by threads of the feeder
-    run = ended("run", path, "--sink", "null", "--json")
+    run = ended_here("run", path, "--sink", "null", "--json")
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["rows"] == 19_968
     [pointer] = (tmp_path / "third").glob("pipelines/*/*.json")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pipelines import furnished
-from processes import ended, ended_here, running
+from processes import ended_here, running
 from rewritten import Rewritten, state_at, steps
 
 from feedline import FeedlineDataset
@@ -39,7 +39,7 @@ def ids(batches: Any) -> list[int]:
 
 
 def test_a_dataset(place: Rewritten, capsys: pytest.CaptureFixture[str]):
-    pipeline = place.pipeline(cluster={"threads": 1}, memory="64MiB")
+    pipeline = place.pipeline(cluster={"threads": 1, "dashboard": False}, memory="64MiB")
     path = place.folder / "p.yaml"
     with FeedlineDataset(path) as dataset:
         whole = len(dataset)
@@ -80,7 +80,7 @@ def test_a_dataset(place: Rewritten, capsys: pytest.CaptureFixture[str]):
 
 def test_worker_processes(place: Rewritten):
     """Workers record what they deliver, tell the new files' rows apart, and deliver the rest."""
-    pipeline = place.pipeline(cluster={"workers": 1, "threads": 1}, memory="64MiB")
+    pipeline = place.pipeline(cluster={"workers": 1, "threads": 1, "dashboard": False}, memory="64MiB")
     with FeedlineDataset(place.folder / "p.yaml") as dataset:
         before = ids(islice(dataset, len(dataset) // 2))
         state = dataset.state_dict()
@@ -94,7 +94,7 @@ def test_worker_processes(place: Rewritten):
 
 
 def test_a_rebase_that_is_refused(place: Rewritten):
-    place.pipeline(cluster={"threads": 1}, memory="64MiB")
+    place.pipeline(cluster={"threads": 1, "dashboard": False}, memory="64MiB")
     with FeedlineDataset(place.folder / "p.yaml") as dataset:
         before = ids(islice(dataset, len(dataset) // 2))
         state = dataset.state_dict()
@@ -127,7 +127,7 @@ def test_ranks_that_start_one_after_the_other(place: Rewritten):
 
 
 def test_ranks_that_torch_distributed_connects(place: Rewritten):
-    pipeline = place.pipeline(cluster={"threads": 1}, memory="64MiB", lanes=2)
+    pipeline = place.pipeline(cluster={"threads": 1, "dashboard": False}, memory="64MiB", lanes=2)
     table = place.folder / "t" / "ds=1" / "0.parquet"
     whole, kept = table.read_bytes(), place.files["ds=1/0.parquet"][::3]
     place.write("ds=1/0.parquet", kept)
@@ -159,7 +159,7 @@ def test_the_command(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
     state = place.folder / "state.json"
     state.write_text(json.dumps(state_at(plan, 0, 7)))
     place.delete("ds=1/0.parquet")
-    done = ended("rebase", "p.yaml", state, "--output", "new.json")
+    done = ended_here("rebase", "p.yaml", state, "--output", "new.json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "rows of epoch 0 before step 7" in done.stderr
     new = checked_state(json.loads((place.folder / "new.json").read_text()))

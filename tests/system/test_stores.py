@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pipelines import Place, eventually, furnished, image
-from processes import ended, feedline, finished
+from processes import ended_here, feedline, finished
 from s3_store import ALWAYS, KEYS, Store, put, put_folder, s3_server
 
 from feedline import Pipeline, Table
@@ -173,10 +172,8 @@ print(store.load("memory://w", "x/y", 1)[0].num_rows)
 
 def test_a_process_that_read_from_stores_ends_well(s3: Store) -> None:
     """pyarrow aborts at exit where its threads still hold a Python file, or S3 was shut down under a client."""
-    with ThreadPoolExecutor(2) as two:
-        both = list(two.map(lambda _: finished(sys.executable, "-c", READS, s3.uri("warehouse/clicks")), range(2)))
-    for done in both:
-        assert (done.returncode, done.stdout, done.stderr) == (0, "20000\n1\n", "")
+    done = finished(sys.executable, "-c", READS, s3.uri("warehouse/clicks"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "20000\n1\n", "")
 
 
 @pytest.fixture
@@ -197,7 +194,7 @@ def test_a_run_and_its_batches(s3: Store, place: Place) -> None:
     for i, kind in enumerate(["server_error", "reset", "truncated", "slow_down", "short"]):
         s3.fault(kind, after=3 + 4 * i, **DATA)
     s3.fault("server_error", method="PUT")
-    done = ended("run", path, "--sink", "null", "--json")
+    done = ended_here("run", path, "--sink", "null", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["bytes_delivered"] == sum(map(len, expected))
