@@ -290,7 +290,9 @@ def test_a_scheduler_that_dies_while_rows_are_counted(place: Place, tmp_path: Pa
 
 
 def test_a_cluster_without_workers_refuses_a_start_and_not_an_evaluation(place: Place, tmp_path: Path):
-    """Between two epochs nobody waits for a block, though the next epoch's first ones are not there."""
+    """Between two epochs no block is waited for, though the next epoch's first ones are missing; within one it is an
+    error that the scheduler does not come back.
+    """
     with DaskCluster(tmp_path / "dask") as dask:
         path = place.write(
             "zero.yaml",
@@ -310,4 +312,7 @@ def test_a_cluster_without_workers_refuses_a_start_and_not_an_evaluation(place: 
             dask.start_worker()
             again = [image(batch) for batch in dataset]
             assert dataset.stats().feeders == 1
+            dask.kill()  # for good
+            with pytest.raises(ClusterError, match=re.escape(dask.address)):
+                list(dataset)
         assert (seen, again) == (oracle(path), oracle(path, epoch=1))

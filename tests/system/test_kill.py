@@ -17,7 +17,7 @@ from pipelines import Place, eventually, furnished, image, oracle
 from processes import DaskCluster, all_gone, feedline, running, trainer
 
 from feedline import FeedlineDataset, Pipeline
-from feedline.errors import ClusterError, FeederError
+from feedline.errors import FeederError
 from feedline.loader.batch import Batch
 
 
@@ -108,7 +108,7 @@ def test_worker_processes_die_and_go_with_their_feeder(place: Place):
         assert dataset.stats().feeders == 2
 
 
-def test_a_scheduler_dies_with_its_workers_and_comes_back_or_not(place: Place, tmp_path: Path):
+def test_a_scheduler_dies_with_its_workers_and_comes_back(place: Place, tmp_path: Path):
     with DaskCluster(tmp_path / "dask") as dask:
         small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
         path = place.write(cluster={"scheduler": dask.address, "wait_s": 60}, **small)
@@ -121,13 +121,6 @@ def test_a_scheduler_dies_with_its_workers_and_comes_back_or_not(place: Place, t
                     dask.start()
             assert seen == oracle(path)
             assert dataset.stats().feeders == 1
-        path = place.write(cluster={"scheduler": dask.address, "wait_s": 2}, shuffle={"window_rows": 256})
-        with FeedlineDataset(path) as dataset:
-            iterator = iter(dataset)
-            next(iterator)
-            dask.kill()
-            with pytest.raises(ClusterError, match=re.escape(dask.address)):
-                list(iterator)
 
 
 # -- the trainer --------------------------------------------------------------------------------------------------
