@@ -203,7 +203,7 @@ def test_trainers_come_and_go(place: Place, tmp_path: Path):
             assert answer.status == 200
             assert b"bokeh" in answer.read().lower()
         feeder = run.descendants()[0].pid
-        another = ended_here("run", path)
+        another = ended("run", path)
         assert (another.returncode, str(feeder) in another.stderr) == (1, True), another.stderr
         assert "this job's rank is served already" in another.stderr
         with FeedlineDataset(path) as dataset:
