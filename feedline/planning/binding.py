@@ -65,7 +65,7 @@ def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
     """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
         root=redact(snapshot.uri),
-        named=source_names(spec.source.table, spec.source.format),
+        sources=source_names(spec.source.table, spec.source.format),
         where=spec.source.where,
         sample=Sample.of(spec.source.sample),
     )

@@ -162,8 +162,8 @@ class _RebasePlanner:
         recorded = self._recording is not None and self._recording.identity.by is not None
         for position, identities in enumerate(self._recorded_identities(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
-            remaining = ~unpack_mask(bits, len(identities.known))
-            parts.append((identities.runs[remaining], identities.known[remaining]))
+            remaining = ~unpack_mask(bits, len(identities.present))
+            parts.append((identities.runs[remaining], identities.present[remaining]))
         rows = slice(piece.skip, piece.skip + piece.rows)
         if recorded and np.concatenate([known for _, known in parts])[rows].all():
             return pl.Series(np.concatenate([runs for runs, _ in parts])[rows])
@@ -247,7 +247,7 @@ class _RebasePlanner:
         for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
             for group, identities in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
-                usable = identities.known & ~self._nameless(identities.rows)
+                usable = identities.present & ~self._nameless(identities.rows)
                 missing += int((done[group] & ~usable).sum())
                 parts.append(identities.rows[done[group] & usable])
         return np.concatenate(parts), missing
@@ -333,5 +333,5 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):
-            kept, proven = plan.selection.rows[groups], plan.selection.proven
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proven)
+            kept, proofs = plan.selection.rows[groups], plan.selection.proofs
+            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proofs)
