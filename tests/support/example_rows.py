@@ -53,8 +53,8 @@ def examples() -> list[tuple[Op, Example]]:
 def names_of(example: Example) -> list[str]:
     """The example's columns: values as c0, c1, …, then what the op learns from besides, under the names it asks for."""
     bound = resolve(example.call)
-    beside = [] if bound.op.learns is None else [*bound.op.learns.beside(bound.parameters).values()]
-    return [*(f"c{place}" for place in range(len(example.columns) - len(beside))), *beside]
+    side_columns = [] if bound.op.learns is None else [*bound.op.learns.side_columns(bound.parameters).values()]
+    return [*(f"c{place}" for place in range(len(example.columns) - len(side_columns))), *side_columns]
 
 
 def feature_of(example: Example) -> FeatureSpec:
