@@ -210,7 +210,7 @@ class BoundOp:
         try:
             if not one_by_one:
                 return _count(self._call(value, context))
-            result = _count(value.map_elements(lambda element: self._call(element, context)))
+            result = _count(value.change_elements(lambda element: self._call(element, context)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)

@@ -136,7 +136,7 @@ class Value:
             return self._append_step(step)
         return Value(expr=self.expr.cast(dtype), dtype=dtype)
 
-    def map_elements(self, change: Callable[[Value], Value]) -> Value:
+    def change_elements(self, change: Callable[[Value], Value]) -> Value:
         """Change each element of a list, keeping its weights; consecutive changes share one pass over the list."""
         elements_before = self.elements
         if elements_before is None or elements_before.expr is not self.expr:
