@@ -20,7 +20,7 @@ from pydantic import Field
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, describe
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.op import (
@@ -218,8 +218,8 @@ def _bind(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
     try:
         loaded = load(given.function, folder)
         declaration = _declaration(given, declaration_of(loaded.function))
-        field = pa.field("made", type_named(declaration.gives))
-    except ValueError as error:  # SpecError, and what type_named raises
+        field = pa.field("made", parse_type(declaration.gives))
+    except ValueError as error:  # SpecError, and what parse_type raises
         raise OpError(call.path, f"{call.op}: {error}") from error
     dtype = column_type(field)
     element = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
