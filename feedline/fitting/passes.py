@@ -178,7 +178,7 @@ class _Run:
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._place = ("fit", "where") if spec.fit.where is not None else ("source", "where")
-        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, place=self._place)
+        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._place)
         self._sample = bound_sample(spec, snapshot.schema)
         self._step = self._rows = self._nbytes_read = 0
 
