@@ -77,11 +77,11 @@ class Prepared:
     artifact: Artifact | None
     out_of_fold: bool = False
 
-    def seen(self, key: str) -> bool:
+    def seen_rows(self, key: str) -> bool:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         return self.artifact
 
     def read(self, reading: Reading) -> Artifact:

@@ -53,8 +53,8 @@ def examples() -> list[tuple[Op, Example]]:
 def names_of(example: Example) -> list[str]:
     """Return the example's columns: values as c0, c1, …, then further columns of the fit, under their names."""
     bound = resolve(example.call)
-    beside = [] if bound.op.learns is None else [*bound.op.learns.beside(bound.parameters).values()]
-    return [*(f"c{place}" for place in range(len(example.columns) - len(beside))), *beside]
+    side_columns = [] if bound.op.learns is None else [*bound.op.learns.side_columns(bound.parameters).values()]
+    return [*(f"c{place}" for place in range(len(example.columns) - len(side_columns))), *side_columns]
 
 
 def feature_of(example: Example) -> FeatureSpec:

@@ -211,8 +211,8 @@ MUTATIONS = (
     Mutation(
         "transforms/values",
         "slice-from-zero",
-        "bounded + lengths if bounded < 0 else",
-        "bounded + lengths if bounded <= 0 else",
+        "border + lengths if border < 0 else",
+        "border + lengths if border <= 0 else",
         "a slice of lists that begins at 0 begins at their end",
     ),
     Mutation(
@@ -225,8 +225,8 @@ MUTATIONS = (
     Mutation(
         "transforms/learning",
         "quantile-rank",
-        "-(-place * size // self.parts) - 1 for place",
-        "-(-place * size // self.parts) for place",
+        "-(-index * size // self.parts) - 1 for index",
+        "-(-index * size // self.parts) for index",
         "borders of quantiles are one value too high",
     ),
     Mutation(
@@ -260,8 +260,8 @@ MUTATIONS = (
     Mutation(
         "transforms/ops",
         "variance-of-a-sample",
-        "spread / number / (number - 1)",
-        "spread / number / number",
+        "numerator / number / (number - 1)",
+        "numerator / number / number",
         "`var` and `std` divide by n, not n - 1",
     ),
     Mutation(

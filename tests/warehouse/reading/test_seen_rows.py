@@ -281,7 +281,7 @@ def test_a_filter_of_the_fit_that_this_table_cannot_answer(folder: Path):
         pl.read_parquet(file, hive_partitioning=False).drop("price").write_parquet(file)
     with pytest.raises(
         FeedlineError,
-        match=r"which rows of this table were learnt from: got unknown column `price`.*out_of_fold: false",
+        match=r"which rows of this table it has seen: got unknown column `price`.*out_of_fold: false",
     ):
         delivered(path)
     whole = delivered(path, fit__out_of_fold=False)
