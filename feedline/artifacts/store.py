@@ -98,7 +98,7 @@ class FitOrigin:
     def seen(self) -> TableRows:
         """The rows that the fit has seen, whatever the snapshot."""
         sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
-        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
+        return TableRows(root=self.table, sources=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ def _decided(report: SelectionReport) -> dict[str, Any]:
         "pruned_by_statistics": _share(report.by_statistics),
         "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
         "taken_whole": _share(report.whole),
-        "sampled_by_place": _share(report.by_place),
+        "sampled_by_place": _share(report.by_position),
         "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
         "matched": _share(report.matched),
         "kept": _share(report.kept),
@@ -129,14 +129,14 @@ def stages(plan: Plan) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
         left = {
-            "files": len(np.unique(snapshot.file_of_row_group[stage.left])) if found else len(snapshot.files),
-            "row_groups": int(stage.left.sum()),
+            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if found else len(snapshot.files),
+            "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
         if not found:
             found.append({"stage": stage.name, **left, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
         name = stage.name if len(found) > 1 else "columns"
-        found.append({"stage": name, **left, "bytes": int(projection[stage.left].sum())})
+        found.append({"stage": name, **left, "bytes": int(projection[stage.row_groups].sum())})
     return found
 
 

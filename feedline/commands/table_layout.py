@@ -238,7 +238,7 @@ def _reasons(name: str, size: int, report: OptimizeReport) -> list[str]:
         return ["a key of the partitions, whose type folders do not tell"]
     old, new = ("+".join(side.column_encodings[name]) for side in (before, after))
     reasons = [f"{old} -> {new}"] if old != new else []
-    choices = [choice for choice in report.choices if choice.best.column == name]
+    choices = [choice for choice in report.choices if choice.chosen.column == name]
     chosen, default = (sum(getattr(choice, side).bytes for choice in choices) for side in ("chosen", "default"))
     if not chosen:
         return reasons or [f"{new} as before"]
@@ -322,7 +322,7 @@ def _choices(choices: Sequence[Choice]) -> RichTable:
     for heading in ("stored as", "bytes", "ns to decode"):
         table.add_column(heading, justify="left" if heading == "stored as" else "right", no_wrap=True)
     for choice in choices:
-        chosen, default = choice.best, choice.default
+        chosen, default = choice.chosen, choice.default
         values = max(chosen.values, 1)
         table.add_row(
             chosen.leaf,

@@ -178,7 +178,7 @@ class _Run:
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._place = ("fit", "where") if spec.fit.where is not None else ("source", "where")
-        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, place=self._place)
+        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._place)
         self._sample = bound_sample(spec, snapshot.schema)
         self._step = self._rows = self._nbytes_read = 0
 
@@ -376,7 +376,7 @@ class _Run:
         """Compressed bytes of the column chunks that a pass reads."""
         read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
         deciding = deciding_parts(
-            selection.proven,
+            selection.proofs,
             self._where,
             self._sample,
             whole=selection.rows == self._snapshot.rows_per_row_group,
@@ -425,7 +425,7 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     tasks: dict[tuple[int, int], list[Fragment]] = {}
     for number, run in enumerate(np.split(np.arange(len(left)), borders)):
         groups = left[run]
-        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proven)
+        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proofs)
         tasks.setdefault((int(part[run[0]]), number // _TASK_FILES), []).append(fragment)
     return [tuple(fragments) for fragments in tasks.values()]
 

@@ -72,8 +72,8 @@ def test_bytes_that_were_given_for_decoding_time_are_told(
     after = stored(tmp_path / "out")
     lines = explain_growth(report)
     (line,) = [line for line in lines if line.startswith("  ts: ")]
-    (choice,) = [choice for choice in report.choices if choice.best.column == "ts"]
-    times = choice.best.bytes / choice.default.bytes
+    (choice,) = [choice for choice in report.choices if choice.chosen.column == "ts"]
+    times = choice.chosen.bytes / choice.default.bytes
     assert times > 1.1
     assert f"{stored(tight)['ts']:,} -> {after['ts']:,} bytes, dictionary zstd -> " in line
     assert f" none; --for decode chose it for its decoding time, at {times:.2f} times the bytes of dict" in line
@@ -105,7 +105,7 @@ def report(before: Footprint, after: Footprint, *, flattened: tuple[str, ...] = 
     ]
     return OptimizeReport(
         source="in", target="out", written=1, finished=0, taken_away=0, columns=tuple(after.column_bytes), non_null=(),
-        flattened=flattened, choices=tuple(Choice(best=one, default=one) for one in measured), projection=(),
+        flattened=flattened, choices=tuple(Choice(chosen=one, default=one) for one in measured), projection=(),
         before=before, after=after, settings=Settings(goal="size", **settings), measuring_s=0.0, writing_s=0.0,
     )  # fmt: skip
 

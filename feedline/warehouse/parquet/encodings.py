@@ -66,13 +66,13 @@ class EncodingCost:
 class Choice:
     """The best encoding of a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
 
-    best: EncodingCost
+    chosen: EncodingCost
     default: EncodingCost
 
     @property
     def encoding(self) -> Encoding:
         """The best encoding, for the writer."""
-        return Encoding(leaf=self.best.leaf, encoding=self.best.encoding, codec=self.best.codec)
+        return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
 
 
 def choose(sample: pa.Table, goal: Goal) -> list[Choice]:
@@ -98,7 +98,7 @@ def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
     for path in paths:
         best = _best(column, encodings, path, goal, empty=not defaults[path].values)
         encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
-        choices.append(Choice(best=best, default=defaults[path]))
+        choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
 
 

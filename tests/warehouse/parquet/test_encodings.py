@@ -44,18 +44,18 @@ def test_every_leaf_gets_a_choice_that_its_bytes_confirm(goal: Goal) -> None:
         "m", pa.array([[("a", 1.5), ("b", i)] for i in range(3000)], pa.map_(pa.string(), pa.float64()))
     )
     choices = choose(table, goal)
-    assert [choice.best.leaf for choice in choices] == leaf_paths(table.schema)
+    assert [choice.chosen.leaf for choice in choices] == leaf_paths(table.schema)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=3000, **writer_options([choice.encoding for choice in choices]))
     group = pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0)
     for index, choice in enumerate(choices):
-        assert choice.best.bytes == group.column(index).total_compressed_size, choice
-        assert choice.best.values == group.column(index).num_values
+        assert choice.chosen.bytes == group.column(index).total_compressed_size, choice
+        assert choice.chosen.values == group.column(index).num_values
         assert choice.default.encoding == DICTIONARY
         assert choice.default.codec == "zstd"
-        assert choice.best.ns_per_value > 0
+        assert choice.chosen.ns_per_value > 0
     if goal == "size":
-        assert all(choice.best.bytes <= choice.default.bytes for choice in choices)
+        assert all(choice.chosen.bytes <= choice.default.bytes for choice in choices)
 
 
 def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +68,14 @@ def test_the_clock_decides_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "_decode_s", decode_s)
     monkeypatch.setattr(encodings, "_FINALISTS", 4)
     (choice,) = choose(pa.table({"a": np.arange(5000)}), "decode")
-    assert (choice.best.encoding, choice.best.codec) == ("BYTE_STREAM_SPLIT", "snappy")
+    assert (choice.chosen.encoding, choice.chosen.codec) == ("BYTE_STREAM_SPLIT", "snappy")
 
 
 def test_noise_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1, 10**6))
     monkeypatch.setattr(encodings, "_decode_s", lambda *_: 1e-3 * (1 + 1e-9 * next(clock)))
     (choice,) = choose(pa.table({"a": np.random.default_rng(0).integers(0, 2**60, 3000)}), "decode")
-    assert choice.best.encoding == PLAIN
+    assert choice.chosen.encoding == PLAIN
 
 
 def candidates() -> list[tuple[str, str]]:
@@ -154,5 +154,5 @@ def test_one_encoding_per_table_is_in_its_files(tmp_path: Path) -> None:
     for path in (tmp_path / "out").rglob("*.parquet"):
         group = pq.read_metadata(path).row_group(0)
         for index, choice in enumerate(report.choices):
-            assert group.column(index).compression == choice.best.codec.upper()
-            assert (choice.best.encoding == DICTIONARY) == ("RLE_DICTIONARY" in group.column(index).encodings)
+            assert group.column(index).compression == choice.chosen.codec.upper()
+            assert (choice.chosen.encoding == DICTIONARY) == ("RLE_DICTIONARY" in group.column(index).encodings)
