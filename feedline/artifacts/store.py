@@ -44,7 +44,7 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.artifacts.external import read_outside
 from feedline.errors import CorruptFileError
-from feedline.transforms.compile.fit_requests import shown_chain
+from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
@@ -193,7 +193,7 @@ class StoredArtifactSet:
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
-    def seen(self, key: str) -> bool | str:
+    def seen_rows(self, key: str) -> bool | str:
         """Which of the job's rows a fit has seen, see `rows_seen`; what is not fitted yet will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
@@ -253,7 +253,7 @@ class StoredArtifactSet:
             f"`artifacts: {{from: {request.pipeline}}}`",
         )
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
 
         Raises CorruptFileError where the files do not hold what was written.
@@ -281,7 +281,7 @@ class StoredArtifactSet:
                 got, expected = fit.types.get(name, "nothing"), wanted.types.get(name, "nothing")
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
             if _other_chain(fit, wanted):
-                got, expected = (", ".join(map(shown_chain, one.behind)) for one in (fit, wanted))
+                got, expected = (", ".join(map(describe_chain, one.behind)) for one in (fit, wanted))
                 got = got or f"{', '.join(fit.features)} ({fit.chain})"
                 return f"got an artifact that was learnt from {got}, expected one that was from {expected}"
             return "got an artifact whose own inputs were fitted again since"

@@ -102,10 +102,10 @@ class _PartialArtifactSet:
     keep: bool
     made: dict[str, FittedArtifact] = field(default_factory=dict)
 
-    def seen(self, key: str) -> bool | str:
-        return self.stored.seen(key)
+    def seen_rows(self, key: str) -> bool | str:
+        return self.stored.seen_rows(key)
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         if wanted.key in self.made:
             return self.made[wanted.key].artifact
         manifest = self.stored.manifest if self.keep else None
@@ -113,7 +113,7 @@ class _PartialArtifactSet:
             return None
         depends = manifest.fits[wanted.key].depends
         stale = [key for key in depends if key in self.made and self.made[key].fit.digest != depends[key]]
-        return None if stale else self.stored.fitted(wanted)
+        return None if stale else self.stored.find_artifact(wanted)
 
     def read(self, reading: Reading) -> Artifact:
         return self.stored.read(reading)
