@@ -84,7 +84,9 @@ TEXTS = st.text(max_size=30) | st.sampled_from(["", "a", "\0", "\0\0", "12345678
 
 
 @settings(max_examples=30)
-@given(texts=st.lists(TEXTS, unique=True), others=st.lists(st.none() | TEXTS), twins=st.booleans())
+@given(
+    texts=st.lists(TEXTS, unique=True, max_size=20), others=st.lists(st.none() | TEXTS, max_size=9), twins=st.booleans()
+)
 def test_strings(texts, others, twins):
     with pytest.MonkeyPatch.context() as patched:
         if twins:  # four digests for all strings: nearly all of them have to be told apart by their bytes
