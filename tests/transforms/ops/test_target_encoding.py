@@ -199,7 +199,7 @@ def test_a_fold_of_a_single_row():
     assert encoded(spec, frame, frame, out_of_fold=True).to_list() == [0.0, 1.0, 0.5]
 
 
-def test_keys_that_were_not_met_become_the_mean():
+def test_unknown_keys_become_the_mean():
     frame = pl.DataFrame({"shop": [1, 1, 2, 2], "clicked": [1, 0, 0, 0], "row": [1, 2, 3, 4]})
     rows = pl.DataFrame({"shop": [1, 2, 3, None], "row": [1, 2, 3, 4]})
     found = encoded(feature("shop", folds=2, smoothing=1), frame, rows.drop("row"), out_of_fold=False)
@@ -218,7 +218,7 @@ def test_keys_that_were_not_met_become_the_mean():
         ([2**62, 2**62, 2**62, 2**62, None, 2**62 + 4096], 2.0**62 + 4096 / 5),
     ],
 )
-def test_targets_that_are_not_known_are_left_out(target: list[Any], expected: float):
+def test_targets_that_are_not_finite_are_left_out(target: list[Any], expected: float):
     frame = pl.DataFrame({"shop": ["a"] * 6, "clicked": target, "row": range(6)}, strict=False)
     artifact = learnt(feature("shop", folds=1), [frame])
     assert artifact.facts["means"] == [expected]
@@ -296,7 +296,7 @@ def test_wrong_parameters(parameters: dict[str, Any], message: str):
         (["shop", "shops"], "the elements of lists are keys by themselves: got 2 columns with a list among them"),
     ],
 )
-def test_what_keys_cannot_be(inputs: list[str], message: str):
+def test_columns_that_cannot_be_keys_are_refused(inputs: list[str], message: str):
     frame = FRAME.with_columns(shops=pl.concat_list("shop"))
     with pytest.raises(OpError, match=message):
         compile_features([feature(*inputs)], frame.to_arrow().schema)
@@ -334,7 +334,7 @@ def test_columns_that_nothing_can_be_learnt_from(parameters: dict[str, Any], mes
         compile_features([feature("shop", **parameters)], frame.to_arrow().schema)
 
 
-def test_what_is_shown():
+def test_summaries():
     spec = feature("shop", smoothing=0, folds=1)
     frame = pl.DataFrame({"shop": [1, 1, 2], "clicked": [1, 0, 1]})
     [want] = compile_features([spec], frame.to_arrow().schema).missing_fits

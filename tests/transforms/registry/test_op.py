@@ -111,7 +111,7 @@ def test_a_bare_value_is_the_first_parameter():
         (call("expr", 5), "expr.expression must be a string: got 5", ("expr",)),
     ],
 )  # fmt: skip
-def test_wrong_calls_name_what_was_met_and_where(wrong: OpCall, message: str, place: tuple[str | int, ...]):
+def test_errors_of_wrong_calls_name_value_and_position(wrong: OpCall, message: str, place: tuple[str | int, ...]):
     with pytest.raises(OpError, match=message) as caught:
         resolve(wrong)
     assert caught.value.path == (*PLACE, *place)
