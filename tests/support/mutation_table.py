@@ -1,8 +1,8 @@
-"""The faults that `mutations.py` plants: a text of the package, what replaces it, and what that breaks.
+"""The faults that `mutations.py` plants: a string of the source, its replacement, and what that breaks.
 
-A text is found anywhere below `feedline/`, whatever module it is in, and has to be found exactly once; a run of white
-space in it stands for any other. Texts are short and avoid names that say little, so that they outlive moves and
-renames. A fault that changes nothing anybody could observe proves nothing: it is to be replaced, not kept.
+A string must occur exactly once below `feedline/`, in any module; white space in it matches any white space. Strings
+are short and avoid incidental names, so that they survive moves and renames. A fault without an observable effect
+proves nothing and is to be replaced.
 """
 
 from __future__ import annotations
