@@ -32,7 +32,7 @@ from feedline.warehouse.reading.read import read_arrow, refuse_foreign
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import absolute, shown
+from feedline.warehouse.storage.locations import absolute, redact
 
 # Rows that are read at a time.
 _PART_ROWS = 131_072
@@ -60,8 +60,8 @@ def read_outside(reading: Reading, folder: str, expected: str | None = None) -> 
         raise SpecError(str(error)) from error
     if expected is not None and artifact.digest != expected:
         raise TableChangedError(
-            f"{shown(uri)} has another content than when the plan was made: got the digest {artifact.digest}, expected "
-            f"{expected}. Start again, so that every worker reads it as it is now"
+            f"{redact(uri)} has another content than when the plan was made: got the digest {artifact.digest}, "
+            f"expected {expected}. Start again, so that every worker reads it as it is now"
         )
     return artifact
 
@@ -72,7 +72,7 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
     artifact = _read.get(key)
     if artifact is None:
-        artifact = _read[key] = Artifact(facts={}, table=_columns(shown(uri), snapshot, columns, max_memory))
+        artifact = _read[key] = Artifact(facts={}, table=_columns(redact(uri), snapshot, columns, max_memory))
     return artifact
 
 
@@ -107,8 +107,8 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
         )
     artifact = _read[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.derived("rows", lambda: ArrayRows(stored, max_memory))
-    artifact.derived("ids", lambda: ids)  # kept as long as the array is
+    artifact.derive("rows", lambda: ArrayRows(stored, max_memory))
+    artifact.derive("ids", lambda: ids)  # kept as long as the array is
     return artifact
 
 

@@ -44,12 +44,12 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.artifacts.external import read_outside
 from feedline.errors import CorruptFileError
-from feedline.transforms.compile.fit_requests import shown_chain
+from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 _NAME_DIGITS = 32  # of a SHA-256, in hex
@@ -98,7 +98,7 @@ class FitOrigin:
     def seen(self) -> TableRows:
         """The rows that the fit has seen, whatever the snapshot."""
         sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
-        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
+        return TableRows(root=self.table, sources=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class StoredArtifactSet:
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._read.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
-    def seen(self, key: str) -> bool | str:
+    def seen_rows(self, key: str) -> bool | str:
         """Which of the job's rows a fit has seen, see `rows_seen`; what is not fitted yet will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
@@ -253,7 +253,7 @@ class StoredArtifactSet:
             f"`artifacts: {{from: {request.pipeline}}}`",
         )
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         """What was learnt, read once per process; None where nothing was, or something else (see `instead`).
 
         Raises CorruptFileError where the files do not hold what was written.
@@ -281,7 +281,7 @@ class StoredArtifactSet:
                 got, expected = fit.types.get(name, "nothing"), wanted.types.get(name, "nothing")
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
             if _other_chain(fit, wanted):
-                got, expected = (", ".join(map(shown_chain, one.behind)) for one in (fit, wanted))
+                got, expected = (", ".join(map(describe_chain, one.behind)) for one in (fit, wanted))
                 got = got or f"{', '.join(fit.features)} ({fit.chain})"
                 return f"got an artifact that was learnt from {got}, expected one that was from {expected}"
             return "got an artifact whose own inputs were fitted again since"
@@ -340,7 +340,7 @@ def prove(ref: ArtifactSetRef) -> None:
         if size != fit.table.bytes:
             got = "no file" if size is None else f"{size} bytes"
             raise CorruptFileError(
-                f"artifact {shown(join(ref.folder, fit.table.name))} cannot be read here: got {got}, expected "
+                f"artifact {redact(join(ref.folder, fit.table.name))} cannot be read here: got {got}, expected "
                 f"{fit.table.bytes} bytes. Name a folder for `artifacts` that every host shares, or fit again"
             )
 
@@ -434,7 +434,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
     content = read_file(folder, name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
+        raise CorruptFileError(f"{redact(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != digest:
         raise altered_error(join(folder, name))
     body = parse_json(bytes(content), join(folder, name), {"fits": list})
@@ -457,7 +457,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 def _load_table(folder: str, file: TableFile) -> pa.Table:
     content = read_file(folder, file.name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
+        raise CorruptFileError(f"{redact(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
         raise altered_error(join(folder, file.name))
     table = pq.read_table(pa.BufferReader(content))

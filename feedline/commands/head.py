@@ -50,11 +50,11 @@ class _Recorded:
     stored: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by the op's name, of one feature
 
-    def seen(self, key: str) -> bool | str:
-        return self.stored.seen(key)
+    def seen_rows(self, key: str) -> bool | str:
+        return self.stored.seen_rows(key)
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
-        found = self.stored.fitted(wanted)
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
+        found = self.stored.find_artifact(wanted)
         if found is not None:
             self.artifacts[wanted.op[0]] = found
         return found

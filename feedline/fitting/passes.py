@@ -70,7 +70,7 @@ from feedline.warehouse.selection.pruning_report import deciding_parts, needed_b
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, below, locate, shown
+from feedline.warehouse.storage.locations import absolute, below, locate, redact
 
 # Rows of a task: as few tasks as keep all threads busy to the end, as many as progress wants to be told.
 _LEAST_TASK_ROWS, _MOST_TASK_ROWS, _TASKS_PER_THREAD = 131_072, 1_048_576, 8
@@ -102,10 +102,10 @@ class _PartialArtifactSet:
     keep: bool
     made: dict[str, FittedArtifact] = field(default_factory=dict)
 
-    def seen(self, key: str) -> bool | str:
-        return self.stored.seen(key)
+    def seen_rows(self, key: str) -> bool | str:
+        return self.stored.seen_rows(key)
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         if wanted.key in self.made:
             return self.made[wanted.key].artifact
         manifest = self.stored.manifest if self.keep else None
@@ -113,7 +113,7 @@ class _PartialArtifactSet:
             return None
         depends = manifest.fits[wanted.key].depends
         stale = [key for key in depends if key in self.made and self.made[key].fit.digest != depends[key]]
-        return None if stale else self.stored.fitted(wanted)
+        return None if stale else self.stored.find_artifact(wanted)
 
     def read(self, reading: Reading) -> Artifact:
         return self.stored.read(reading)
@@ -170,7 +170,7 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        self._request = replace(artifact_set_key(spec), root=shown(snapshot.uri))
+        self._request = replace(artifact_set_key(spec), root=redact(snapshot.uri))
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
         self._known = _PartialArtifactSet(stored, keep)
         blank = _PartialArtifactSet(stored, False)
@@ -178,7 +178,7 @@ class _Run:
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._place = ("fit", "where") if spec.fit.where is not None else ("source", "where")
-        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, place=self._place)
+        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._place)
         self._sample = bound_sample(spec, snapshot.schema)
         self._step = self._rows = self._nbytes_read = 0
 
@@ -235,7 +235,7 @@ class _Run:
         """Write the set, with the fits of features that this pipeline does not have, and make it the current one."""
         folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with content_store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+        with content_store.lock_file(locate(absolute(folder)), set_file(request.pipeline, request.source)):
             before, others = self._others(folder)
             chosen = self._known.stored.chosen
             before = {**({} if chosen is None else chosen.fitted), **before}
@@ -330,7 +330,7 @@ class _Run:
             types=dict(want.types),
             depends={key: self._known.learnt(key).fit.digest for key in sorted(self.everything[want.key].depends)},
             fitted_on=FitOrigin(
-                table=shown(self._snapshot.uri),
+                table=redact(self._snapshot.uri),
                 snapshot=self._snapshot.id,
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
@@ -357,7 +357,7 @@ class _Run:
         """Why there is no row to learn from."""
         rows = self._snapshot.rows
         if not rows or (self._where is None and self._sample is None):
-            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {shown(self._snapshot.uri)}")
+            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {redact(self._snapshot.uri)}")
         if self._where is None:
             return self._spec.error(("source", "sample"), f"the sample keeps no row: got 0 of {rows:,} rows to fit on")
         return self._spec.error(
@@ -376,7 +376,7 @@ class _Run:
         """Compressed bytes of the column chunks that a pass reads."""
         read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
         deciding = deciding_parts(
-            selection.proven,
+            selection.proofs,
             self._where,
             self._sample,
             whole=selection.rows == self._snapshot.rows_per_row_group,
@@ -425,7 +425,7 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     tasks: dict[tuple[int, int], list[Fragment]] = {}
     for number, run in enumerate(np.split(np.arange(len(left)), borders)):
         groups = left[run]
-        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proven)
+        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proofs)
         tasks.setdefault((int(part[run[0]]), number // _TASK_FILES), []).append(fragment)
     return [tuple(fragments) for fragments in tasks.values()]
 

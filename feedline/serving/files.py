@@ -33,7 +33,7 @@ from feedline.warehouse.reading.read import CHUNK_ROWS, batches
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import is_uri, shown
+from feedline.warehouse.storage.locations import is_uri, redact
 
 STREAM = "-"  # the name of standard input and output, as Arrow streams
 _ARROW = (".arrow", ".feather", ".ipc", ".arrows")
@@ -104,7 +104,7 @@ def _check_target(source: str, target: str, *, overwrite: bool) -> None:
     if target == STREAM:
         return
     if is_uri(target):
-        raise SpecError(f"the output is a local file: got {shown(target)}, expected a path or {STREAM}. Copy it there")
+        raise SpecError(f"the output is a local file: got {redact(target)}, expected a path or {STREAM}. Copy it there")
     path = Path(target)
     if path.suffix not in (*_PARQUET, *_ARROW):
         raise SpecError(

@@ -25,7 +25,7 @@ from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import Golden, GoldenOrigin, forget_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 
 ULPS = 4
 _SHOWN_CHARACTERS = 200
@@ -102,7 +102,7 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> Golden | None:
     made = GoldenOrigin(
         fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in alone},
         environment=dict(local_environment()),
-        table=shown(snapshot.uri),
+        table=redact(snapshot.uri),
         snapshot=snapshot.id,
     )
     before = _before(folder, request, serving)
@@ -143,7 +143,7 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> Check:
     golden = load_golden(folder, artifact_set_key(spec), serving.features, lambda found: not _others(serving, found))
     if golden is None:
         raise SpecError(
-            f"no golden vectors of these features are in {shown(folder)}: expected those that `feedline fit` writes. "
+            f"no golden vectors of these features are in {redact(folder)}: expected those that `feedline fit` writes. "
             "Fit, with the same overrides, or name the folder with `artifacts`"
         )
     for name, found in _others(serving, golden).items():

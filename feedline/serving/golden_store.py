@@ -30,7 +30,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.ops import bind
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 FORMAT = 1
@@ -152,7 +152,7 @@ def _names(location: Location, request: ArtifactSetKey, features: Sequence[Featu
 def _listed(location: Location, home: str) -> list[pafs.FileInfo]:
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
     infos: list[pafs.FileInfo] = with_retries(
-        lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
+        lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
     )
     return infos
 
@@ -168,7 +168,7 @@ def _record(location: Location, folder: str, name: str) -> dict[str, Any]:
         raise _altered(folder, f"{name}.json") from error
     if form != FORMAT:
         raise SpecError(
-            f"the golden vectors {shown(join(folder, name))} are of another format: got {form}, expected {FORMAT}. "
+            f"the golden vectors {redact(join(folder, name))} are of another format: got {form}, expected {FORMAT}. "
             "Make them anew with `feedline fit`"
         )
     return record
@@ -206,6 +206,6 @@ def _digest(content: bytes | pa.Buffer) -> str:
 
 def _altered(folder: str, name: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{shown(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Make it "
+        f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Make it "
         "anew with `feedline fit`"
     )

@@ -96,7 +96,7 @@ def counting(rows: int, width: int, block_rows: int, log: list[int]) -> StoredAr
     st.integers(1, 2000),
     st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=20), max_size=5),
 )
-def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
+def test_memory_is_bounded_and_only_needed_blocks_are_loaded(
     rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
 ):
     log: list[int] = []
@@ -236,7 +236,7 @@ def test_lists_are_pooled(arrays: Path, lists: list[Any], pooling: str):
     np.testing.assert_allclose(found.to_numpy(), np.array(expected).reshape(-1, WIDTH), rtol=1e-6)
 
 
-def test_parts_of_a_column_give_what_the_whole_gives(arrays: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_of_a_column_match_the_whole(arrays: Path, monkeypatch: pytest.MonkeyPatch):
     random = np.random.default_rng(3)
     lists = pl.Series([random.integers(0, N, random.integers(0, 9)).tolist() for _ in range(200)])
     arguments = {"array": "compressed", "pooling": "mean"}
@@ -267,7 +267,7 @@ def test_ids_that_name_rows(arrays: Path, tmp_path: Path, named: str):
 def test_a_missing_id_may_be_an_error(arrays: Path):
     arguments = {"array": "bare", "missing": "error"}
     assert embedded(arrays, arguments, pl.Series([1, 2])).to_list() == DATA[1:3].tolist()
-    with pytest.raises(DataError, match=r"bare has no row of an id: got 1000\. Write `missing: zero`"):
+    with pytest.raises(DataError, match=r"bare has no row for an id: got 1000\. Write `missing: zero`"):
         embedded(arrays, arguments, pl.Series([1, 1000]))
     with pytest.raises(DataError, match="got None"):
         embedded(arrays, {**arguments, "pooling": "sum"}, pl.Series([[1], [2, None]]))
@@ -281,8 +281,8 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
             pl.Series([[1]]),
             "embedding: a list of ids needs pooling: got integer list. Write `pooling: mean`",
         ),
-        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling is of lists: got integer. Leave pooling out"),
-        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is the number of a row: got strings"),
+        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling needs lists: got integer. Leave pooling out"),
+        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is a row.s number: got strings"),
         ({"array": "bare"}, pl.Series([0.5]), "embedding takes integers or strings, or lists of them: got float"),
         ({"array": "bare", "pooling": "max"}, pl.Series([[1]]), "pooling must be 'mean' or 'sum'"),
         ({"array": "bare", "ids": "ids.parquet"}, pl.Series(["a"]), "keys must be integers or strings on both sides"),
@@ -293,7 +293,7 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
         ),
     ],
 )
-def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
+def test_wrong_inputs_are_refused(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
     pq.write_table(pa.table({"id": range(N)}), arrays / "ids.parquet")
     pq.write_table(pa.table({"id": [5, 5, *range(6, N + 4)]}), arrays / "twice.parquet")
     with pytest.raises(OpError, match=message):
@@ -336,7 +336,7 @@ def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.S
         ),
     ],
 )
-def test_what_cannot_be_read(arrays: Path, arguments: dict[str, Any], message: str):
+def test_unreadable_arrays_are_refused(arrays: Path, arguments: dict[str, Any], message: str):
     if not (arrays / "group").exists():
         zarr.create_group(str(arrays / "group")).create_array("a", shape=(5, 2), dtype="f4")
         zarr.create_array(store=str(arrays / "flat"), shape=(5,), dtype="f4")

@@ -112,7 +112,7 @@ def test_names_on_an_object_store_are_asked_for_together(root: Path, monkeypatch
         ('[{"file": "x"}]', "holds an entry that is not a path: got None"),
         ("[null]", "holds an entry that is not a path: got None"),
         ('["gone.parquet"]', r"gone\.parquet does not exist: .*files\.json names it"),
-        ('["ds=2026-01-01"]', "ds=2026-01-01 is a folder: expected that .* names files alone"),
+        ('["ds=2026-01-01"]', "ds=2026-01-01 is a folder: expected only files in"),
     ],
 )
 def test_what_is_no_manifest_is_refused(root: Path, content: str, message: str) -> None:
@@ -136,5 +136,5 @@ def test_manifests_that_cannot_be_read_are_refused(root: Path) -> None:
     with pytest.raises(CorruptFileError, match="is not valid Parquet"):
         discover_manifest(str(root / "m"))
     (root / "m").write_text(json.dumps([str(root / NAMES[0]), "mock://elsewhere/x.parquet"]))
-    with pytest.raises(TableError, match=r"several stores|names no place that pyarrow can open"):
+    with pytest.raises(TableError, match=r"several stores|cannot be opened by pyarrow"):
         discover_manifest(str(root / "m"))
