@@ -23,7 +23,7 @@ from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
-from feedline.warehouse.bad_files import BadFile, load_findings, remember
+from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
@@ -160,8 +160,8 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     The snapshot that it takes is the one that the next run has. None where the files are no table, or not one that the
     pipeline fits, which is an error where nothing is wrong with any file.
     """
-    listing, sound = findings.listing, set(findings.sound())
-    wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in sound]
+    listing, good = findings.listing, set(findings.good_files())
+    wrong = [path for place, path in enumerate(listing.files["path"].to_pylist()) if findings.name(place) not in good]
     if len(wrong) == len(listing.files):
         return None
     try:
@@ -189,8 +189,10 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
     known = load_findings(work_dir)
-    sound = [file for file in findings.sound() if file in known and (deep or known[file].footer_digest is None)]
-    remember(work_dir, findings.bad, sound=sound)
+    good_files = [
+        file for file in findings.good_files() if file in known and (deep or known[file].footer_digest is None)
+    ]
+    record_findings(work_dir, findings.bad, good_files=good_files)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
+from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
@@ -124,7 +124,7 @@ def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
     rules = schema_rules(spec)
     for name in snapshot.file_columns if rules.extra_error else ():
         if name not in rules.columns:
-            text = unexpected(name, redact(spec.source.snapshot or ""), rules.columns)
+            text = extra_column_message(name, redact(spec.source.snapshot or ""), rules.columns)
             raise spec.error(("source", "schema", "extra"), text)
 
 

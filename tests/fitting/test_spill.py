@@ -1,4 +1,4 @@
-"""States that do not fit memory: what comes out of the scratch folder is what memory would have held."""
+"""States that do not fit in memory: what comes out of the scratch folder is what memory would have held."""
 
 from __future__ import annotations
 
