@@ -1,6 +1,6 @@
-"""Describe a plan, for `feedline plan`: as plain numbers (`describe`, for `--json`) and as a table (`plan_table`).
+"""Describe a plan, for `feedline plan`: as plain values (`describe`, for `--json`) and as a table (`plan_table`).
 
-Runs in: the CLI.
+Runs in: the process of the command.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
 from feedline.warehouse.storage.locations import absolute, join, shown
 
-# Decoded bytes of one list's values are not known before reading; this is what an id list's row is taken for.
+# Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20
-_ALWAYS = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown when nothing, too
+_ALWAYS_SHOWN = ("pruned_by_partition", "pruned_by_statistics", "taken_whole", "counted")  # shown even if empty
 
 
 def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
-    """Everything that a run decides before it starts, as plain numbers."""
+    """Describe all that a run decides before it starts, as plain values."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
     kept = np.flatnonzero(selection.rows > 0)
@@ -55,7 +55,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
         "bad_files": [bad.to_json() for bad in plan.bad_files()],
         **plan.gaps.facts(),
         "stages": stages(plan),
-        **_decided(selection.report),
+        **_pruning_facts(selection.report),
         "sample": asdict(plan.sample.sample) if plan.sample is not None else None,
         "columns": {
             "read": len(plan.columns),
@@ -86,14 +86,14 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "in_flight_bytes": block_rows * row_bytes * blocks,
             "budget_bytes": memory_budget(plan.spec, local_ranks=1),
         },
-        "identities": _identities(plan),
+        "identities": _identity_facts(plan),
     }
 
 
-def _identities(plan: Plan) -> dict[str, Any]:
-    """Whether blocks record which rows they hold, for a rebase; of which columns, and about how many bytes that takes.
+def _identity_facts(plan: Plan) -> dict[str, Any]:
+    """Whether blocks record the identities of their rows for a rebase, from which columns, in about how many bytes.
 
-    One hash per selected row, one more with `shuffle.by`, below `folder`, once per file.
+    One hash of 8 bytes per selected row, two with `shuffle.by`, stored below `folder` once per file.
     """
     record, folder = plan.job.record, shown(join(absolute(plan.spec.work_dir), "rows"))
     if record is None:
@@ -104,53 +104,55 @@ def _identities(plan: Plan) -> dict[str, Any]:
     return {"recorded": True, "folder": folder, "columns": columns, "bytes": nbytes, "why_not": None}
 
 
-def _decided(report: SelectionReport) -> dict[str, Any]:
-    """Who decided on how many row groups, and the bytes that were read for it."""
+def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
+    """The row groups decided at each stage of pruning, and the bytes read for it."""
     return {
-        "row_groups": _share(report.table),
-        "pruned_by_partition": _share(report.by_partition),
-        "pruned_by_statistics": _share(report.by_statistics),
-        "pruned_by_bloom_filters": {**_share(report.by_bloom), "bytes": report.bloom_bytes},
-        "taken_whole": _share(report.whole),
-        "sampled_by_place": _share(report.by_place),
-        "counted": {**_share(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
-        "matched": _share(report.matched),
-        "kept": _share(report.kept),
+        "row_groups": _share_facts(report.table),
+        "pruned_by_partition": _share_facts(report.by_partition),
+        "pruned_by_statistics": _share_facts(report.by_statistics),
+        "pruned_by_bloom_filters": {**_share_facts(report.by_bloom), "bytes": report.bloom_bytes},
+        "taken_whole": _share_facts(report.whole),
+        "sampled_by_place": _share_facts(report.by_place),
+        "counted": {**_share_facts(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
+        "matched": _share_facts(report.matched),
+        "kept": _share_facts(report.kept),
     }
 
 
 def stages(plan: Plan) -> list[dict[str, Any]]:
-    """What is left of the table after each step: files, row groups, rows, and bytes of the columns that are read.
+    """What remains of the table after each stage: files, row groups, rows, and bytes of the columns to read.
 
-    `table` has the bytes of all columns; `columns` is the projection, those of filter and sample included.
+    `table` has the bytes of all columns; `columns` is the projection, including columns of filter and sample.
     """
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
     found: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
-        left = {
+        remaining = {
             "files": len(np.unique(snapshot.file_of_row_group[stage.left])) if found else len(snapshot.files),
             "row_groups": int(stage.left.sum()),
             "rows": stage.rows,
         }
         if not found:
-            found.append({"stage": stage.name, **left, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+            found.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
         name = stage.name if len(found) > 1 else "columns"
-        found.append({"stage": name, **left, "bytes": int(projection[stage.left].sum())})
+        found.append({"stage": name, **remaining, "bytes": int(projection[stage.left].sum())})
     return found
 
 
 def plan_table(facts: dict[str, Any]) -> Group:
-    """The facts for people: what is left after each step, then everything else."""
-    left = Table(title=f"{facts['table']}: what is left after", title_justify="left")
+    """Render the facts: what remains after each stage, then everything else."""
+    stages_table = Table(title=f"{facts['table']}: what is left after", title_justify="left")
     for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
-        left.add_column(title, justify="right" if title else "left", no_wrap=True)
+        stages_table.add_column(title, justify="right" if title else "left", no_wrap=True)
     everything = facts["stages"][0]["bytes"]
     for stage in facts["stages"]:
         share = stage["bytes"] / everything if everything else 0.0
         numbers = [f"{stage[key]:,}" for key in ("files", "row_groups", "rows", "bytes")]
-        left.add_row("the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}")
-    return Group(left, _facts_table(facts))
+        stages_table.add_row(
+            "the whole table" if stage["stage"] == "table" else stage["stage"], *numbers, f"{share:.1%}"
+        )
+    return Group(stages_table, _facts_table(facts))
 
 
 def _facts_table(facts: dict[str, Any]) -> Table:
@@ -204,7 +206,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         note = f", {share['bytes']:,} bytes read" if share.get("bytes") else ""
         if key == "counted" and share["row_groups"] and share["cached"]:
             note += " (known from an earlier run)"
-        if share["row_groups"] or note or key in _ALWAYS:
+        if share["row_groups"] or note or key in _ALWAYS_SHOWN:
             table.add_row(name, f"{share['row_groups']:,} row groups, {share['rows']:,} rows{note}")
     if facts["sample"] is not None:
         table.add_row("sampled", _sample_text(facts))
@@ -214,17 +216,17 @@ def _facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _read_twice(plan: Plan, schedule: Schedule) -> int:
-    """Bytes of row groups that a border between lanes cuts: each neighbour decodes them."""
+    """Bytes of row groups cut by a border between lanes, which both neighbours decode."""
     nbytes = 0
     for lane in range(1, plan.lanes):
         border = schedule.lane_bounds(lane)[0]
         if border in (0, schedule.rows):
             continue
-        place = int(np.searchsorted(schedule.starts, border, side="right")) - 1
-        split = int(schedule.order[place])
+        index = int(np.searchsorted(schedule.starts, border, side="right")) - 1
+        split = int(schedule.order[index])
         first, stop = int(plan.splits.first_row_group[split]), int(plan.splits.stop_row_group[split])
         ends = np.cumsum(plan.selection.rows[first:stop])
-        inside = border - int(schedule.starts[place])
+        inside = border - int(schedule.starts[index])
         group = int(np.searchsorted(ends, inside, side="right"))
         if inside != (int(ends[group - 1]) if group else 0):
             nbytes += int(plan.row_group_bytes[first + group])
@@ -244,12 +246,12 @@ def _sample_text(facts: dict[str, Any]) -> str:
     return f"{after:,} of {before:,} rows: {sample['fraction']:.4g}{where}, {by}, seed {sample['seed']}"
 
 
-def _share(share: Share) -> dict[str, int]:
+def _share_facts(share: Share) -> dict[str, int]:
     return {"row_groups": share.row_groups, "rows": share.rows}
 
 
 def _row_bytes(plan: Plan) -> int:
-    """About how many bytes an encoded row takes."""
+    """Estimate the bytes of an encoded row."""
     width = plan.layout.width
     scalar = 4 * width["dense"] + 8 * width["categorical"] + 4 * width["label"] + 8 * width["extra"]
     return int(scalar + (_LIST_BYTES + 8) * width["sparse"])
@@ -258,9 +260,9 @@ def _row_bytes(plan: Plan) -> int:
 def _part_costs(plan: Plan) -> dict[str, Any]:
     """The maps and structs of which an epoch reads parts, by column.
 
-    `maps`: keys wanted; those that have a column of their own in some file; compressed bytes of the map that are
-    decoded, whole, in the row groups that keep rows, and whether something needs the whole map besides. `structs`:
-    fields wanted, and the struct's bytes, of which those of the fields are decoded: an upper bound.
+    `maps`: number of keys to read; how many have a column of their own in some file; compressed bytes of the map
+    decoded as a whole in the row groups that keep rows; whether the whole map is needed anyway. `structs`: number of
+    fields to read, and the struct's bytes, an upper bound as only its fields are decoded.
     """
     snapshot = plan.snapshot
     names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
@@ -287,7 +289,7 @@ def _part_costs(plan: Plan) -> dict[str, Any]:
 
 
 def part_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The costs as rows of a table; none where no part is read."""
+    """Render the costs as rows of a table; empty if no part is read."""
     rows = []
     for column, cost in facts["maps"].items():
         keys = f"{cost['keys']:,} {'key' if cost['keys'] == 1 else 'keys'} of a map column"

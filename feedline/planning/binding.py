@@ -45,7 +45,7 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
     return ArtifactSetKey(
         pipeline=spec.name,
         source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
-        shared=spec.artifacts.shared,
+        shared_from=spec.artifacts.shared,
         served=served,
     )
 
@@ -90,7 +90,7 @@ def require_fitted(
     if refusal is not None:
         names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
-        raise spec.error(place, f"not fitted: {names}{_and_more(features)}: {refusal.text}. {remedy}")
+        raise spec.error(place, f"not fitted: {names}{_and_more(features)}: {refusal.mismatch}. {remedy}")
     missing = [f"{want.feature}: {want.op[0]}: {_found_instead(artifacts, want)}" for want in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
@@ -113,7 +113,7 @@ _SHOWN = 5  # missing artifacts in one message
 
 
 def _found_instead(artifacts: ArtifactSet, want: FitRequest) -> str:
-    return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
+    return artifacts.explain_missing(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
 def _feature_name(want: FitRequest) -> str:

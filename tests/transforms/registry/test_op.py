@@ -13,7 +13,7 @@ import pytest
 from example_rows import write_outside
 from ruamel.yaml import YAML
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.expressions.types import FLOAT
 from feedline.spec.features import OpCall
 from feedline.spec.pipeline_spec import json_schema
@@ -68,7 +68,7 @@ def outside(bound: BoundOp, example: Example, folder: Path) -> Artifact:
     """What an example's op reads, from real files."""
     assert bound.op.reads is not None
     write_outside(example, folder)
-    return read_outside(bound.op.reads(bound.parameters), str(folder))
+    return read_external(bound.op.reads(bound.parameters), str(folder))
 
 
 def learnt(learner: Learner | None, frame: pl.DataFrame) -> Artifact | None:
