@@ -108,7 +108,7 @@ def outputs(start: int, first: int, count: int) -> Words:
     return words
 
 
-def scattered(values: npt.NDArray[np.int64] | Words) -> Words:
+def cross_terms(values: npt.NDArray[np.int64] | Words) -> Words:
     """mix(v + GOLDEN) of each 64-bit integer: what `cross` is made of."""
     words = np.add(values.view(np.uint64), _GOLDEN)
     scratch = np.empty(min(len(words), _MIXED_WORDS), dtype=np.uint64)
@@ -119,7 +119,7 @@ def scattered(values: npt.NDArray[np.int64] | Words) -> Words:
 
 
 def bucket_crosses(parts: Sequence[Words], out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
-    """Writes the bucket of the cross of several values into `out`, from the `scattered` words of each."""
+    """Writes the bucket of the cross of several values into `out`, from the `cross_terms` of each."""
     total = out.view(np.uint64)
     if len(parts) == 1:
         np.copyto(total, parts[0])

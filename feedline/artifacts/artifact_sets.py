@@ -28,7 +28,7 @@ import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError, FeedlineError, SpecError
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 FORMAT = 1
@@ -363,7 +363,7 @@ def _list_folder(folder: str, name: str) -> list[pafs.FileInfo]:
         location = locate(absolute(folder))
         selector = pafs.FileSelector(join(location.path, name), allow_not_found=True)
         infos = with_retries(
-            lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
+            lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
         )
         return sorted(infos, key=lambda info: info.base_name)
     except FeedlineError:
@@ -393,7 +393,7 @@ def parse_json(content: bytes, path: str, required: Mapping[str, type]) -> dict[
         raise altered_error(path) from None
     if version != FORMAT:
         raise SpecError(
-            f"artifacts at {shown(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
+            f"artifacts at {redact(path)} have another format: got version {version!r}, expected {FORMAT}. Fit again, "
             f"with this version of Feedline: feedline fit"
         )
     if not all(isinstance(body.get(key), kind) for key, kind in required.items()):
@@ -405,9 +405,9 @@ def parse_json(content: bytes, path: str, required: Mapping[str, type]) -> dict[
 def altered_error(path: str) -> CorruptFileError:
     """The error for a file whose digest or structure is wrong."""
     return CorruptFileError(
-        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"
+        f"{redact(path)} does not hold the bytes that were written: it is truncated or altered. {REMEDY}"
     )
 
 
 def _unreadable_error(path: str, error: OSError) -> SpecError:
-    return SpecError(f"artifacts cannot be read: {shown(path)}: {error}. Name a readable folder in `artifacts`")
+    return SpecError(f"artifacts cannot be read: {redact(path)}: {error}. Name a readable folder in `artifacts`")

@@ -32,7 +32,7 @@ from feedline.warehouse.reading.read import read_arrow, refuse_foreign
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import absolute, shown
+from feedline.warehouse.storage.locations import absolute, redact
 
 # Rows read at a time.
 _READ_ROWS = 131_072
@@ -60,8 +60,8 @@ def read_external(reading: Reading, folder: str, expected: str | None = None) ->
         raise SpecError(str(error)) from error
     if expected is not None and artifact.digest != expected:
         raise TableChangedError(
-            f"{shown(uri)} has changed since the plan was made: got the digest {artifact.digest}, expected {expected}. "
-            "Start again, so that every worker reads the current content"
+            f"{redact(uri)} has changed since the plan was made: got the digest {artifact.digest}, "
+            f"expected {expected}. Start again, so that every worker reads the current content"
         )
     return artifact
 
@@ -72,7 +72,7 @@ def _table(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
     key = ("table", uri, json.dumps(columns), snapshot.id, str(max_memory))
     artifact = _artifacts.get(key)
     if artifact is None:
-        artifact = _artifacts[key] = Artifact(facts={}, table=_columns(shown(uri), snapshot, columns, max_memory))
+        artifact = _artifacts[key] = Artifact(facts={}, table=_columns(redact(uri), snapshot, columns, max_memory))
     return artifact
 
 

@@ -49,7 +49,7 @@ from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 _DIGEST_DIGITS = 32  # of a SHA-256, in hex
@@ -99,7 +99,7 @@ class FitOrigin:
     def table_rows(self) -> TableRows:
         """The same rows, independent of the snapshot."""
         sample = None if self.sample is None else Sample(**{**self.sample, "key": tuple(self.sample["key"])})
-        return TableRows(root=self.table, named=self.named, where=self.where, sample=sample)
+        return TableRows(root=self.table, sources=self.named, where=self.where, sample=sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +342,7 @@ def check_files(ref: ArtifactSetRef) -> None:
         if size != fit.table.bytes:
             got = "no file" if size is None else f"{size} bytes"
             raise CorruptFileError(
-                f"artifact {shown(join(ref.folder, fit.table.name))} cannot be read here: got {got}, expected "
+                f"artifact {redact(join(ref.folder, fit.table.name))} cannot be read here: got {got}, expected "
                 f"{fit.table.bytes} bytes. Name a folder for `artifacts` that every host shares, or fit again"
             )
 
@@ -436,7 +436,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
     name = _manifest_name(digest)
     content = read_file(folder, name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
+        raise CorruptFileError(f"{redact(join(folder, name))} is gone: expected a set of fits. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != digest:
         raise altered_error(join(folder, name))
     body = parse_json(bytes(content), join(folder, name), {"fits": list})
@@ -459,7 +459,7 @@ def _load_manifest(folder: str, digest: str) -> Manifest:
 def _load_table(folder: str, file: TableFile) -> pa.Table:
     content = read_file(folder, file.name)
     if content is None:
-        raise CorruptFileError(f"{shown(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
+        raise CorruptFileError(f"{redact(join(folder, file.name))} is gone: expected an artifact. {REMEDY}")
     if hashlib.sha256(memoryview(content)).hexdigest() != file.sha256:
         raise altered_error(join(folder, file.name))
     table = pq.read_table(pa.BufferReader(content))

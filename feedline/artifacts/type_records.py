@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from feedline.artifacts.artifact_sets import ArtifactSetKey, safe_name
 from feedline.errors import CorruptFileError, SpecError
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 FOLDER = "serving"
@@ -86,7 +86,7 @@ def _file(request: ArtifactSetKey) -> str:
 def _files(folder: str, pipeline: str) -> list[str]:
     location, home = locate(absolute(folder)), f"{FOLDER}/{safe_name(pipeline)}"
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
-    infos = with_retries(lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri))
+    infos = with_retries(lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri))
     return sorted(f"{home}/{info.base_name}" for info in infos if info.base_name.endswith(_SUFFIX))
 
 
@@ -99,7 +99,7 @@ def _load(folder: str, name: str) -> pa.Schema | None:
         schema = pq.ParquetFile(pa.BufferReader(content)).schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise CorruptFileError(
-            f"{shown(join(folder, name))} does not hold what was written: it is missing, truncated or altered. "
+            f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. "
             "Write it again with `feedline fit`"
         ) from error
     table = (schema.metadata or {}).get(_TABLE_KEY)

@@ -29,8 +29,8 @@ from zarr.core.metadata import ArrayV3Metadata
 from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
 from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
-from feedline.warehouse.storage.faults import explain_errors, last_words
-from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, shown
+from feedline.warehouse.storage.faults import explain_errors, safe_message
+from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -82,7 +82,7 @@ class ZarrArray:
         except (FeedlineError, MemoryError):
             raise
         except Exception as error:  # whatever a codec raises
-            raise CorruptFileError(f"{self.uri} cannot be decoded: {last_words(error)}. Write it anew") from error
+            raise CorruptFileError(f"{self.uri} cannot be decoded: {safe_message(error)}. Write it anew") from error
 
     def _is_mappable(self, width: int) -> bool:
         """Whether a chunk's file holds just its rows, in this machine's byte order."""
@@ -124,7 +124,7 @@ def open_array(uri: str) -> ZarrArray:
     Raises SpecError if there is none, StoreError if the store keeps failing.
     """
     location = locate(absolute(uri))
-    name = shown(location.uri)
+    name = redact(location.uri)
     with explain_errors(name):
         info = with_retries(lambda: location.filesystem.get_file_info(location.path), location.filesystem, name)
     if info.type != pafs.FileType.Directory:
@@ -149,7 +149,7 @@ def open_array(uri: str) -> ZarrArray:
     except Exception as error:
         if kind != "array":
             raise SpecError(f"{name} is a zarr {kind}, expected an array. Name one of the arrays in it") from None
-        raise SpecError(f"{name} is not a readable zarr array: {last_words(error)}") from error
+        raise SpecError(f"{name} is not a readable zarr array: {safe_message(error)}") from error
     return ZarrArray(uri=name, array=array, digest=_digest(content, files), files=files, location=location)
 
 
@@ -157,8 +157,8 @@ def is_array(uri: str) -> bool:
     """Whether a folder holds a zarr array rather than a table. Raises StoreError if the store keeps failing."""
     location = locate(uri)
     paths = [join(location.path, name) for name in _METADATA]
-    with explain_errors(shown(uri)):
-        infos = with_retries(lambda: location.filesystem.get_file_info(paths), location.filesystem, shown(uri))
+    with explain_errors(redact(uri)):
+        infos = with_retries(lambda: location.filesystem.get_file_info(paths), location.filesystem, redact(uri))
     return any(info.type == pafs.FileType.File for info in infos)
 
 
@@ -181,7 +181,7 @@ class _ListedStore(Store):
     def content(self, key: str, part: ByteRequest | None) -> bytes:
         """Read a file, or part of it. Raises TableChangedError if it is no longer as listed."""
         filesystem, path = self._location.filesystem, join(self._location.path, key)
-        name, listed = join(shown(self._location.uri), key), self._files[key]
+        name, listed = join(redact(self._location.uri), key), self._files[key]
         start, stop = _bounds(part, listed.size_bytes)
 
         def read() -> bytes:

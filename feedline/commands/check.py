@@ -29,7 +29,7 @@ from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_f
 from feedline.warehouse.selection.null_counts import AbsentColumn
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.storage.parallel import Map
 
 _TASKS_AHEAD = 8  # tasks per thread submitted to a cluster at once: the rest waits, so that progress can be shown
@@ -130,7 +130,7 @@ def run_check(
             check_pages(findings, columns, map=map, progress=progress)
             _remember(spec.work_dir, findings, deep=True)
     return CheckReport(
-        table=shown(listing.uri),
+        table=redact(listing.uri),
         files=len(listing.files),
         ignored=listing.ignored,
         rows=findings.rows,

@@ -24,7 +24,7 @@ from feedline.planning.schedule import Schedule
 from feedline.warehouse.reading.columns import part_bytes
 from feedline.warehouse.reading.read import bytes_of
 from feedline.warehouse.selection.pruning_report import SelectionReport, Share, stages_of
-from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.locations import absolute, join, redact
 
 # Estimate of a list's decoded bytes per row, unknown before reading: 20 ids.
 _LIST_BYTES = 8 * 20
@@ -95,7 +95,7 @@ def _identity_facts(plan: Plan) -> dict[str, Any]:
 
     One hash of 8 bytes per selected row, two with `shuffle.by`, stored below `folder` once per file.
     """
-    record, folder = plan.job.record, shown(join(absolute(plan.spec.work_dir), "rows"))
+    record, folder = plan.job.record, redact(join(absolute(plan.spec.work_dir), "rows"))
     if record is None:
         return {"recorded": False, "folder": folder, "columns": [], "bytes": 0, "why_not": "no source.row_key"}
     hashes = 1 if record.identity.by is None else 2
@@ -112,7 +112,7 @@ def _pruning_facts(report: SelectionReport) -> dict[str, Any]:
         "pruned_by_statistics": _share_facts(report.by_statistics),
         "pruned_by_bloom_filters": {**_share_facts(report.by_bloom), "bytes": report.bloom_bytes},
         "taken_whole": _share_facts(report.whole),
-        "sampled_by_place": _share_facts(report.by_place),
+        "sampled_by_place": _share_facts(report.by_position),
         "counted": {**_share_facts(report.counted), "bytes": report.counted_bytes, "cached": report.cached},
         "matched": _share_facts(report.matched),
         "kept": _share_facts(report.kept),
@@ -129,14 +129,14 @@ def stages(plan: Plan) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
         remaining = {
-            "files": len(np.unique(snapshot.file_of_row_group[stage.left])) if found else len(snapshot.files),
-            "row_groups": int(stage.left.sum()),
+            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if found else len(snapshot.files),
+            "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
         if not found:
             found.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
         name = stage.name if len(found) > 1 else "columns"
-        found.append({"stage": name, **remaining, "bytes": int(projection[stage.left].sum())})
+        found.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Text of `where` and `expr` to a typed Polars expression, a predicate, and the column parts that it reads."""
+"""Turn the strings of `where` and `expr` into typed Polars expressions, predicates, and the column parts they read."""
 
 from feedline.expressions.bind import BoundExpression, Expression, bind, bind_where, parse
 

@@ -1,13 +1,12 @@
-"""Expression text, as in `where` and `expr`, to a Polars expression and the part of it that statistics can judge.
+"""Parse expression text, as in `where` and `expr`, and bind it to a schema: a Polars expression and its predicate.
 
 Runs in the process that plans and in every worker: text and schema travel, never a Polars expression, and each
-process builds its own (`BoundExpression` pickles as its text). Nothing of the text is ever evaluated as Python or as
-SQL.
+process builds its own (`BoundExpression` pickles as its text). The text is never evaluated as Python or as SQL.
 
-Two steps. `parse` needs no table: the text is checked, parsed with `ast` and rebuilt from an allow-list
+There are two steps. `parse` needs no table: the text is checked, parsed with `ast` and rebuilt from an allow-list
 (`tokens`, `parser`). `bind` types the tree against a schema (`binder`, `operators`, `functions`), binds literals to the
-types they meet (`literals`) and yields the Polars expression,
-its type, and its predicate. `docs/expressions.md` is the reference of the language.
+types they meet (`literals`) and returns the Polars expression, its type, and its predicate. The reference of the
+language is `docs/expressions.md`.
 """
 
 from __future__ import annotations
@@ -25,20 +24,7 @@ from feedline.expressions.column_parts import (
     part_field,
     part_of,
 )
-from feedline.expressions.nodes import (
-    Arithmetic,
-    Call,
-    ColumnRef,
-    Compare,
-    Constant,
-    Field,
-    Logic,
-    Member,
-    Negation,
-    Negative,
-    Node,
-    NullTest,
-)
+from feedline.expressions.nodes import ColumnRef, Node, children
 from feedline.expressions.operators import BOOL, Operand
 from feedline.expressions.parser import parse_tree
 from feedline.expressions.predicates import Opaque, Predicate
@@ -53,11 +39,11 @@ __all__ = ["BoundExpression", "Expression", "bind", "bind_where", "is_row_preser
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Expression:
-    """A parsed text. Equal texts are equal expressions.
+    """A parsed expression. Equal texts are equal expressions.
 
     Attributes:
         text: as written.
-        columns: the names of the columns that it reads; one at least.
+        columns: the names of the columns that it reads; at least one.
         tree: its nodes.
     """
 
@@ -78,13 +64,13 @@ class BoundExpression:
 
     Attributes:
         text: as written.
-        columns: the names of the columns that it reads; one at least.
+        columns: the names of the columns that it reads; at least one.
         schema: the Arrow fields of those columns, in the table's order.
-        polars: the expression over a frame that holds them as `pl.from_arrow` gives them; row-preserving.
-        parts: the same columns, but by their parts (see `projection`) where only parts of them are used.
-        narrow: the expression over a frame that holds those (see `extraction.project`).
+        polars: the row-preserving expression over a frame of them, as `pl.from_arrow` converts them.
+        parts: the same columns, as column parts (see `column_parts`) where only parts of them are used.
+        narrow: the expression over a frame of `parts` (see `extraction.project`).
         dtype: the type of the result.
-        predicate: what statistics can judge of a boolean expression, `Opaque` for any other.
+        predicate: the condition that statistics can judge; `Opaque` where the expression is not boolean.
     """
 
     text: str
@@ -107,10 +93,10 @@ class BoundExpression:
 
 
 def parse(text: str) -> Expression:
-    """The expression of a text.
+    """Parse an expression's text.
 
     Raises:
-        ExpressionError: where the text is not of the language; the message shows the place.
+        ExpressionError: where the text is not of the language; the message shows the position.
     """
     if not isinstance(text, str):
         raise ExpressionError(f"an expression must be a string: got {type(text).__name__}")
@@ -123,20 +109,20 @@ def parse(text: str) -> Expression:
 
 
 def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
-    """The expression over the columns of a schema.
+    """Bind an expression to the columns of a schema.
 
     Raises:
-        ExpressionError: for a column that the schema does not have, and for types that do not fit; the message shows
-            the place.
+        ExpressionError: for a column that the schema lacks, and for types that do not fit; the message shows the
+            position.
     """
     try:
         operand = Binder(schema).operand(expression.tree)
     except Fault as fault:
         raise ExpressionError(render(expression.text, fault)) from None
-    named = {name for name in expression.columns if has_column(schema, name)}
-    columns = operand.columns.union(named)
-    places = sorted(place for name in columns for place in schema.get_all_field_indices(name))
-    used = pa.schema([schema.field(place) for place in places])
+    present = {name for name in expression.columns if has_column(schema, name)}
+    columns = operand.columns.union(present)
+    indices = sorted(index for name in columns for index in schema.get_all_field_indices(name))
+    used = pa.schema([schema.field(index) for index in indices])
     _check_polars(expression.text, operand, used)
     parts, narrow = _narrow(expression, schema, operand)
     return BoundExpression(
@@ -152,14 +138,14 @@ def bind(expression: Expression, schema: pa.Schema) -> BoundExpression:
 
 
 def bind_where(text: str, schema: pa.Schema) -> BoundExpression:
-    """A condition on rows: a text parsed, bound, and known to be boolean.
+    """Parse and bind a condition on rows.
 
     Raises:
-        ExpressionError: as `parse` and `bind`, and where the result is no boolean.
+        ExpressionError: as `parse` and `bind`, and where the result is not boolean.
     """
     bound = bind(parse(text), schema)
     if bound.dtype != BOOL:
-        message = f"a condition is boolean: got {describe(bound.dtype)}. Compare it, as in `x > 0`"
+        message = f"a condition must be boolean: got {describe(bound.dtype)}. Compare it, as in `x > 0`"
         raise ExpressionError(render(text, Fault(message, Span(0, len(text)))))
     return bound
 
@@ -169,25 +155,25 @@ def _rebind(text: str, schema: pa.Schema) -> BoundExpression:
 
 
 def _narrow(expression: Expression, schema: pa.Schema, whole: Operand) -> tuple[frozenset[str], pl.Expr]:
-    """The parts of columns that it reads, and the expression over them, bound as if each were a column."""
+    """The column parts that it reads, and the expression over them, bound as if each were a column."""
     tree, parts = over_parts(expression.tree, schema)
     if all(has_column(schema, name) for name in parts):
         return parts, whole.expr
-    fields = [schema.field(name) if has_column(schema, name) else _part(schema, name) for name in sorted(parts)]
+    fields = [schema.field(name) if has_column(schema, name) else _part_field(schema, name) for name in sorted(parts)]
     narrow = Binder(pa.schema(fields)).operand(tree)
     assert narrow.dtype == whole.dtype
     _check_polars(expression.text, narrow, pa.schema(fields))
     return parts, narrow.expr
 
 
-def _part(schema: pa.Schema, name: str) -> pa.Field:
+def _part_field(schema: pa.Schema, name: str) -> pa.Field:
     part = part_of(name)
     assert part is not None
     return part_field(schema, part)
 
 
 def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
-    """Polars agrees with the type that the rules of the language gave, before any data are read."""
+    """Check, before any data is read, that Polars gives the type that the rules of the language give."""
     try:
         frame = pl.from_arrow(schema.empty_table())
         assert isinstance(frame, pl.DataFrame)
@@ -195,24 +181,17 @@ def _check_polars(text: str, operand: Operand, schema: pa.Schema) -> None:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ExpressionError(f"Polars refuses the expression: {error}\n  {text}") from error
     if dtype != operand.dtype:
-        raise ExpressionError(f"Polars gives {dtype}, the language {operand.dtype}: a fault of Feedline\n  {text}")
+        raise ExpressionError(f"Polars gives {dtype}, the language {operand.dtype}: a bug in Feedline\n  {text}")
 
 
 def _columns(tree: Node, whole: Span) -> frozenset[str]:
-    found: set[str] = set()
-    todo: list[Node | tuple[Constant, ...]] = [tree]
-    while todo:
-        match todo.pop():
-            case ColumnRef(name=name):
-                found.add(name)
-            case Field(item=item) | Negative(item=item) | Member(item=item) | NullTest(item=item) | Negation(item=item):
-                todo.append(item)
-            case Arithmetic(left=left, right=right) | Compare(left=left, right=right):
-                todo.extend((left, right))
-            case Logic(items=items):
-                todo.extend(items)
-            case Call(arguments=arguments, keywords=keywords):
-                todo.extend((*arguments, *keywords.values()))
-    if not found:
+    names: set[str] = set()
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ColumnRef):
+            names.add(node.name)
+        nodes.extend(children(node))
+    if not names:
         raise Fault("the expression names no column: its value would be the same in every row", whole)
-    return frozenset(found)
+    return frozenset(names)

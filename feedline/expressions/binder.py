@@ -1,4 +1,4 @@
-"""Types a tree against a schema, from the leaves up: nodes to operands, which hold Polars expressions."""
+"""Type a tree against a schema, from the leaves up: nodes become operands, which hold Polars expressions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ from dataclasses import replace
 import polars as pl
 import pyarrow as pa
 
-from feedline.expressions import literals, operators
+from feedline.expressions import literals, nodes, operators
 from feedline.expressions.column_parts import ColumnPart, PartError, flattened_column, has_column, part_field
 from feedline.expressions.functions.reference import FUNCTIONS, METHODS, OPERATOR_METHODS, SIGNATURES
 from feedline.expressions.functions.signatures import Argument
-from feedline.expressions.nodes import (
-    Arithmetic,
-    Call,
-    ColumnRef,
-    Compare,
-    Constant,
-    Field,
-    Logic,
-    Member,
-    Negation,
-    Negative,
-    Node,
-    NullTest,
-)
 from feedline.expressions.operators import BOOL, Operand, result
 from feedline.expressions.predicates import Comparison, IsNull, Not, Opaque, Predicate, conjunction, disjunction
 from feedline.expressions.spans import Fault, Span
@@ -40,9 +26,9 @@ from feedline.expressions.types import (
     describe,
     instance,
     kind,
+    language_type,
     nearest,
-    quoted,
-    spoken,
+    quote_name,
 )
 
 _CONSTANTS = {
@@ -62,80 +48,82 @@ class Binder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._known: dict[str, Operand] = {}
+        self._operands: dict[str, Operand] = {}
 
-    def operand(self, node: Node) -> Operand:
-        """The node as a typed expression; a literal alone is none."""
+    def operand(self, node: nodes.Node) -> Operand:
+        """The node as a typed expression. Raises Fault for a literal alone."""
         side = self._side(node)
-        if isinstance(side, Constant):
-            raise Fault("a literal cannot stand here alone: expected a column or an expression of one", side.span)
+        if isinstance(side, nodes.Constant):
+            raise Fault("a literal alone is not an expression: expected a column or an expression of one", side.span)
         return side
 
-    def _side(self, node: Node) -> Operand | Constant:
+    def _side(self, node: nodes.Node) -> Operand | nodes.Constant:
         match node:
-            case Constant():
+            case nodes.Constant():
                 return node
-            case ColumnRef():
+            case nodes.ColumnRef():
                 return self._column(node)
-            case Field():
+            case nodes.Field():
                 return self._field(node)
-            case Negative(item=item):
+            case nodes.Negative(item=item):
                 return operators.negative(self.operand(item), node.span)
-            case Arithmetic(op=op, left=left, right=right):
+            case nodes.Arithmetic(op=op, left=left, right=right):
                 return operators.arithmetic(op, self._side(left), self._side(right), node.span)
-            case Compare(op=op, left=left, right=right):
+            case nodes.Compare(op=op, left=left, right=right):
                 return operators.compare(op, self._side(left), self._side(right), node.span)
-            case Member(item=item, values=values):
+            case nodes.Member(item=item, values=values):
                 return operators.member(self.operand(item), values, node.span)
-            case NullTest(item=item):
+            case nodes.NullTest(item=item):
                 return self._null_test(self.operand(item), node.span)
-            case Negation(item=item):
+            case nodes.Negation(item=item):
                 inner = self._condition(item)
-                made = result(~inner.expr, BOOL, node.span, [inner])
-                return replace(made, predicate=Not(item=_predicate(inner)))
-            case Logic():
+                operand = result(~inner.expr, BOOL, node.span, [inner])
+                return replace(operand, predicate=Not(item=_predicate(inner)))
+            case nodes.Logic():
                 return self._logic(node)
-            case Call():
+            case nodes.Call():
                 return self._call(node)
 
-    def _column(self, node: ColumnRef) -> Operand:
-        known = self._known.get(node.name)
-        if known is None:
-            known = self._known[node.name] = self._new_column(node)
-        return replace(known, span=node.span)
+    def _column(self, node: nodes.ColumnRef) -> Operand:
+        operand = self._operands.get(node.name)
+        if operand is None:
+            operand = self._operands[node.name] = self._new_column(node)
+        return replace(operand, span=node.span)
 
-    def _new_column(self, node: ColumnRef) -> Operand:
+    def _new_column(self, node: nodes.ColumnRef) -> Operand:
         name = node.name
-        places = self._schema.get_all_field_indices(name)
-        if not places:
+        indices = self._schema.get_all_field_indices(name)
+        if not indices:
             names = self._schema.names
-            meant = _CONSTANTS.get(name.lower())
-            remedy = f": write `{meant}`" if meant else nearest(name, names) or _sample(names)
-            raise Fault(f"unknown column {quoted(name)}{remedy}", node.span)
-        if len(places) > 1:
-            raise Fault(f"the table has {len(places)} columns {quoted(name)}", node.span)
+            constant = _CONSTANTS.get(name.lower())
+            remedy = f": write `{constant}`" if constant else nearest(name, names) or _sample(names)
+            raise Fault(f"unknown column {quote_name(name)}{remedy}", node.span)
+        if len(indices) > 1:
+            raise Fault(f"the table has {len(indices)} columns {quote_name(name)}", node.span)
         if name == "*" or (name.startswith("^") and name.endswith("$")):
-            raise Fault(f"the column {quoted(name)} is named like a pattern of Polars: rename it to use it", node.span)
-        field = self._schema.field(places[0])
+            raise Fault(
+                f"the column {quote_name(name)} is named like a pattern of Polars: rename it to use it", node.span
+            )
+        field = self._schema.field(indices[0])
         dtype = column_type(field)
         if dtype is None or (isinstance(dtype, pl.Decimal) and (dtype.precision or 0) > MAX_DECIMAL_PRECISION):
-            raise Fault(f"the column {quoted(name)} has a type outside the language: {field.type}", node.span)
-        return _speak(
+            raise Fault(f"the column {quote_name(name)} has a type outside the language: {field.type}", node.span)
+        return _column_operand(
             pl.col(name), dtype, node.span, frozenset({name}), None if pa.types.is_date64(field.type) else name
         )
 
-    def _field(self, node: Field) -> Operand:
-        part = ColumnPart(node.item.name, (_key(node),)) if isinstance(node.item, ColumnRef) else None
+    def _field(self, node: nodes.Field) -> Operand:
+        part = ColumnPart(node.item.name, (_key(node),)) if isinstance(node.item, nodes.ColumnRef) else None
         flattened = flattened_column(self._schema, part) if part is not None else None
         if part is not None and flattened is not None and not has_column(self._schema, part.column):
-            return self._column(ColumnRef(name=flattened, span=node.span))
+            return self._column(nodes.ColumnRef(name=flattened, span=node.span))
         item, key = self.operand(node.item), node.key
         if item.kind == STRUCT and isinstance(key.value, str):
             assert isinstance(item.dtype, pl.Struct)
             types = dict(item.dtype.to_schema())
             if key.value not in types:
                 near = nearest(key.value, types) or _sample(list(types))
-                raise Fault(f"the struct has no field {quoted(key.value)}{near}", key.span)
+                raise Fault(f"the struct has no field {quote_name(key.value)}{near}", key.span)
             dtype = instance(types[key.value])
             expr = item.expr.struct.field(key.value)
         elif item.kind == MAP:
@@ -154,11 +142,11 @@ class Binder:
             raise Fault(
                 f"`[...]` reads a field of a struct or a key of a map: expected {expected}, got {got}", node.span
             )
-        made = _speak(expr, dtype, node.span, item.columns, None)
-        return replace(made, size=item.size + made.size + 1)
+        operand = _column_operand(expr, dtype, node.span, item.columns, None)
+        return replace(operand, size=item.size + operand.size + 1)
 
     def _coalesce(self, part: ColumnPart, flattened: str, expr: pl.Expr, span: Span) -> tuple[pl.Expr, pl.DataType]:
-        """The value at a map's key, of which the table has a column as well."""
+        """The value at a key of a map for which the table also has a column."""
         try:
             dtype = column_type(part_field(self._schema, part))
         except PartError as error:
@@ -167,29 +155,29 @@ class Binder:
         return pl.coalesce([pl.col(flattened).cast(dtype), expr.cast(dtype)]), dtype
 
     def _null_test(self, item: Operand, span: Span) -> Operand:
-        made = result(item.expr.is_null(), BOOL, span, [item])
-        if item.column is None or item.kind in (LIST, STRUCT, MAP):  # statistics count the nulls of leaves
-            return made
-        return replace(made, predicate=IsNull(column=item.column))
+        operand = result(item.expr.is_null(), BOOL, span, [item])
+        if item.column is None or item.kind in (LIST, STRUCT, MAP):  # statistics count the nulls of leaf columns only
+            return operand
+        return replace(operand, predicate=IsNull(column=item.column))
 
-    def _condition(self, node: Node) -> Operand:
+    def _condition(self, node: nodes.Node) -> Operand:
         side = self._side(node)
         if isinstance(side, Operand) and side.kind == BOOLEAN:
             return side
-        got = f"the literal {side.value!r}" if isinstance(side, Constant) else describe(side.dtype)
-        raise Fault(f"a condition is boolean: got {got[:80]}. Compare it, as in `x > 0`", side.span)
+        got = f"the literal {side.value!r}" if isinstance(side, nodes.Constant) else describe(side.dtype)
+        raise Fault(f"a condition must be boolean: got {got[:80]}. Compare it, as in `x > 0`", side.span)
 
-    def _logic(self, node: Logic) -> Operand:
+    def _logic(self, node: nodes.Logic) -> Operand:
         items = [self._condition(item) for item in node.items]
         expressions = [item.expr for item in items]
-        while len(expressions) > 1:  # joined in pairs, so that a thousand conditions are ten levels deep
+        while len(expressions) > 1:  # in pairs, so that a thousand conditions are only ten levels deep
             pairs = [expressions[i : i + 2] for i in range(0, len(expressions), 2)]
             expressions = [_join(node.op, pair) for pair in pairs]
-        made = result(expressions[0], BOOL, node.span, items, extra=len(items))
+        operand = result(expressions[0], BOOL, node.span, items, extra=len(items))
         join = conjunction if node.op == "and" else disjunction
-        return replace(made, predicate=join(_predicate(item) for item in items))
+        return replace(operand, predicate=join(_predicate(item) for item in items))
 
-    def _call(self, node: Call) -> Operand:
+    def _call(self, node: nodes.Call) -> Operand:
         if node.name in OPERATOR_METHODS:
             return self.operand(_as_operator(node))
         function = METHODS.get(node.name) or FUNCTIONS[node.name]
@@ -197,22 +185,26 @@ class Binder:
         keywords = {name: self._argument(argument) for name, argument in node.keywords.items()}
         return function.apply(arguments, keywords, node.span)
 
-    def _argument(self, argument: Node | tuple[Constant, ...]) -> Argument:
+    def _argument(self, argument: nodes.Node | tuple[nodes.Constant, ...]) -> Argument:
         return argument if isinstance(argument, tuple) else self._side(argument)
 
 
-def _speak(expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[str], column: str | None) -> Operand:
-    """A column or field in the type that the language sees; `column` names one that statistics know in that type."""
-    seen = spoken(dtype)
-    if seen != dtype:
-        expr = expr.arr.to_list() if isinstance(dtype, pl.Array) else expr.cast(seen)
+def _column_operand(
+    expr: pl.Expr, dtype: pl.DataType, span: Span, columns: frozenset[str], column: str | None
+) -> Operand:
+    """A column or field in its language type; `column`: its name, where statistics describe it in that type."""
+    visible_type = language_type(dtype)
+    if visible_type != dtype:
+        expr = expr.arr.to_list() if isinstance(dtype, pl.Array) else expr.cast(visible_type)
     predicate: Predicate | None = None
-    if seen == BOOL:
+    if visible_type == BOOL:
         predicate = Opaque(columns=columns) if column is None else Comparison(column=column, op="==", value=True)
-    return Operand(expr=expr, dtype=seen, span=span, columns=columns, size=2, column=column, predicate=predicate)
+    return Operand(
+        expr=expr, dtype=visible_type, span=span, columns=columns, size=2, column=column, predicate=predicate
+    )
 
 
-def _key(node: Field) -> str | int:
+def _key(node: nodes.Field) -> str | int:
     assert isinstance(node.key.value, str | int)
     return node.key.value
 
@@ -228,25 +220,25 @@ def _predicate(item: Operand) -> Predicate:
 
 
 def _sample(names: list[str]) -> str:
-    shown = ", ".join(quoted(name) for name in names[:8])
+    shown = ", ".join(quote_name(name) for name in names[:8])
     return f": expected one of {shown}{', ...' if len(names) > 8 else ''}"
 
 
-def _as_operator(node: Call) -> Node:
-    """`x.is_in([...])` and its like as the operators that they are another name for."""
+def _as_operator(node: nodes.Call) -> nodes.Node:
+    """`x.is_in([...])` and the other operator methods as their operators."""
     usage = SIGNATURES[node.name]
     first, *rest = node.arguments or (None,)
     if first is None or isinstance(first, tuple) or node.keywords:
         raise Fault(f"expected `{usage}`, which is `{OPERATOR_METHODS[node.name]}`", node.span)
     match node.name, rest:
         case "is_null", []:
-            return NullTest(item=first, span=node.span)
+            return nodes.NullTest(item=first, span=node.span)
         case "is_not_null", []:
-            return Negation(item=NullTest(item=first, span=node.span), span=node.span)
+            return nodes.Negation(item=nodes.NullTest(item=first, span=node.span), span=node.span)
         case "is_in", [tuple(values)]:
-            return Member(item=first, values=values, span=node.span)
+            return nodes.Member(item=first, values=values, span=node.span)
         case "is_between", [lower, upper] if not isinstance(lower, tuple) and not isinstance(upper, tuple):
-            above = Compare(op=">=", left=first, right=lower, span=node.span)
-            below = Compare(op="<=", left=first, right=upper, span=node.span)
-            return Logic(op="and", items=(above, below), span=node.span)
+            above = nodes.Compare(op=">=", left=first, right=lower, span=node.span)
+            below = nodes.Compare(op="<=", left=first, right=upper, span=node.span)
+            return nodes.Logic(op="and", items=(above, below), span=node.span)
     raise Fault(f"expected `{usage}`, which is `{OPERATOR_METHODS[node.name]}`", node.span)

@@ -1,41 +1,28 @@
-"""Parts of columns: their names, the columns of a table that hold them, and expressions written over them.
+"""Name parts of columns, find the table's columns that hold them, and rewrite expressions over them.
 
 Runs in: every process. Pure.
 
-A part is what one reaches in a column by subscripts alone: a struct's field (`user["country"]`), a map's value
-(`features_map["price"]`), any depth of both. Whoever lists what to read lists names, and a name that is no column of
-the table may be a part, written as in an expression; a frame then has a column of that name. So a reader decodes only
-the fields of a struct that are asked for, and looks up all keys of a map in one pass (`extraction`).
+A part is what subscripts alone reach in a column: a struct's field (`user["country"]`), a map's value
+(`features_map["price"]`), any depth of both. Lists of what to read contain names, and a name that is not a column of
+the table may be a part, written as in an expression; frames then have a column of that name. So readers decode only
+the requested fields of a struct, and look up all keys of a map in one pass (`extraction`).
 
 A table may keep one key of a map as a column of its own (`flattened_name`), as `feedline optimize --flatten` writes
-it. Such a column stands for the key in every file that has it, and wins over the map wherever it is not null.
+it. In files that have it, such a column replaces the key of the map wherever it is not null.
 """
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from feedline.expressions.nodes import (
-    Arithmetic,
-    Call,
-    ColumnRef,
-    Compare,
-    Constant,
-    Field,
-    Logic,
-    Member,
-    Negation,
-    Negative,
-    Node,
-    NullTest,
-)
+from feedline.expressions.nodes import ColumnRef, Field, Node, map_children
 from feedline.expressions.parser import parse_tree
 from feedline.expressions.spans import Fault
 from feedline.expressions.types import column_type
@@ -47,12 +34,12 @@ _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
 
 class PartError(Exception):
-    """A part that a schema does not have; internal: whoever asks turns it into an error with a place."""
+    """A part that a schema does not have; callers turn it into an error with a position."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnPart:
-    """What lies in a column at some keys, from the outside in; one key at least."""
+    """A column and the keys into it, outermost first; at least one key."""
 
     column: str
     keys: tuple[Key, ...]
@@ -67,13 +54,13 @@ class ColumnPart:
 
 @dataclass(slots=True)
 class PartTree:
-    """What is wanted of a value: the whole of it, or what lies at some keys, or both."""
+    """The requested parts of a value: the whole, the values at some keys, or both."""
 
     whole: bool = False
     parts: dict[Key, PartTree] = field(default_factory=dict)
 
     def add(self, keys: tuple[Key, ...]) -> None:
-        """Want what lies at these keys, too; the whole for none."""
+        """Request the value at these keys, too; without keys, the whole."""
         if not keys:
             self.whole = True
             return
@@ -92,13 +79,13 @@ def flattened_name(column: str, key: Key) -> str:
 
 
 def has_column(schema: pa.Schema, name: str) -> bool:
-    """Whether a schema has a column of that name: without the list of all names, for schemas of thousands."""
+    """Whether a schema has a column of that name, without listing thousands of names."""
     return bool(schema.get_all_field_indices(name))
 
 
 @lru_cache(maxsize=65_536)
 def part_of(name: str) -> ColumnPart | None:
-    """The part that a name means, None for a name that means none. Ask the schema first whether it is a column."""
+    """The part of that name; None where it is not one. Check first that the schema has no such column."""
     if not name.endswith("]"):
         return None
     try:
@@ -114,10 +101,10 @@ def part_of(name: str) -> ColumnPart | None:
 
 
 def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
-    """The part as an Arrow field, named by it and nullable.
+    """The part as a nullable Arrow field of its name.
 
-    Raises PartError where the schema has no such column, field or kind of key, and where a column that holds one key
-    of the map has another kind of values.
+    Raises PartError where the schema has no such column, field or type of key, and where the column for a key of a map
+    has an incompatible type.
     """
     place = schema.get_field_index(part.column)
     column = flattened_column(schema, part)
@@ -135,7 +122,7 @@ def part_field(schema: pa.Schema, part: ColumnPart) -> pa.Field:
 
 
 def flattened_column(schema: pa.Schema, part: ColumnPart) -> str | None:
-    """The column of this schema that holds the first of the part's keys; None where there is none."""
+    """The column of this schema for the first of the part's keys; None where there is none."""
     place = schema.get_field_index(part.column)
     if place >= 0 and not pat.is_map(schema.field(place).type):
         return None
@@ -144,17 +131,17 @@ def flattened_column(schema: pa.Schema, part: ColumnPart) -> str | None:
 
 
 def source_columns(schema: pa.Schema, names: Iterable[str]) -> tuple[str, ...]:
-    """The columns of a table that hold these columns and parts, each once, as far as the table has them."""
-    found: dict[str, None] = {}
+    """The table's columns that hold these columns and parts, each once; columns that it lacks are left out."""
+    sources: dict[str, None] = {}
     for name in names:
         part = None if has_column(schema, name) else part_of(name)
         if part is None:
-            found[name] = None
+            sources[name] = None
             continue
-        places = (part.column, flattened_name(part.column, part.keys[0]))
-        held = places if flattened_column(schema, part) is not None else places[:1]
-        found.update(dict.fromkeys(column for column in held if has_column(schema, column)))
-    return tuple(found)
+        columns = (part.column, flattened_name(part.column, part.keys[0]))
+        candidates = columns if flattened_column(schema, part) is not None else columns[:1]
+        sources.update(dict.fromkeys(column for column in candidates if has_column(schema, column)))
+    return tuple(sources)
 
 
 def _type_at(kind: pa.DataType, keys: tuple[Key, ...], part: ColumnPart) -> pa.DataType:
@@ -165,26 +152,26 @@ def _type_at(kind: pa.DataType, keys: tuple[Key, ...], part: ColumnPart) -> pa.D
 
 def _below(kind: pa.DataType, key: Key, part: ColumnPart) -> pa.DataType:
     if pat.is_struct(kind) and isinstance(key, str):
-        places = kind.get_all_field_indices(key)
-        if len(places) == 1:
-            return kind.field(places[0]).type
-        raise PartError(f"{part} is not in the table: the struct has {len(places)} fields {key!r}")
+        indices = kind.get_all_field_indices(key)
+        if len(indices) == 1:
+            return kind.field(indices[0]).type
+        raise PartError(f"{part} is not in the table: the struct has {len(indices)} fields {key!r}")
     if pat.is_map(kind):
-        fits = pat.is_integer(kind.key_type) if isinstance(key, int) else _is_text(kind.key_type)
+        fits = pat.is_integer(kind.key_type) if isinstance(key, int) else _is_string(kind.key_type)
         if fits:
             return kind.item_type
         raise PartError(f"{part} is not in the table: the map's keys are {kind.key_type}, the key is {key!r}")
     raise PartError(f"{part} is not in the table: {kind} has no part {key!r}")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_string(kind: pa.DataType) -> bool:
     if pat.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return _is_string(kind.value_type)
     return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_string_view))
 
 
 def _reconcile(kind: pa.DataType, flattened: pa.DataType, part: ColumnPart, column: str) -> pa.DataType:
-    """The type that holds the map's values and those of the column for one key."""
+    """The common type of the map's values and the column for one of its keys."""
     for family in (_SIGNED, _FLOATS):
         if kind in family and flattened in family:
             return family[max(family.index(kind), family.index(flattened))]
@@ -199,27 +186,24 @@ def _quote(text: str) -> str:
 
 
 def over_parts(tree: Node, schema: pa.Schema) -> tuple[Node, frozenset[str]]:
-    """The tree with columns for parts, and the names of its columns. A part that is named like a column stays a chain.
+    """The tree with columns for parts, and the names of its columns. A part with the name of a column stays a chain.
 
-    A part of a map that the schema lacks, and of which it has a column, is that column (or a part of it).
+    Where the schema has the column for a key of a map but not the map, the part is that column (or a part of it).
     """
     names: set[str] = set()
 
-    def rewritten(node: Node) -> Node:
-        if isinstance(node, ColumnRef | Field):
-            part = _part(node, schema)
-            if part is not None:
-                names.add(part)
-                return ColumnRef(name=part, span=node.span)
-            if isinstance(node, Field):
-                return replace(node, item=rewritten(node.item))
-        return _map(node, rewritten)
+    def rewrite(node: Node) -> Node:
+        part = _part(node, schema) if isinstance(node, ColumnRef | Field) else None
+        if part is None:
+            return map_children(node, rewrite)
+        names.add(part)
+        return ColumnRef(name=part, span=node.span)
 
-    return rewritten(tree), frozenset(names)
+    return rewrite(tree), frozenset(names)
 
 
 def _part(node: ColumnRef | Field, schema: pa.Schema) -> str | None:
-    """The name of the column, or of the part that a chain of subscripts on a column is."""
+    """The name of a column, or of the part that a chain of subscripts on a column reaches."""
     keys: list[Key] = []
     item: Node = node
     while isinstance(item, Field):
@@ -234,25 +218,3 @@ def _part(node: ColumnRef | Field, schema: pa.Schema) -> str | None:
     if not has_column(schema, part.column) and (flattened := flattened_column(schema, part)) is not None:
         return str(ColumnPart(flattened, part.keys[1:])) if part.keys[1:] else flattened
     return None if has_column(schema, str(part)) else str(part)
-
-
-def _map(node: Node, change: Callable[[Node], Node]) -> Node:
-    """The node with its children changed."""
-
-    def argument(value: Node | tuple[Constant, ...]) -> Node | tuple[Constant, ...]:
-        return value if isinstance(value, tuple) else change(value)
-
-    match node:
-        case Negative(item=item) | Member(item=item) | NullTest(item=item) | Negation(item=item):
-            return replace(node, item=change(item))
-        case Arithmetic(left=left, right=right) | Compare(left=left, right=right):
-            return replace(node, left=change(left), right=change(right))
-        case Logic(items=items):
-            return replace(node, items=tuple(change(item) for item in items))
-        case Call(arguments=arguments, keywords=keywords):
-            return replace(
-                node,
-                arguments=tuple(argument(value) for value in arguments),
-                keywords={name: argument(value) for name, value in keywords.items()},
-            )
-    return node

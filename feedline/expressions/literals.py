@@ -1,12 +1,12 @@
-"""The value of a literal for a column of a given type, bound once for pruning and for filtering alike.
+"""Bind a literal to the type of a column, once for pruning and for filtering.
 
 Pure. Integers, decimals, dates and timestamps are multiples of a unit (1, 10**-scale, a day, a microsecond ...), so a
-literal is a rational number of units and a comparison with it is *exact*: with floor f of a literal between two
+literal is a rational number of units and a comparison with it is *exact*: with the floor f of a literal q between two
 units, `x < q` is `x <= f`, `x >= q` is `x > f`, `x == q` is false; beyond the type's range the answer is constant.
 Floats take the nearest value of their own width, so `p <= 0.1` on a float32 column means float32's 0.1. "Always" and
 "never" are written as comparisons too (`x == v or x != v`), which keeps them null where the column is null.
 
-A timestamp's text without an offset means the column's own time zone; a date is its midnight.
+A timestamp string without an offset is in the column's own time zone; a date is its midnight.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OPERATORS: dict[Operator, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_EXPECTED = {
+_EXPECTATIONS = {
     INTEGER: "a number",
     FLOAT: "a number",
     DECIMAL: "a number",
@@ -78,7 +78,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """`column op value`, the value being one that the column's type holds."""
+    """`column op value`, with a value of the column's type."""
 
     op: Operator
     value: object
@@ -86,20 +86,20 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class LiteralComparison:
-    """A comparison with a literal in the column's own values: a leaf, or two joined by `and` (never), `or` (always)."""
+    """A comparison in values of the column's type: a leaf, or two joined by `and` (never true), `or` (always true)."""
 
-    joined: Literal["and", "or"]
+    connective: Literal["and", "or"]
     leaves: tuple[Leaf, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A type whose values are whole units: its range in units, and a value's rational place and back."""
+    """A type whose values are whole units: its range in units, and conversions from a literal and to a value."""
 
     low: int
     high: int
-    spot: int  # a unit that `value` can show, as far from the data as may be
-    place: Callable[[Constant], Fraction]
+    spot: int  # a unit that `value` can represent, as far from real data as possible
+    position: Callable[[Constant], Fraction]
     value: Callable[[int], object]
 
 
@@ -116,9 +116,9 @@ def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComp
         if kind(dtype) == BOOLEAN and op not in ("==", "!="):
             raise Fault("booleans have no order: compare with `==` or `!=`", constant.span)
         return LiteralComparison("and", (Leaf(op, _plain(constant, dtype)),))
-    place = grid.place(constant)
-    floor = place.numerator // place.denominator
-    exact = floor == place
+    position = grid.position(constant)
+    floor = position.numerator // position.denominator
+    exact = floor == position
     if not grid.low <= floor <= grid.high:
         return _constant(op in (("<", "<=", "!=") if floor > grid.high else (">", ">=", "!=")), grid.value(grid.spot))
     if not exact:
@@ -129,7 +129,7 @@ def compare(op: Operator, constant: Constant, dtype: pl.DataType) -> LiteralComp
 
 
 def members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralComparison | tuple[object, ...]:
-    """The values of a list that a column of that type can hold; a `Bound` that is never true where there are none."""
+    """The values of a list that the type can hold; a `LiteralComparison` that is never true where there are none."""
     grid = _grid(dtype)
     values: list[object] = []
     for constant in constants:
@@ -140,9 +140,9 @@ def members(constants: Sequence[Constant], dtype: pl.DataType) -> LiteralCompari
         elif grid is None:
             values.append(_plain(constant, dtype))
         else:
-            place = grid.place(constant)
-            if place.denominator == 1 and grid.low <= place <= grid.high:
-                values.append(grid.value(place.numerator))
+            position = grid.position(constant)
+            if position.denominator == 1 and grid.low <= position <= grid.high:
+                values.append(grid.value(position.numerator))
     if values:
         return tuple(dict.fromkeys(values))
     if kind(dtype) == FLOAT:
@@ -166,10 +166,10 @@ def value_of(constant: Constant, dtype: pl.DataType) -> object:
     grid = _grid(dtype)
     if grid is None:
         return _plain(constant, dtype)
-    place = grid.place(constant)
-    if place.denominator != 1 or not grid.low <= place <= grid.high:
+    position = grid.position(constant)
+    if position.denominator != 1 or not grid.low <= position <= grid.high:
         raise Fault(f"the literal does not fit {describe(dtype)}: got {constant.value!r}", constant.span)
-    return grid.value(place.numerator)
+    return grid.value(position.numerator)
 
 
 def literal(value: object, dtype: pl.DataType) -> pl.Expr:
@@ -196,13 +196,13 @@ def evaluate_members(values: Sequence[object], item: pl.Expr, dtype: pl.DataType
     return item.is_in(pl.lit(list(values), dtype=pl.List(dtype)))
 
 
-def misfit(constant: Constant, dtype: pl.DataType) -> Fault:
+def misfit_fault(constant: Constant, dtype: pl.DataType) -> Fault:
     """The fault of a literal that a type cannot be compared with."""
     names: dict[type, str] = {bool: "the boolean", int: "the integer", float: "the number", str: "the string"}
     shown = repr(constant.value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     got = f"{names.get(type(constant.value), 'the bytes')} {shown}"
-    expected = _EXPECTED.get(kind(dtype))
+    expected = _EXPECTATIONS.get(kind(dtype))
     if expected is None:
         remedy = {"duration": "compare `x.dt.total_seconds()`", "time": "compare `x.dt.hour()`"}.get(kind(dtype), "")
         return Fault(f"{describe(dtype)} has no literals: got {got}. {remedy}".rstrip(". "), constant.span)
@@ -228,7 +228,7 @@ def _compare_float(op: Operator, constant: Constant, dtype: pl.DataType) -> Lite
 def _nearest_float(constant: Constant, dtype: pl.DataType) -> float:
     """The nearest float of that width, infinite where the literal is beyond the largest."""
     if isinstance(constant.value, bool) or not isinstance(constant.value, int | float):
-        raise misfit(constant, dtype)
+        raise misfit_fault(constant, dtype)
     code, _ = _FLOATS[type(dtype)]
     value = float(constant.value)
     try:
@@ -242,7 +242,7 @@ def _plain(constant: Constant, dtype: pl.DataType) -> object:
     value = constant.value
     fits = {STRING: str, BINARY: bytes, BOOLEAN: bool}.get(kind(dtype))
     if fits is None or not isinstance(value, fits):
-        raise misfit(constant, dtype)
+        raise misfit_fault(constant, dtype)
     return value
 
 
@@ -283,8 +283,8 @@ def _timestamp_grid(dtype: pl.Datetime, unit: str, zone: str | None) -> _Grid:
 def _number(constant: Constant, dtype: pl.DataType) -> Fraction:
     value = constant.value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise misfit(constant, dtype)
-    # a decimal column means the digits that were written, an integer column the number that they stand for
+        raise misfit_fault(constant, dtype)
+    # for a decimal column the digits as written, for an integer column the float's exact value
     return Fraction(Decimal(repr(value))) if kind(dtype) == DECIMAL else Fraction(value)
 
 
@@ -301,7 +301,7 @@ def _parse(constant: Constant, dtype: pl.DataType) -> tuple[datetime, timedelta 
     """Local time, offset from UTC if written, and whether a time of day was written."""
     match = _TIMESTAMP.fullmatch(constant.value) if isinstance(constant.value, str) else None
     if match is None:
-        raise misfit(constant, dtype)
+        raise misfit_fault(constant, dtype)
     year, month, day, hour, minute, second, fraction, zone = match.groups()
     microsecond = int((fraction or "0").ljust(6, "0"))
     try:
@@ -310,7 +310,7 @@ def _parse(constant: Constant, dtype: pl.DataType) -> tuple[datetime, timedelta 
         )
         offset = None if zone is None else _offset(zone)
     except ValueError as error:
-        raise Fault(f"{constant.value!r} is no moment: {error}", constant.span) from None
+        raise Fault(f"{constant.value!r} is not a valid date or time: {error}", constant.span) from None
     return moment, offset, hour is not None
 
 
@@ -338,23 +338,23 @@ def _microseconds(constant: Constant, dtype: pl.DataType, zone: str | None) -> F
     elif zone is not None:
         at = _instant(at, zone)
     if not _FIRST_US <= at <= _LAST_US:
-        raise Fault(f"a timestamp lies in the years 1 to 9999 of UTC: got {constant.value!r}", constant.span)
+        raise Fault(f"a timestamp must lie in the years 1 to 9999 (UTC): got {constant.value!r}", constant.span)
     return Fraction(at)
 
 
 def _instant(local: int, zone: str) -> int:
-    """Microseconds since 1970 in UTC of a local time: the earlier of two, the jump itself where the clock skips it."""
+    """Microseconds since 1970 (UTC) of a local time: the earlier of two, the jump where the clock skips it."""
 
     def instant(at: int) -> int | None:
         wall = pl.Series([at], dtype=pl.Int64).cast(pl.Datetime("us"))
         moment = wall.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").to_physical()
         return None if moment.has_nulls() else int(moment[0])
 
-    found = instant(local)
-    if found is None:  # read with the offset of the day before, as a clock that nobody moved
+    moment_us = instant(local)
+    if moment_us is None:  # skipped: read with the offset of the day before, as by a clock that was not moved
         day_before = instant(local - _DAY_US)
-        found = local if day_before is None else day_before + _DAY_US
-    return found
+        moment_us = local if day_before is None else day_before + _DAY_US
+    return moment_us
 
 
 def _units(value: object, dtype: pl.Datetime) -> int:

@@ -1,13 +1,13 @@
-"""The tree of an expression: the nodes that the language has, each with its place in the text.
+"""Define the nodes of an expression's tree, each with its position in the text.
 
-Pure values, made by `expression_syntax` and turned into Polars expressions by `expressions.bind`. Nothing here
-depends on a table, so a tree is made once and bound to as many schemas as one likes.
+Pure values, built by `parser` and turned into Polars expressions by `binder`. A tree does not depend on a table: it
+is parsed once and bound to any number of schemas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from feedline.expressions.predicates import Operator
@@ -26,7 +26,7 @@ class ColumnRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A literal; `None` only where a function takes it."""
+    """A literal; `None` only as an argument of functions that accept it."""
 
     value: int | float | str | bytes | bool | None
     span: Span
@@ -105,7 +105,7 @@ class Logic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A function of the allow-list; a method's receiver is its first argument. Lists are arguments only."""
+    """A function of the allow-list; a method's receiver is its first argument. Only arguments may be lists."""
 
     name: str  # as in the catalogue: `clip`, `dt.hour`
     arguments: tuple[Node | tuple[Constant, ...], ...]
@@ -116,3 +116,39 @@ class Call:
 Node: TypeAlias = (
     ColumnRef | Constant | Field | Negative | Arithmetic | Compare | Member | NullTest | Negation | Logic | Call
 )
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below a node; lists of literals are left out."""
+    match node:
+        case ColumnRef() | Constant():
+            return ()
+        case Arithmetic(left=left, right=right) | Compare(left=left, right=right):
+            return left, right
+        case Logic(items=items):
+            return items
+        case Call(arguments=arguments, keywords=keywords):
+            return tuple(value for value in (*arguments, *keywords.values()) if not isinstance(value, tuple))
+    return (node.item,)
+
+
+def map_children(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with each node of `children` changed."""
+
+    def argument(value: Node | tuple[Constant, ...]) -> Node | tuple[Constant, ...]:
+        return value if isinstance(value, tuple) else change(value)
+
+    match node:
+        case ColumnRef() | Constant():
+            return node
+        case Arithmetic(left=left, right=right) | Compare(left=left, right=right):
+            return replace(node, left=change(left), right=change(right))
+        case Logic(items=items):
+            return replace(node, items=tuple(change(item) for item in items))
+        case Call(arguments=arguments, keywords=keywords):
+            return replace(
+                node,
+                arguments=tuple(argument(value) for value in arguments),
+                keywords={name: argument(value) for name, value in keywords.items()},
+            )
+    return replace(node, item=change(node.item))

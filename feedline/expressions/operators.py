@@ -1,16 +1,16 @@
-"""Operators over typed operands: widening, arithmetic, comparisons, the common type of several values.
+"""Apply operators to typed operands: widening, arithmetic, comparisons, the common type of several values.
 
-Pure: from operands to operands, each a Polars expression with its type. The rules, in one place:
+Pure: from operands to operands, each a Polars expression with its type. The rules:
 
 - integers widen to int64 and floats to float64 before anything is computed, so nothing wraps in int8 and nothing is
   rounded to float32 on the way. Functions that only *choose* a value (`fill_null`, `clip`, `when` ...) keep float32
   as it is;
-- uint64 does not fit int64: `//` and `%` work in uint64, `+ - *` ask for a cast;
+- uint64 does not fit int64: `//` and `%` work in uint64, `+ - *` require a cast;
 - decimals compute as float64 and compare exactly;
-- comparisons of two columns compare in a type that holds both; NaN fails each of them but `!=`.
+- two columns are compared in a type that holds both; NaN fails every comparison but `!=`.
 
-An operand counts the nodes of its expression, because a rule that needs an operand twice doubles it: nested, a short
-text could otherwise grow into an expression of any size.
+An operand counts the nodes of its expression, because a rule that uses an operand twice doubles it: without a limit, a
+short text could grow into an expression of any size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NANOSECONDS: dict[Literal["ms", "us", "ns"], int] = {"ms": 1_000_000, "us": 1_0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operand:
-    """A typed expression. `column` names the column that it is, unchanged; booleans carry their predicate."""
+    """A typed expression. `column`: the name, if it is an unchanged column; booleans carry their predicate."""
 
     expr: pl.Expr
     dtype: pl.DataType
@@ -77,21 +77,21 @@ class Operand:
     def kind(self) -> str:
         return kind(self.dtype)
 
-    def widened(self) -> Operand:
-        """An integer as int64 (uint64 stays), a float or decimal as float64, anything else as it is."""
+    def widen(self) -> Operand:
+        """An integer as int64 (uint64 stays), a float or decimal as float64, anything else unchanged."""
         if self.kind == INTEGER and self.dtype != UINT64:
             return self.cast(INT64)
         return self.cast(FLOAT64) if self.kind in (FLOAT, DECIMAL) else self
 
     def cast(self, dtype: pl.DataType) -> Operand:
-        """The same values in a type that holds them."""
+        """The same values in a wider type."""
         if self.dtype == dtype:
             return self
         return replace(self, expr=self.expr.cast(dtype), dtype=dtype, size=self.size + 1, column=None)
 
 
 def result(expr: pl.Expr, dtype: pl.DataType, span: Span, parts: Sequence[Operand], *, extra: int = 1) -> Operand:
-    """An operand computed from others, each counted as often as it is named.
+    """An operand computed from others; `parts` lists each as often as the expression uses it.
 
     Raises:
         Fault: where the expression grows beyond `MAX_SIZE`.
@@ -111,7 +111,7 @@ def negative(item: Operand, span: Span) -> Operand:
     """`-item`, in int64 or float64."""
     if item.kind not in NUMBERS or item.dtype == UINT64:
         raise Fault(f"`-` needs a signed number: got {describe(item.dtype)}{_number_remedy(item)}", item.span)
-    wide = item.widened()
+    wide = item.widen()
     return result(-wide.expr, wide.dtype, span, [wide])
 
 
@@ -215,52 +215,52 @@ def _number_remedy(item: Operand) -> str:
 
 # --- comparisons --------------------------------------------------------------------------------------------
 
-_FLIPPED: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_MIRRORED_OPERATORS: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 _COMPARABLE = NUMBERS | {BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, DURATION}
 
 
 def compare(op: Operator, left: Operand | Constant, right: Operand | Constant, span: Span) -> Operand:
-    """`left op right` as SQL has it, and with NaN as IEEE has it."""
+    """`left op right` with SQL's nulls and IEEE's NaN."""
     if isinstance(left, Constant):
         if isinstance(right, Constant):
             raise Fault("two literals are compared: expected a column on one side", span)
-        return compare(_FLIPPED[op], right, left, span)
+        return compare(_MIRRORED_OPERATORS[op], right, left, span)
     if left.kind not in _COMPARABLE:
-        raise _incomparable(left)
+        raise _incomparable_fault(left)
     if isinstance(right, Constant):
-        return _judge(left, literals.compare(op, right, left.dtype), span)
+        return _compare_literal(left, literals.compare(op, right, left.dtype), span)
     if right.kind not in _COMPARABLE:
-        raise _incomparable(right)
+        raise _incomparable_fault(right)
     return _compare_operands(op, left, right, span)
 
 
 def member(item: Operand, values: Sequence[Constant], span: Span) -> Operand:
     """`item in values`: null for null, false for NaN."""
     if item.kind not in _COMPARABLE - {DURATION}:
-        raise _incomparable(item)
+        raise _incomparable_fault(item)
     bound = literals.members(values, item.dtype)
     if isinstance(bound, LiteralComparison):
-        return _judge(item, bound, span)
-    found = result(literals.evaluate_members(bound, item.expr, item.dtype), BOOL, span, [item], extra=2)
+        return _compare_literal(item, bound, span)
+    operand = result(literals.evaluate_members(bound, item.expr, item.dtype), BOOL, span, [item], extra=2)
     if item.column is None:
-        return found
-    return replace(found, predicate=Membership(column=item.column, values=bound))
+        return operand
+    return replace(operand, predicate=Membership(column=item.column, values=bound))
 
 
-def _judge(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
-    """The comparison of an operand with a bound literal; prunable where the operand is a column."""
+def _compare_literal(item: Operand, bound: LiteralComparison, span: Span) -> Operand:
+    """Compare an operand with a bound literal; prunable where the operand is a column."""
     expressions = [literals.evaluate(leaf, item.expr, item.dtype) for leaf in bound.leaves]
-    joined = expressions[0]
+    expr = expressions[0]
     for expression in expressions[1:]:
-        joined = joined & expression if bound.joined == "and" else joined | expression
-    made = result(joined, BOOL, span, [item] * len(expressions), extra=3 * len(expressions))
+        expr = expr & expression if bound.connective == "and" else expr | expression
+    operand = result(expr, BOOL, span, [item] * len(expressions), extra=3 * len(expressions))
     if item.column is None:
-        return made
+        return operand
     leaves = [Comparison(column=item.column, op=leaf.op, value=leaf.value) for leaf in bound.leaves]
-    return replace(made, predicate=conjunction(leaves) if bound.joined == "and" else disjunction(leaves))
+    return replace(operand, predicate=conjunction(leaves) if bound.connective == "and" else disjunction(leaves))
 
 
-def _incomparable(item: Operand) -> Fault:
+def _incomparable_fault(item: Operand) -> Fault:
     remedy = {
         LIST: ". Write `.list.contains(value)` or compare `.list.len()`",
         NULL: ": the column holds only nulls",
@@ -279,14 +279,14 @@ def _compare_operands(op: Operator, left: Operand, right: Operand, span: Span) -
         return result(compared, BOOL, span, [left, right])
     # Polars orders NaN as the largest number and equal to itself. One side is enough: where it is NaN and the other is
     # not null the answer is fixed, and where the other side is NaN that order gives the right answer by itself.
-    asked, other = (left, right) if op in ("==", "!=", ">", ">=") else (right, left)
-    is_nan = asked.expr.is_nan() & other.expr.is_not_null()
+    nan_side, other = (left, right) if op in ("==", "!=", ">", ">=") else (right, left)
+    is_nan = nan_side.expr.is_nan() & other.expr.is_not_null()
     expr = pl.when(is_nan).then(pl.lit(op == "!=")).otherwise(compared)
     return result(expr, BOOL, span, [left, right, left, right], extra=6)
 
 
 def _same_type(left: Operand, right: Operand, span: Span) -> tuple[Operand, Operand]:
-    """Both sides in a type in which they compare: exactly, except integers and decimals with floats (in float64)."""
+    """Both sides in a type in which they compare: exact, except for integers and decimals with floats (float64)."""
     if left.dtype == right.dtype:
         return left, right
     if left.kind == TIMESTAMP:
@@ -300,7 +300,7 @@ def _same_type(left: Operand, right: Operand, span: Span) -> tuple[Operand, Oper
 
 
 def _decimal_digits(left: Operand, right: Operand) -> int:
-    """Digits of a decimal that holds both."""
+    """The precision of a decimal type that holds both."""
     dtypes = [side.dtype for side in (left, right) if isinstance(side.dtype, pl.Decimal)]
     return max((dtype.precision or 38) - dtype.scale for dtype in dtypes) + max(dtype.scale for dtype in dtypes)
 
@@ -333,9 +333,9 @@ def _in_utc(item: Operand) -> pl.Expr:
 
 
 def unify(sides: Sequence[Operand | Constant], span: Span) -> tuple[list[pl.Expr], pl.DataType]:
-    """The sides as expressions of one type that holds them all; literals take the type of the columns beside them.
+    """The sides as expressions of their common type; literals take the type of the columns.
 
-    Integers become int64, float32 columns among themselves stay float32.
+    Integers become int64; float32 columns alone stay float32.
 
     Raises:
         Fault: where there is no such type.
@@ -343,7 +343,7 @@ def unify(sides: Sequence[Operand | Constant], span: Span) -> tuple[list[pl.Expr
     parts = [side for side in sides if isinstance(side, Operand) and side.kind != NULL]
     constants = [side for side in sides if isinstance(side, Constant) and side.value is not None]
     if not parts and not constants:
-        raise Fault("the type of the result is open: every value is None", span)
+        raise Fault("the type of the result is undetermined: every value is None", span)
     dtype = _common_type(parts, constants, span)
     return [_as(side, dtype) for side in sides], dtype
 
@@ -356,8 +356,8 @@ def _common_type(parts: Sequence[Operand], constants: Sequence[Constant], span: 
     if all(part.dtype == first for part in parts) and kinds not in ({INTEGER}, {FLOAT}):
         return first
     if not kinds <= NUMBERS:
-        named = " and ".join(dict.fromkeys(describe(part.dtype) for part in parts))
-        raise Fault(f"the values have no common type: got {named}", span)
+        types = " and ".join(dict.fromkeys(describe(part.dtype) for part in parts))
+        raise Fault(f"the values have no common type: got {types}", span)
     if kinds != {INTEGER}:
         narrow = kinds == {FLOAT} and all(part.dtype != FLOAT64 for part in parts)
         return pl.Float32() if narrow else FLOAT64
@@ -374,12 +374,12 @@ def _constants_type(constants: Sequence[Constant], span: Span) -> pl.DataType:
     types = {type(constant.value) for constant in constants}
     if types <= {int, float}:
         return FLOAT64 if float in types else INT64
-    known: dict[set[type] | frozenset[type], pl.DataType] = {
+    dtypes: dict[set[type] | frozenset[type], pl.DataType] = {
         frozenset({str}): pl.String(),
         frozenset({bool}): BOOL,
         frozenset({bytes}): pl.Binary(),
     }
-    dtype = known.get(frozenset(types))
+    dtype = dtypes.get(frozenset(types))
     if dtype is None:
         raise Fault("the values have no common type", span)
     return dtype

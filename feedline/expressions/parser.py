@@ -1,10 +1,10 @@
-"""Text of an expression to a tree of the few nodes that the language has.
+"""Parse an expression's text into a tree of the language's nodes.
 
-Pure; runs in any process that reads an expression. The text is checked (`expression_tokens.scan`), parsed with `ast`
-and rebuilt node by node: a kind of Python node that is not named in `_Builder` is refused, so nothing of Python's own
-meaning (attributes, calls, comprehensions, f-strings, lambdas) survives. Functions and methods are looked up in the
-allow-list here, so a hostile text fails before any table is at hand. Nothing of the tree is ever evaluated in Python,
-apart from arithmetic on two literals (`60 * 60`), which is bounded.
+Pure; runs in any process that reads an expression. The text is checked (`tokens.scan`), parsed with `ast` and rebuilt
+node by node: a kind of Python node that `_Builder` does not name is refused, so nothing of Python's own meaning
+(attributes, calls, comprehensions, f-strings, lambdas) survives. Functions and methods are looked up in the allow-list
+here, so a hostile text fails before it meets a table. The tree is never evaluated in Python, apart from arithmetic on
+two literals (`60 * 60`), which is bounded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 
-from feedline.expressions.functions.reference import NAMESPACES, missing_function, missing_method
+from feedline.expressions.functions.reference import NAMESPACES, missing_function_fault, missing_method_fault
 from feedline.expressions.nodes import (
     Arithmetic,
     ArithmeticOperator,
@@ -33,7 +33,7 @@ from feedline.expressions.spans import Fault, SourceText, Span
 from feedline.expressions.tokens import MAX_INTEGER_DIGITS, scan
 
 _MAX_FOLDED_EXPONENT = 64
-MAX_DEPTH = 100  # levels of the tree; the walks take about three Python frames a level and the limit is 1000 frames
+MAX_DEPTH = 100  # levels of the tree; walks take about three Python frames per level, and Python's limit is 1000
 
 _ARITHMETIC: dict[type[ast.operator], ArithmeticOperator] = {
     ast.Add: "+",
@@ -52,9 +52,9 @@ _COMPARISON: dict[type[ast.cmpop], Operator] = {
     ast.Gt: ">",
     ast.GtE: ">=",
 }
-_REFUSED: dict[type[ast.AST], str] = {
+_REFUSALS: dict[type[ast.AST], str] = {
     ast.Tuple: "a comma makes several values here: one string is one expression",
-    ast.List: "a list may stand only right of `in` and as an argument",
+    ast.List: "a list is allowed only right of `in` and as an argument",
     ast.Starred: "`*` before a value is refused",
     ast.Slice: "a slice is refused: write `.str.slice(start, length)` or `.list.slice(start, length)`",
 }
@@ -64,7 +64,7 @@ def parse_tree(text: str) -> Node:
     """The tree of an expression's text.
 
     Raises:
-        Fault: at the first thing that is not of the language.
+        Fault: at the first construct that is not of the language.
     """
     tokens = scan(text)
     source = SourceText(text)
@@ -74,9 +74,9 @@ def parse_tree(text: str) -> Node:
         at = source.offset(error.lineno or 1, (error.offset or 1) - 1)
         token = next((t for t in tokens if t.span.stop > at), None)
         if token is None:
-            raise Fault("the expression ends too early", Span(len(text), len(text))) from None
-        raise Fault(f"`{token.string[:40]}` cannot stand here", token.span) from None
-    except (ValueError, RecursionError, MemoryError):  # beyond the limits of the scan: refused, whatever it was
+            raise Fault("the expression is incomplete", Span(len(text), len(text))) from None
+        raise Fault(f"unexpected `{token.string[:40]}`", token.span) from None
+    except (ValueError, RecursionError, MemoryError):  # despite the limits of the scan
         raise Fault("the expression is too complex to be parsed", Span(0, 1)) from None
     _check_depth(tree, source)
     return _Builder(source).node(tree)
@@ -92,13 +92,13 @@ def _check_depth(tree: ast.expr, source: SourceText) -> None:
 
 
 class _Builder:
-    """Rebuilds a Python tree with the nodes of the language."""
+    """Rebuilds a Python tree from nodes of the language."""
 
     def __init__(self, source: SourceText) -> None:
         self._source = source
 
     def node(self, tree: ast.expr) -> Node:
-        """The node for a tree, or the fault that it has none."""
+        """The node for a tree. Raises Fault where there is none."""
         match tree:
             case ast.Name():
                 return ColumnRef(name=tree.id, span=self._span(tree))
@@ -118,9 +118,9 @@ class _Builder:
             case ast.Subscript():
                 return self._subscript(tree)
             case ast.Attribute():
-                raise self._attribute(tree)
+                raise self._attribute_fault(tree)
         kind = type(tree).__name__
-        raise Fault(_REFUSED.get(type(tree), f"Python's {kind} is not part of the language"), self._span(tree))
+        raise Fault(_REFUSALS.get(type(tree), f"Python's {kind} is not part of the language"), self._span(tree))
 
     def _span(self, tree: ast.expr | ast.keyword) -> Span:
         start = self._source.offset_of_byte(tree.lineno, tree.col_offset)
@@ -137,10 +137,10 @@ class _Builder:
         if isinstance(value, int) and abs(value) >= 10**MAX_INTEGER_DIGITS:
             raise Fault(f"the number is too long: expected at most {MAX_INTEGER_DIGITS} digits", span)
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise Fault("half of a surrogate pair is no character", span)
+            raise Fault("a lone surrogate is not a character", span)
         if value is None or isinstance(value, int | float | str | bytes):
             return Constant(value=value, span=span)
-        raise Fault("this literal is not part of the language: expected a number, text, True, False or None", span)
+        raise Fault("this literal is not part of the language: expected a number, a string, True, False or None", span)
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
         item, span = self.node(tree.operand), self._span(tree)
@@ -176,15 +176,15 @@ class _Builder:
         none = isinstance(right, ast.Constant) and right.value is None
         if isinstance(op, ast.Is | ast.IsNot):
             if not none:
-                written = "==" if isinstance(op, ast.Is) else "!="
+                remedy = "==" if isinstance(op, ast.Is) else "!="
                 if isinstance(right, ast.Name) and right.id.lower() in ("null", "none", "nan", "na", "nil"):
                     raise Fault("a missing value is `None`: write `is None`, or `.is_nan()` for NaN", self._span(right))
-                raise Fault(f"`is` tests only for None. To compare write `{written}`", self._span(right))
+                raise Fault(f"`is` tests only for None. To compare write `{remedy}`", self._span(right))
             test = NullTest(item=self.node(left), span=span)
             return Negation(item=test, span=span) if isinstance(op, ast.IsNot) else test
         if none or (isinstance(left, ast.Constant) and left.value is None):
-            written = "is not None" if isinstance(op, ast.NotEq) else "is None"
-            raise Fault(f"a comparison with None is never true. Write `{written}`", span)
+            remedy = "is not None" if isinstance(op, ast.NotEq) else "is None"
+            raise Fault(f"a comparison with None is never true. Write `{remedy}`", span)
         for side in (left, right):
             if isinstance(side, ast.List | ast.Tuple):
                 raise Fault("a list cannot be compared. To test for one of its values write `in`", self._span(side))
@@ -193,7 +193,7 @@ class _Builder:
     def _values(self, tree: ast.expr) -> tuple[Constant, ...]:
         if not isinstance(tree, ast.List | ast.Tuple):
             raise Fault(
-                "right of `in` stands a list of literals. For a list column write `.list.contains(value)`, for a "
+                "`in` expects a list of literals on its right. For a list column write `.list.contains(value)`, for a "
                 "string column `.str.contains(text)`",
                 self._span(tree),
             )
@@ -201,34 +201,36 @@ class _Builder:
         for element in tree.elts:
             value = self.node(element)
             if not isinstance(value, Constant):
-                raise Fault("a list holds only literals. Write `x == a or x == b` for columns", self._span(element))
+                raise Fault(
+                    "a list may contain only literals. Write `x == a or x == b` for columns", self._span(element)
+                )
             if value.value is None:
-                raise Fault("a list may not hold None. Write `x is None or x in [...]`", value.span)
+                raise Fault("a list may not contain None. Write `x is None or x in [...]`", value.span)
             values.append(value)
         return tuple(values)
 
     def _subscript(self, tree: ast.Subscript) -> Node:
         if isinstance(tree.slice, ast.Slice):
-            raise Fault(_REFUSED[ast.Slice], self._span(tree.slice))
+            raise Fault(_REFUSALS[ast.Slice], self._span(tree.slice))
         key = self.node(tree.slice) if not isinstance(tree.slice, ast.Tuple | ast.List) else None
         if not isinstance(key, Constant) or isinstance(key.value, bool) or not isinstance(key.value, str | int):
             raise Fault('a key must be a constant string or integer, as in `user["country"]`', self._span(tree.slice))
         return Field(item=self.node(tree.value), key=key, span=self._span(tree))
 
-    def _attribute(self, tree: ast.Attribute) -> Fault:
+    def _attribute_fault(self, tree: ast.Attribute) -> Fault:
         name, span = tree.attr, self._name_span(tree)
         if name.startswith("_"):
             return Fault(f"`{name}` is refused: no method starts with an underscore", span)
         if name in NAMESPACES:
             return Fault(f"`{name}` is a namespace: expected a method after it, as in `x.{name}.…()`", span)
         if isinstance(tree.value, ast.Attribute) and tree.value.attr in NAMESPACES:
-            return missing_method(f"{tree.value.attr}.{name}", span) or Fault(
-                f"a method is called: write `.{tree.value.attr}.{name}()`", span
+            return missing_method_fault(f"{tree.value.attr}.{name}", span) or Fault(
+                f"a method must be called: write `.{tree.value.attr}.{name}()`", span
             )
-        fault = missing_method(name, span)
+        fault = missing_method_fault(name, span)
         if fault is None:
-            return Fault(f"a method is called: write `.{name}()`", span)
-        return Fault(f'{fault.message}. A struct\'s field is written `column["{name}"]`', span)
+            return Fault(f"a method must be called: write `.{name}()`", span)
+        return Fault(f'{fault.message}. Write a struct\'s field as `column["{name}"]`', span)
 
     def _call(self, tree: ast.Call) -> Node:
         function = tree.func
@@ -236,14 +238,14 @@ class _Builder:
             if function.id == "col":
                 return self._column(tree)
             name, span, receiver = function.id, self._span(function), []
-            fault = missing_function(name, span)
+            fault = missing_function_fault(name, span)
         elif isinstance(function, ast.Attribute):
             name, span, inner = function.attr, self._name_span(function), function.value
             if name.startswith("_"):
-                raise self._attribute(function)
+                raise self._attribute_fault(function)
             if isinstance(inner, ast.Attribute) and inner.attr in NAMESPACES:
                 name, inner = f"{inner.attr}.{name}", inner.value
-            fault = missing_method(name, span)
+            fault = missing_method_fault(name, span)
             receiver = [inner]
         else:
             raise Fault("only functions and methods of the language can be called", self._span(function))
@@ -277,7 +279,7 @@ def _number(constant: Constant) -> int | float:
 
 
 def _fold(op: ArithmeticOperator, left: int | float, right: int | float, span: Span) -> int | float:
-    """Arithmetic on two literals of at most 38 digits each, so nothing here can grow large."""
+    """Arithmetic on two literals of at most 38 digits each: results stay small."""
     try:
         match op:
             case "+":

@@ -1,6 +1,6 @@
-"""What a `where` promises about a row, in the part that partition values and statistics can judge.
+"""Describe a `where` to the code that prunes by partition values and statistics.
 
-Pure values, made by `expressions.bind` and read by `warehouse.pruning` in whatever process plans. A predicate is a
+Pure values, built by `binder` and evaluated by `warehouse/selection` in the process that plans. A predicate is a
 tree: `And`, `Or` and `Not` over leaves, with the three truth values of SQL. A leaf names a column of the table and
 holds literals that are already bound to that column's type, so `p <= 0.1` on a float32 column holds float32's 0.1 and
 an integer column never meets a literal outside its range.

@@ -1,11 +1,11 @@
-"""Tells whether every value of a Polars expression depends on its own row only.
+"""Check that every value of a Polars expression depends on its own row only.
 
 Pure; runs wherever features are compiled. Polars answers for the root of an expression alone (`meta.is_row_separable`
 says yes to `x - x.mean()` and to `x.cum_sum() + 1`), so the whole tree is walked with `meta.pop`: each node must be
-separable by rows and must keep their number, or be a single literal.
+separable by rows and must preserve the number of rows, or be a single literal.
 
 Polars cannot judge a node above a `list.eval` without a schema (ColumnNotFoundError). There the tree is rewritten:
-what stands inside a `list.eval` meets the elements of one list only, so each is replaced by `list.drop_nulls`, which
+the expression inside a `list.eval` sees the elements of one list only, so each is replaced by `list.drop_nulls`, which
 also gives one list per row, and the rest is walked as before.
 """
 
@@ -27,23 +27,23 @@ def is_row_preserving(expr: pl.Expr) -> bool:
 
 
 def offending_node(expr: pl.Expr) -> str | None:
-    """The first node, as Polars writes it, that mixes, drops or adds rows, or cannot be judged; None if none does."""
+    """The first node (in Polars' notation) that mixes, drops or adds rows, or cannot be judged; None without one."""
     if expr.meta.has_multiple_outputs():
         return str(expr)
-    found = _walk(expr)
-    if isinstance(found, Exception):
+    node = _walk(expr)
+    if isinstance(node, Exception):
         try:
-            rewritten = _without_list_evaluations(expr)
+            without_evaluations = _without_list_evaluations(expr)
         except _UnjudgedError as error:
             return error.node
-        except pl.exceptions.PolarsError:  # another version of Polars writes its expressions in another way
+        except pl.exceptions.PolarsError:  # another version of Polars may serialize expressions differently
             return str(expr)
-        found = _walk(rewritten)
-    if isinstance(found, Exception):
+        node = _walk(without_evaluations)
+    if isinstance(node, Exception):
         return str(expr)
-    if found is None and not expr.meta.root_names():
+    if node is None and not expr.meta.root_names():
         return str(expr)  # a literal gives one value, not one per row
-    return found
+    return node
 
 
 class _UnjudgedError(Exception):
@@ -76,7 +76,7 @@ def _walk(expr: pl.Expr) -> str | Exception | None:
 
 
 def _lookup(node: pl.Expr, parts: list[pl.Expr]) -> str | None:
-    """The name of a node that looks its input up in a table: a literal table may have any number of rows there.
+    """The name of a node that looks its input up in a table; a literal table may have any number of rows.
 
     Polars calls `x.is_in(y)` separable although it may ask all rows of y, and a search in a literal inseparable.
     """
@@ -98,10 +98,10 @@ def _without_list_evaluations(expr: pl.Expr) -> pl.Expr:
         return {"Function": {**stand_in["Function"], "input": [evaluation["expr"]]}}
 
     stand_in = json.loads(pl.col("").list.drop_nulls().meta.serialize(format="json"))
-    rewritten = json.loads(expr.meta.serialize(format="json"), object_hook=rewrite)
-    return pl.Expr.deserialize(io.StringIO(json.dumps(rewritten)), format="json")
+    content = json.loads(expr.meta.serialize(format="json"), object_hook=rewrite)
+    return pl.Expr.deserialize(io.StringIO(json.dumps(content)), format="json")
 
 
 def _names(variant: str | dict[str, Any]) -> list[str]:
-    """A variant is written as its name, or as a map from its name to its options."""
+    """The name of a variant, which Polars serializes as a string or as a map from the name to options."""
     return [variant] if isinstance(variant, str) else list(variant)

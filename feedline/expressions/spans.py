@@ -1,11 +1,11 @@
-"""Places in an expression's text, and how an error shows them."""
+"""Positions in an expression's text, and how an error shows them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-_LINE_WIDTH = 120  # characters of a line that an error shows around its place
+_LINE_WIDTH = 120  # characters of a line that an error shows around its position
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Span:
         return Span(self.start, max(self.stop, other.stop))
 
 
-class Fault(Exception):  # noqa: N818  it becomes an ExpressionError once the text is at hand
-    """Something wrong at a place of the text."""
+class Fault(Exception):  # noqa: N818  it becomes an ExpressionError once the text is known
+    """An error at a position in the text."""
 
     def __init__(self, message: str, span: Span) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Fault(Exception):  # noqa: N818  it becomes an ExpressionError once the te
 
 
 class SourceText:
-    """An expression's text as Python reads it: between brackets, so that the ends of its lines mean nothing."""
+    """An expression's text as Python reads it: between brackets, so that line ends do not matter."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -55,7 +55,7 @@ class SourceText:
 
 
 def render(text: str, fault: Fault) -> str:
-    """The fault's message, then the line it points at with carets under the place."""
+    """The fault's message, then the line that it points at, with carets under the span."""
     start = min(fault.span.start, len(text))
     left = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
     line = re.split(r"[\r\n]", text[left:], maxsplit=1)[0]

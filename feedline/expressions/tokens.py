@@ -1,11 +1,11 @@
-"""Checks that a string is fit to be parsed as an expression, before `ast` sees it.
+"""Check that a string may be parsed as an expression.
 
 Pure; runs in any process that reads an expression. `scan` walks the text once with Python's tokenizer, before `ast`
 sees it. What could exhaust the parser's stack (brackets and prefix operators that nest, chains of `**`), what could
 exhaust memory (text, tokens, digits) and every word or sign outside the language is refused here, each with its exact
-place and the word to use instead. What passes keeps `ast.parse` shallow and free of warnings.
+position and the word to use instead. The rest keeps `ast.parse` shallow and free of warnings.
 
-The text is read between parentheses (`Source`), so that it may run over several lines.
+The text is read between parentheses (`SourceText`), so that it may span several lines.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 
 from feedline.expressions.spans import Fault, SourceText, Span
 
-MAX_CHARACTERS = 65_536  # a `where` with some thousand ids; a whole pipeline.yaml is rarely larger
+MAX_CHARACTERS = 65_536  # a `where` with a few thousand ids; a whole pipeline.yaml is rarely larger
 MAX_TOKENS = 20_000  # each becomes at most one node
-MAX_NESTING = 64  # brackets and prefix operators around one place; CPython's own limit for brackets is 200
-MAX_POWERS = 64  # `**` nests to the right, so a chain of them is depth too
+MAX_NESTING = 64  # brackets and prefix operators around one token; CPython's own limit for brackets is 200
+MAX_POWERS = 64  # `**` nests to the right, so a chain of them adds depth, too
 MAX_INTEGER_DIGITS = 38  # the widest decimal of Arrow; no column holds more
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of the text: its `tokenize` type, its characters, its place."""
+    """A token of the text: its `tokenize` type, its characters, its span."""
 
     type: int
     string: str
@@ -47,17 +47,17 @@ _INSTEAD = {
     "<>": "`<>` is refused. Write `!=`",
     "!": "`!` is refused. Write `not`, or `!=` to compare",
     "{": "sets and dictionaries are refused. Write a list: `[1, 2]`",
-    "}": "`}` has no place in an expression",
+    "}": "`}` is not allowed in an expression",
     ":": "`:` is refused: a part of a string is `.str.slice(start, length)`, of a list `.list.slice(start, length)`",
     "?": "`?` is refused. Write `when(condition, value, otherwise)`",
     "->": '`->` is refused. A struct\'s field is `column["field"]`',
     ";": "`;` is refused: one string is one expression",
     "@": "`@` is refused: rows are not matrices",
     "$": '`$` is refused: a column is its bare name, or `col("odd name")`',
-    "`": 'a backtick is refused: an odd column name is written `col("odd name")`',
+    "`": 'a backtick is refused: write an odd column name as `col("odd name")`',
     "if": "`if` is refused. Write `when(condition, value, otherwise)`",
     "else": "`else` is refused. Write `when(condition, value, otherwise)`",
-    "for": "`for` is refused: an expression holds no loops",
+    "for": "`for` is refused: an expression has no loops",
 }
 _FROM_SQL = {
     "AND": "SQL's `AND` is written `and`",
@@ -74,28 +74,28 @@ _FROM_SQL = {
 _ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
 _BYTES_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2})""")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_IGNORED = frozenset({tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER})
+_IGNORED_TYPES = frozenset({tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.ENDMARKER})
 
 
 def scan(text: str) -> list[Token]:
-    """The tokens of the text, all of them fit for the language.
+    """The tokens of the text, all of them allowed in the language.
 
     Raises:
-        Fault: at the first character, word or nesting that is not.
+        Fault: at the first character, word or nesting that is not allowed.
     """
     _check_characters(text)
     tokens: list[Token] = []
     nesting = _Nesting()
     for token in _tokens(text):
         if len(tokens) >= MAX_TOKENS:
-            raise Fault(f"the expression is too large: more than {MAX_TOKENS:,} words and signs", token.span)
+            raise Fault(f"the expression is too large: more than {MAX_TOKENS:,} tokens", token.span)
         previous = tokens[-1] if tokens else None
         _check_token(token, previous, nesting)
-        nesting.meet(token, previous)
+        nesting.add(token, previous)
         tokens.append(token)
     if nesting.brackets:
-        opened = nesting.brackets[-1].token
-        raise Fault(f"`{opened.string}` is not closed", opened.span)
+        bracket = nesting.brackets[-1].token
+        raise Fault(f"`{bracket.string}` is not closed", bracket.span)
     if not tokens:
         raise Fault("the expression is empty: expected something like `price > 0`", Span(0, 0))
     return tokens
@@ -108,7 +108,7 @@ def _check_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Fault("half of a surrogate pair is no character", Span(error.start, error.end)) from None
+        raise Fault("a lone surrogate is not a character", Span(error.start, error.end)) from None
     control = _CONTROL.search(text)
     if control:
         raise Fault(f"the control character {control.group()!r} is refused", Span(*control.span()))
@@ -120,16 +120,16 @@ def _tokens(text: str) -> Iterator[Token]:
     depth = 0
     try:
         for info in tokenize.generate_tokens(io.StringIO(source.wrapped).readline):
-            if info.type in _IGNORED or info.start == (1, 0) or not info.string.strip(" \t\r\n"):
+            if info.type in _IGNORED_TYPES or info.start == (1, 0) or not info.string.strip(" \t\r\n"):
                 continue
             token = Token(info.type, info.string, Span(source.offset(*info.start), source.offset(*info.end)))
-            if token.span.start >= len(text):  # the bracket that was put behind the text
+            if token.span.start >= len(text):  # the closing bracket of SourceText
                 return
             depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
             if depth < 0:
-                raise Fault(f"`{token.string}` closes nothing", token.span)
+                raise Fault(f"`{token.string}` closes no bracket", token.span)
             yield token
-    except (tokenize.TokenError, SyntaxError) as error:  # an open text, a sign that is no token
+    except (tokenize.TokenError, SyntaxError) as error:  # an unclosed string, an invalid character
         end = Span(len(text), len(text))
         raise Fault(f"the expression cannot be read: {error.args[0]}", end) from None
 
@@ -142,7 +142,7 @@ class _Bracket:
 
 
 class _Nesting:
-    """How deep the place just read is: open brackets and the prefix operators before them."""
+    """The depth of the last token: open brackets and the prefix operators before them."""
 
     def __init__(self) -> None:
         self.brackets: list[_Bracket] = []
@@ -155,7 +155,7 @@ class _Nesting:
         """Whether the innermost open bracket holds a call's arguments."""
         return bool(self.brackets) and self.brackets[-1].call
 
-    def meet(self, token: Token, previous: Token | None) -> None:
+    def add(self, token: Token, previous: Token | None) -> None:
         word = token.string
         if token.type == tokenize.OP and word in ("(", "["):
             self._outer += self._prefixes + 1
@@ -172,13 +172,13 @@ class _Nesting:
         if self._outer + self._prefixes > MAX_NESTING:
             raise Fault(f"the expression is nested too deeply: more than {MAX_NESTING} levels", token.span)
         if self._powers > MAX_POWERS:
-            raise Fault(f"the expression holds too many powers: more than {MAX_POWERS} times `**`", token.span)
+            raise Fault(f"the expression has too many powers: more than {MAX_POWERS} times `**`", token.span)
 
     def _close(self, token: Token) -> None:
-        opened = self.brackets.pop()
-        if opened.token.string + token.string not in ("()", "[]"):
-            raise Fault(f"`{opened.token.string}` is closed by `{token.string}`", token.span)
-        self._outer -= opened.prefixes
+        bracket = self.brackets.pop()
+        if bracket.token.string + token.string not in ("()", "[]"):
+            raise Fault(f"`{bracket.token.string}` is closed by `{token.string}`", token.span)
+        self._outer -= bracket.prefixes
         self._prefixes = 0
 
 
@@ -192,7 +192,7 @@ def ends_operand(token: Token) -> bool:
 def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> None:
     word = token.string
     if token.type == tokenize.NAME and keyword.iskeyword(word) and word not in _KEYWORDS:
-        reason = _INSTEAD.get(word, f"the word `{word}` has no place in an expression")
+        reason = _INSTEAD.get(word, f"the word `{word}` is not allowed in an expression")
         raise Fault(f'{reason} (a column of that name: `col("{word}")`)', token.span)
     if previous is not None:
         _check_neighbours(token, previous)
@@ -205,10 +205,10 @@ def _check_token(token: Token, previous: Token | None, nesting: _Nesting) -> Non
     elif token.type == tokenize.OP and (word in _OPERATORS or (word == "=" and nesting.calling)):
         return
     elif word[0] in "'\"":
-        raise Fault(f"a string is not closed: a second {word[0]} is missing", token.span)
+        raise Fault(f"a string is not closed: expected another {word[0]}", token.span)
     else:
         shown = f"`{word}`" if word.isprintable() else ascii(word)
-        raise Fault(_INSTEAD.get(word, f"{shown} has no place in an expression"), token.span)
+        raise Fault(_INSTEAD.get(word, f"{shown} is not allowed in an expression"), token.span)
 
 
 def _check_number(token: Token) -> None:
@@ -226,16 +226,16 @@ def _check_string(token: Token) -> None:
     if "r" in prefix:
         return
     escape = _BYTES_ESCAPE if "b" in prefix else _ESCAPE
-    left = escape.sub(lambda match: "_" * len(match.group()), token.string)
-    if "\\" in left:
-        at = left.index("\\")
+    rest = escape.sub(lambda match: "_" * len(match.group()), token.string)
+    if "\\" in rest:
+        at = rest.index("\\")
         shown = token.string[at : at + 2]
-        place = Span(token.span.start + at, token.span.start + at + 2)
-        raise Fault(f'the escape `{shown}` is unknown: write `\\\\` for a backslash, or r"..."', place)
+        span = Span(token.span.start + at, token.span.start + at + 2)
+        raise Fault(f'the escape `{shown}` is unknown: write `\\\\` for a backslash, or r"..."', span)
 
 
 def _check_neighbours(token: Token, previous: Token) -> None:
-    """Raises for two values without an operator between them: most often a word of SQL."""
+    """Raise Fault for two values without an operator between them: most often a word of SQL."""
     both = previous.span.to(token.span)
     if previous.span.stop == token.span.start and previous.string + token.string == "<>":
         raise Fault(_INSTEAD["<>"], both)
@@ -250,4 +250,4 @@ def _check_neighbours(token: Token, previous: Token) -> None:
         hint = _FROM_SQL.get(word.string.upper()) if word.type == tokenize.NAME else None
         if hint:
             raise Fault(hint, word.span)
-    raise Fault(f"`{token.string[:40]}` cannot stand here: expected an operator before it", token.span)
+    raise Fault(f"unexpected `{token.string[:40]}`: expected an operator before it", token.span)

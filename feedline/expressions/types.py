@@ -1,7 +1,7 @@
-"""Types of columns in the language: their kinds, and their names in messages.
+"""Describe column types in the language: their kinds, and their names in messages.
 
-Pure; no data. Arrow types become the Polars types that `pl.from_arrow` gives, because that is how the columns arrive.
-A *kind* is what the rules of the language speak of: "integer" covers all widths, "timestamp" all units and zones.
+Pure; no data. Arrow types become the Polars types that `pl.from_arrow` gives, in which the columns arrive. A *kind* is
+the unit of the language's rules: "integer" covers all widths, "timestamp" all units and zones.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CAST_TYPES: dict[str, pl.DataType] = {
     "bool": pl.Boolean(),
     "string": pl.String(),
 }
-MAX_DECIMAL_PRECISION = 38  # wider ones do not fit the 128 bits that Polars computes with
+MAX_DECIMAL_PRECISION = 38  # wider ones do not fit Polars' 128 bits
 
 
 def kind(dtype: pl.DataType) -> str:
@@ -73,7 +73,7 @@ def kind(dtype: pl.DataType) -> str:
 
 
 def describe(dtype: pl.DataType) -> str:
-    """The type as messages name it: `int64`, `timestamp[us, UTC]`, `list<float32>`."""
+    """The type's name in messages: `int64`, `timestamp[us, UTC]`, `list<float32>`."""
     match dtype:
         case pl.Datetime(time_unit=unit, time_zone=zone):
             return f"timestamp[{unit}{f', {zone}' if zone else ''}]"
@@ -95,9 +95,9 @@ def describe(dtype: pl.DataType) -> str:
 
 
 def instance(dtype: Any) -> pl.DataType:
-    """A type as Polars hands it out inside another one (a class, at times) as an instance."""
-    made: pl.DataType = dtype() if isinstance(dtype, type) else dtype
-    return made
+    """The instance of a nested type, which Polars may return as a class."""
+    dtype_instance: pl.DataType = dtype() if isinstance(dtype, type) else dtype
+    return dtype_instance
 
 
 def inner_type(dtype: pl.DataType) -> pl.DataType:
@@ -107,7 +107,7 @@ def inner_type(dtype: pl.DataType) -> pl.DataType:
 
 
 def column_type(field: pa.Field) -> pl.DataType | None:
-    """The Polars type in which a column of that field arrives, None where Polars has none."""
+    """The Polars type of a column of that field; None where Polars has none."""
     bare = pa.schema([pa.field(field.name, field.type)])
     try:
         frame = pl.from_arrow(bare.empty_table())
@@ -117,8 +117,8 @@ def column_type(field: pa.Field) -> pl.DataType | None:
     return frame.dtypes[0]
 
 
-def spoken(dtype: pl.DataType) -> pl.DataType:
-    """The type in which the language sees a column: categories as strings, fixed-size lists as lists."""
+def language_type(dtype: pl.DataType) -> pl.DataType:
+    """The type that the language gives a column: categories become strings, fixed-size lists become lists."""
     match dtype:
         case pl.Categorical() | pl.Enum():
             return pl.String()
@@ -127,12 +127,12 @@ def spoken(dtype: pl.DataType) -> pl.DataType:
     return dtype
 
 
-def quoted(name: str) -> str:
-    """The name between backticks, shortened: a hostile text makes no hostile message."""
+def quote_name(name: str) -> str:
+    """The name between backticks, shortened, so that a hostile name cannot flood a message."""
     return f"`{name if len(name) <= 60 else name[:57] + '...'}`"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`. Did you mean `x`?` for the nearest of the names, else nothing."""
-    found = get_close_matches(name[:200], list(names), n=1, cutoff=0.6)
-    return f". Did you mean {quoted(found[0])}?" if found else ""
+    """`. Did you mean `x`?` for the nearest of the names; empty where none is near."""
+    matches = get_close_matches(name[:200], list(names), n=1, cutoff=0.6)
+    return f". Did you mean {quote_name(matches[0])}?" if matches else ""

@@ -70,7 +70,7 @@ from feedline.warehouse.selection.pruning_report import deciding_parts, needed_b
 from feedline.warehouse.selection.select import Selection, screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, below, locate, shown
+from feedline.warehouse.storage.locations import absolute, below, locate, redact
 
 # Rows of a task: few enough tasks for little overhead, enough to keep all threads busy and to report progress.
 _MIN_TASK_ROWS, _MAX_TASK_ROWS, _TASKS_PER_THREAD = 131_072, 1_048_576, 8
@@ -170,7 +170,7 @@ class _Run:
         self._workers = workers
         self._say = say
         self._schema = planned_schema(spec, snapshot.schema)
-        self._request = replace(artifact_set_key(spec), root=shown(snapshot.uri))
+        self._request = replace(artifact_set_key(spec), root=redact(snapshot.uri))
         stored = StoredArtifactSet(replace(artifact_set_ref(spec), request=self._request), newest=keep)
         self._artifacts = _FitsSoFar(stored, keep)
         blank = _FitsSoFar(stored, False)
@@ -235,7 +235,7 @@ class _Run:
         """Write the set, with the fits of features that this pipeline does not have, and make it current."""
         folder, request = artifacts_dir(self._spec), self._request
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with content_store.exclusive(locate(absolute(folder)), set_file(request.pipeline, request.source)):
+        with content_store.lock_file(locate(absolute(folder)), set_file(request.pipeline, request.source)):
             before, others = self._other_fits(folder)
             record = self._artifacts.stored.record
             before = {**({} if record is None else record.fit_times), **before}
@@ -331,7 +331,7 @@ class _Run:
             types=dict(request.types),
             depends={key: self._artifacts.fitted_artifact(key).fit.digest for key in sorted(depends)},
             fitted_on=FitOrigin(
-                table=shown(self._snapshot.uri),
+                table=redact(self._snapshot.uri),
                 snapshot=self._snapshot.id,
                 where=where,
                 sample=None if sample is None else asdict(sample.sample),
@@ -359,7 +359,7 @@ class _Run:
         """The error for a fit without rows."""
         rows = self._snapshot.rows
         if not rows or (self._where is None and self._sample is None):
-            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {shown(self._snapshot.uri)}")
+            return PlanError(f"nothing to fit on: got 0 of {rows:,} rows of {redact(self._snapshot.uri)}")
         if self._where is None:
             return self._spec.error(("source", "sample"), f"the sample keeps no row: got 0 of {rows:,} rows to fit on")
         return self._spec.error(
@@ -376,7 +376,7 @@ class _Run:
         """Compressed bytes of the column chunks that a pass reads."""
         read, every = frozenset(parts), np.ones(len(selection.rows), np.bool_)
         deciding = deciding_parts(
-            selection.proven,
+            selection.proofs,
             self._where,
             self._sample,
             whole=selection.rows == self._snapshot.rows_per_row_group,
@@ -426,7 +426,7 @@ def fit_tasks(snapshot: Snapshot, selection: Selection, threads: int) -> list[tu
     tasks: dict[tuple[int, int], list[Fragment]] = {}
     for index, run in enumerate(np.split(np.arange(len(row_groups)), borders)):
         groups = row_groups[run]
-        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proven)
+        fragment = fragment_at(snapshot, int(file[run[0]]), groups, selection.rows[groups], selection.verdicts.proofs)
         tasks.setdefault((int(part[run[0]]), index // _TASK_FILES), []).append(fragment)
     return [tuple(fragments) for fragments in tasks.values()]
 

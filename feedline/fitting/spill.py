@@ -26,7 +26,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from feedline.hashing import GOLDEN, digest, hash_words, scattered
+from feedline.hashing import GOLDEN, cross_terms, digest, hash_words
 from feedline.transforms.learning.learner import Learner, Parts
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.locations import absolute, locate
@@ -118,7 +118,7 @@ def discard(scratch: Scratch) -> None:
         if location.filesystem.get_file_info(location.path).type != pafs.FileType.NotFound:
             location.filesystem.delete_dir(location.path)
 
-    with_retries(remove, location.filesystem, location.uri, doing="removed")
+    with_retries(remove, location.filesystem, location.uri, verb="removed")
 
 
 def cut(state: pl.DataFrame, keys: Sequence[str]) -> list[pl.DataFrame]:
@@ -133,7 +133,7 @@ def _hashes(state: pl.DataFrame, keys: Sequence[str]) -> npt.NDArray[np.uint64]:
     total = np.zeros(state.height, dtype=np.uint64)
     for key in keys:
         np.multiply(total, np.uint64(GOLDEN), out=total)
-        np.add(total, scattered(_words(state[key])), out=total)
+        np.add(total, cross_terms(_words(state[key])), out=total)
     return hash_words(total, 0)
 
 

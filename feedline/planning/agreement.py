@@ -47,7 +47,7 @@ def agree(
     launch = launch_name(environment)
     suffix = f"-{launch}" if launch else ""
     file = _AgreementFile(work_dir, f"runs/{start.job[:16]}-{start.world_size}{suffix}.json")
-    with content_store.exclusive(file.place, file.name):
+    with content_store.lock_file(file.place, file.name):
         found = file.read()
         fresh = found is not None and (launch is not None or now_s() - found["created_s"] < _JOIN_S)
         if found is not None and fresh and start.rank not in found["ranks"]:

@@ -31,7 +31,7 @@ from feedline.warehouse.rebase.recorded_rows import Recording
 from feedline.warehouse.rebase.row_identity import identity_of, kind_of, unkeyed_identity
 from feedline.warehouse.selection.missing_columns import first_absence
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import below, join, shown
+from feedline.warehouse.storage.locations import below, join, redact
 
 
 def artifacts_dir(spec: PipelineSpec) -> str:
@@ -64,8 +64,8 @@ def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served:
 def rows_of(spec: PipelineSpec, snapshot: Snapshot) -> TableRows:
     """The rows that a run of the spec reads: table, filter and sample."""
     return TableRows(
-        root=shown(snapshot.uri),
-        named=source_names(spec.source.table, spec.source.format),
+        root=redact(snapshot.uri),
+        sources=source_names(spec.source.table, spec.source.format),
         where=spec.source.where,
         sample=Sample.of(spec.source.sample),
     )
@@ -209,7 +209,7 @@ def require_columns(
         name, path, files = absence
         raise spec.error(
             ("source", "schema", "missing"),
-            f"column {name!r} is not in {join(shown(snapshot.uri), path)}: got {files} files without it, expected "
+            f"column {name!r} is not in {join(redact(snapshot.uri), path)}: got {files} files without it, expected "
             f"none. Leave them out with source.where, or write `missing: null`",
         )
 

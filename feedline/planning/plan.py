@@ -154,7 +154,7 @@ class Plan:
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
         whole = self.selection.rows == self.snapshot.rows_per_row_group
         weigh = self.sample is not None and SAMPLE_WEIGHT in read
-        needs = deciding_parts(self.selection.proven, self.where, self.sample, whole=whole, weigh=weigh)
+        needs = deciding_parts(self.selection.proofs, self.where, self.sample, whole=whole, weigh=weigh)
         return needed_bytes(self.snapshot, [(read, np.ones(len(whole), np.bool_)), *needs])
 
     @cached_property
@@ -276,8 +276,8 @@ class Plan:
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
         used = first + low + np.flatnonzero(left[low:high])
-        file, proven = int(self.splits.file[piece.split]), self.selection.proven
-        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proven)
+        file, proofs = int(self.splits.file[piece.split]), self.selection.proofs
+        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proofs)
         if rest is not None and any(rest.bits(group) for group in used.tolist()):
             fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in used.tolist()))
         skip = piece.start - (int(ends[low - 1]) if low else 0)

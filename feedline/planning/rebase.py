@@ -162,8 +162,8 @@ class _RebasePlanner:
         recorded = self._recording is not None and self._recording.identity.by is not None
         for position, known in enumerate(self._recorded_identities(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
-            left = ~unpack_mask(bits, len(known.known))
-            parts.append((known.runs[left], known.known[left]))
+            left = ~unpack_mask(bits, len(known.present))
+            parts.append((known.runs[left], known.present[left]))
         place = slice(piece.skip, piece.skip + piece.rows)
         if recorded and np.concatenate([known for _, known in parts])[place].all():
             return pl.Series(np.concatenate([runs for runs, _ in parts])[place])
@@ -243,7 +243,7 @@ class _RebasePlanner:
         for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
             for group, known in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
-                found = known.known & ~self._nameless(known.rows)
+                found = known.present & ~self._nameless(known.rows)
                 missing += int((done[group] & ~found).sum())
                 parts.append(known.rows[done[group] & found])
         return np.concatenate(parts), missing
@@ -329,5 +329,5 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):
-            kept, proven = plan.selection.rows[groups], plan.selection.proven
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proven)
+            kept, proofs = plan.selection.rows[groups], plan.selection.proofs
+            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proofs)

@@ -35,7 +35,7 @@ from feedline.warehouse.bad_files import (
 )
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map
 
 Count = Callable[[Snapshot, Map], object]
@@ -66,7 +66,7 @@ def good_snapshot(
     found = sorted(skipped.found, key=lambda bad: bad.file)
     remember(spec.work_dir, found)
     source = spec.source
-    refuse_too_many(shown(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
+    refuse_too_many(redact(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
     save_skipped(spec.work_dir, snapshot.id, found)
     return snapshot
 
@@ -113,7 +113,7 @@ class _SkippedFiles:
         files = self._listing.files
         if not self._places:
             self._places = {name: index for index, name in enumerate(files["path"].to_pylist())}
-        file = join(shown(self._listing.uri), path)
+        file = join(redact(self._listing.uri), path)
         place = self._places[path]
         self.remaining -= 1
         self.found.append(
@@ -129,7 +129,7 @@ class _SkippedFiles:
 
     def refusal(self, spec: PipelineSpec) -> CorruptFileError:
         table = spec.source.table
-        return refuse_all(shown(table) if isinstance(table, str) else ", ".join(map(shown, table)), self.found)
+        return refuse_all(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.found)
 
 
 def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:
@@ -147,7 +147,7 @@ def _bad_files_of(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, B
     bad = pc.is_in(snapshot.files["path"], value_set=pa.array(sorted(reasons), pa.string()))
     return {
         facts["path"]: BadFile(
-            file=join(shown(snapshot.uri), facts["path"]),
+            file=join(redact(snapshot.uri), facts["path"]),
             reason=reasons[facts["path"]],
             **{name: facts[name] for name in names[1:]},
         )

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 
 from feedline.errors import FeedlineError, TableError
 from feedline.spec import PipelineSpec
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, ancestor, shown
+from feedline.warehouse.storage.locations import absolute, ancestor, redact
 from feedline.warehouse.storage.parallel import Map
 
 
@@ -71,7 +71,7 @@ def schema_rules(spec: PipelineSpec) -> SchemaRules:
     return SchemaRules(
         missing_error=rules.missing == "error",
         extra_error=rules.extra == "error",
-        columns={name: type_named(kind) for name, kind in (rules.columns or {}).items()},
+        columns={name: parse_type(kind) for name, kind in (rules.columns or {}).items()},
     )
 
 
@@ -87,7 +87,7 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
     except FeedlineError:
         raise
     except OSError as error:
-        raise TableError(f"{shown(file)} cannot be written: {error}. Name another file") from error
+        raise TableError(f"{redact(file)} cannot be written: {error}. Name another file") from error
     return snapshot
 
 
@@ -95,14 +95,14 @@ def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
     place = ("source", "snapshot")
     folder, name = _split_path(file)
     try:
-        content_store.find(folder, name).prove()
+        content_store.find(folder, name).verify()
         snapshot, origin = Snapshot.read(folder, name)
     except FileNotFoundError:
         raise spec.error(
-            place, f"{shown(file)} does not exist: expected a file that `feedline snapshot` wrote. Write it"
+            place, f"{redact(file)} does not exist: expected a file that `feedline snapshot` wrote. Write it"
         ) from None
     except (FeedlineError, OSError) as error:
-        raise spec.error(place, f"no snapshot can be read from {shown(file)}: {error}") from error
+        raise spec.error(place, f"no snapshot can be read from {redact(file)}: {error}") from error
     _refuse_another(spec, origin)
     _refuse_extra(spec, snapshot)
     return snapshot
@@ -124,7 +124,7 @@ def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
     rules = schema_rules(spec)
     for name in snapshot.file_columns if rules.extra_error else ():
         if name not in rules.columns:
-            text = unexpected(name, shown(spec.source.snapshot or ""), rules.columns)
+            text = unexpected(name, redact(spec.source.snapshot or ""), rules.columns)
             raise spec.error(("source", "schema", "extra"), text)
 
 
@@ -133,7 +133,7 @@ def _origin(spec: PipelineSpec) -> dict[str, str]:
     source = spec.source
     tables = [source.table] if isinstance(source.table, str) else list(source.table)
     return {
-        "table": ", ".join(shown(absolute(table)) for table in tables),
+        "table": ", ".join(redact(absolute(table)) for table in tables),
         "format": source.format,
         "version": json.dumps([source.version, source.snapshot_id, source.as_of]),
         "partitions": json.dumps(source.partitions or {}, sort_keys=True),

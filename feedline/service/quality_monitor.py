@@ -16,7 +16,7 @@ from feedline.errors import DataError
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import Quality, measures, merge
 from feedline.planning.schedule import Block
-from feedline.spec.expectations import OnExpect, broken, complaint
+from feedline.spec.expectations import OnExpect, broken_bounds, complaint
 from feedline.spec.features import FeatureSpec
 
 ENOUGH_ROWS = 1_000_000
@@ -88,7 +88,7 @@ class QualityMonitor:
         return [
             complaint(name, bounds, found[name], epoch=self._epoch)
             for name, expected in self._expecting.items()
-            if (bounds := broken(expected, found[name], final=final))
+            if (bounds := broken_bounds(expected, found[name], final=final))
         ]
 
     def _stop(self, complaints: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ from feedline.warehouse.reading.read import CHUNK_ROWS, batches
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.snapshot.splits import plan_splits
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import is_uri, shown
+from feedline.warehouse.storage.locations import is_uri, redact
 
 STREAM = "-"  # an Arrow stream on standard input or output
 _ARROW_SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
@@ -106,7 +106,7 @@ def _check_target(source: str, target: str, *, overwrite: bool) -> None:
         return
     if is_uri(target):
         raise SpecError(
-            f"the output must be a local file: got {shown(target)}, expected a path or {STREAM}. Copy the file there"
+            f"the output must be a local file: got {redact(target)}, expected a path or {STREAM}. Copy the file there"
         )
     path = Path(target)
     if path.suffix not in (*_PARQUET_SUFFIXES, *_ARROW_SUFFIXES):

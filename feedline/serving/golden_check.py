@@ -25,7 +25,7 @@ from feedline.serving.golden_rows import first_rows_of_splits, rows_that_encode
 from feedline.serving.golden_store import GoldenOrigin, GoldenVectors, delete_golden, load_golden, save_golden
 from feedline.spec import PipelineSpec
 from feedline.warehouse.snapshot.snapshot import Snapshot
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 
 ULPS = 4
 _SHOWN_CHARACTERS = 200
@@ -105,7 +105,7 @@ def record(spec: PipelineSpec, snapshot: Snapshot) -> GoldenVectors | None:
     origin = GoldenOrigin(
         fingerprints={part.features[0].name: part.form(schema).features.fingerprint for part in parts},
         environment=dict(local_environment()),
-        table=shown(snapshot.uri),
+        table=redact(snapshot.uri),
         snapshot=snapshot.id,
     )
     existing = _existing_vectors(folder, request, serving)
@@ -148,7 +148,7 @@ def check(spec: PipelineSpec, *, ulps: int | None = None) -> CheckResult:
     )
     if golden is None:
         raise SpecError(
-            f"{shown(folder)} has no golden vectors of these features: expected those that `feedline fit` writes. "
+            f"{redact(folder)} has no golden vectors of these features: expected those that `feedline fit` writes. "
             "Fit with the same overrides, or name the folder in `artifacts`"
         )
     for name, fingerprint in _mismatched_features(serving, golden).items():

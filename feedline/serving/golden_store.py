@@ -31,7 +31,7 @@ from feedline.errors import CorruptFileError, SpecError
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.ops import bind
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 FORMAT = 1
@@ -159,7 +159,7 @@ def _names(location: Location, request: ArtifactSetKey, features: Sequence[Featu
 def _list_files(location: Location, home: str) -> list[pafs.FileInfo]:
     selector = pafs.FileSelector(join(location.path, home), allow_not_found=True)
     infos: list[pafs.FileInfo] = with_retries(
-        lambda: location.filesystem.get_file_info(selector), location.filesystem, shown(location.uri)
+        lambda: location.filesystem.get_file_info(selector), location.filesystem, redact(location.uri)
     )
     return infos
 
@@ -175,7 +175,7 @@ def _load_record(location: Location, folder: str, name: str) -> dict[str, Any]:
         raise _altered_error(folder, f"{name}.json") from error
     if form != FORMAT:
         raise SpecError(
-            f"the golden vectors {shown(join(folder, name))} have another format: got {form}, expected {FORMAT}. "
+            f"the golden vectors {redact(join(folder, name))} have another format: got {form}, expected {FORMAT}. "
             "Write them again with `feedline fit`"
         )
     return record
@@ -215,6 +215,6 @@ def _digest(content: bytes | pa.Buffer) -> str:
 
 def _altered_error(folder: str, name: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{shown(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Write "
+        f"{redact(join(folder, name))} does not hold what was written: it is missing, truncated or altered. Write "
         "it again with `feedline fit`"
     )

@@ -1,4 +1,4 @@
-"""pipeline.yaml to checked values that know their positions: sections, features, overrides, JSON Schema."""
+"""Read pipeline.yaml into checked values with source positions: sections, features, overrides, JSON Schema."""
 
 from feedline.spec.pipeline_spec import PipelineSpec, load_spec, parse_spec
 

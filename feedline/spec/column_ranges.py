@@ -1,10 +1,10 @@
-"""Expand a range of numbers in a name: `C{1..26}` stands for C1, C2, … C26.
+"""Expand a range in a name: `C{1..26}` stands for C1, C2, … C26.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
-A range is spelled as in a shell, zeros in front included: `C{01..26}` stands for C01 … C26. There is no wildcard: which
-features a pipeline has is known from its file alone, so that a column which somebody adds to the table does not become
-an input of a trained model.
+A range is written as in a shell, leading zeros included: `C{01..26}` stands for C01 … C26. There is no wildcard: the
+file alone decides which features a pipeline has, so that a column that is added to the table does not become an input
+of a trained model.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ from __future__ import annotations
 import re
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_NAMES = 10_000  # a slip of the finger, such as {1..100000000}, must not fill the memory
+_MAX_NAMES = 10_000  # a typo such as {1..100000000} must not fill the memory
 
 
 def has_range(name: str) -> bool:
-    """Whether the name stands for several."""
+    """Whether the name contains a range."""
     return _RANGE.search(name) is not None
 
 
 def expand(name: str) -> list[str]:
-    """All names that a name with a range stands for, in order; a name without a range stands for itself.
+    """The names that a name with a range stands for, in order; a name without a range stands for itself.
 
-    Raises ValueError for two ranges, a range that runs backwards, and more than 10,000 names.
+    Raises ValueError for two ranges, a descending range, and more than 10,000 names.
     """
     ranges = _RANGE.findall(name)
     if not ranges:
         return [name]
     if len(ranges) > 1:
-        raise ValueError(f"a name holds at most one range: got {name!r}. Write an entry for each value of one of them")
+        raise ValueError(
+            f"a name may contain only one range: got {name!r}. Write an entry for each value of one of them"
+        )
     [(first, last)] = ranges
     count = int(last) - int(first) + 1
     if count < 1:
-        raise ValueError(f"a range runs upwards: got {name!r}. Write {{{last}..{first}}}")
+        raise ValueError(f"a range must ascend: got {name!r}. Write {{{last}..{first}}}")
     if count > _MAX_NAMES:
-        raise ValueError(f"a range holds at most {_MAX_NAMES:,} names: got {count:,} in {name!r}")
+        raise ValueError(f"a range must have at most {_MAX_NAMES:,} names: got {count:,} in {name!r}")
     width = len(first) if first.startswith("0") else 0
     before, after = _RANGE.split(name)[0], _RANGE.split(name)[-1]
     return [f"{before}{number:0{width}}{after}" for number in range(int(first), int(last) + 1)]

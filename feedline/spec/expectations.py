@@ -1,10 +1,10 @@
-"""Expectations of features' values: how they are written, and whether measured values meet them.
+"""Expectations on features' values: how pipeline.yaml writes them, and whether measured values meet them.
 
-Runs in: every process that reads a pipeline.yaml; the feeder, which holds what it delivered against it. Pure.
+Runs in: every process that reads a pipeline.yaml; the feeder, which checks what it delivered. Pure.
 
-An expectation is a bound on one measure of one feature: `null_rate: <= 0.05`. What the measures are is said in
-`MEASURES`; they are taken by `loader/quality.py` and given here as plain numbers. A measure that a feature has no value
-of (the minimum of no values) keeps to every bound.
+An expectation is a bound on one measure of one feature: `null_rate: <= 0.05`. `MEASURES` lists the measures;
+`loader/encoding/quality.py` computes them, and they come in here as plain numbers. A measure without a value (such as
+the minimum of no values) meets every bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from feedline.spec.positions import Path, Problems, met, unknown
+from feedline.spec.positions import Path, Problems, describe_value, unknown_message
 
 OnExpect = Literal["warn", "error"]
 
@@ -24,21 +24,21 @@ _NUMBERS = ("dense", "categorical", "sparse", "label")
 _FLOATS = ("dense", "sparse", "label")
 _LISTS = ("sparse",)
 
-# The measures that may be bounded: which groups have them, and what they are.
+# The groups that have each measure, and its description.
 MEASURES: dict[str, tuple[tuple[str, ...], str]] = {
     "null_rate": ((*_NUMBERS, "extra"), "Share of rows in which a column of the feature is null."),
-    "oov_rate": (_NUMBERS, "Share of looked up values that the op did not know."),
+    "oov_rate": (_NUMBERS, "Share of lookups that found no entry."),
     "nonfinite": (_FLOATS, "Values that are NaN or infinite."),
     "nonfinite_rate": (_FLOATS, "Share of values that are NaN or infinite."),
-    "min": (_NUMBERS, "The least value."),
+    "min": (_NUMBERS, "The smallest value."),
     "max": (_NUMBERS, "The largest value."),
     "list_length_mean": (_LISTS, "Mean length of the lists."),
-    "list_length_p50": (_LISTS, "The length that half of the lists do not exceed."),
-    "list_length_p90": (_LISTS, "The length that nine lists in ten do not exceed."),
-    "list_length_p99": (_LISTS, "The length that 99 lists in 100 do not exceed."),
-    "list_length_max": (_LISTS, "The longest list."),
+    "list_length_p50": (_LISTS, "Median length of the lists."),
+    "list_length_p90": (_LISTS, "90th percentile of the lengths of the lists."),
+    "list_length_p99": (_LISTS, "99th percentile of the lengths of the lists."),
+    "list_length_max": (_LISTS, "Length of the longest list."),
 }
-# A bound on one of these that is broken stays broken, whatever comes later.
+# Measures that never shrink and never grow: a bound that they break stays broken.
 _ONLY_GROW = ("nonfinite", "max", "list_length_max")
 _ONLY_SHRINK = ("min",)
 
@@ -64,18 +64,20 @@ class Expectation:
         return f"{self.sign} {self.value}"
 
     def holds(self, measured: float) -> bool:
-        """Whether a measured value keeps to it."""
+        """Whether a measured value meets it."""
         return _SIGNS[self.sign](measured, self.value)
 
     @property
     def final(self) -> bool:
-        """Whether no further row can mend it once it is broken."""
+        """Whether it stays broken, whatever rows follow."""
         grows = _ONLY_GROW if self.sign in ("<=", "<") else _ONLY_SHRINK
         return self.measure in grows
 
 
-def broken(bounds: tuple[Expectation, ...], measures: Mapping[str, Any], *, final: bool = False) -> list[Expectation]:
-    """The bounds that a feature's measures break; with `final`, of those that no further row can mend."""
+def broken_bounds(
+    bounds: tuple[Expectation, ...], measures: Mapping[str, Any], *, final: bool = False
+) -> list[Expectation]:
+    """The bounds that a feature's measures break; with `final`, only those that stay broken."""
     return [
         bound
         for bound in bounds
@@ -86,7 +88,7 @@ def broken(bounds: tuple[Expectation, ...], measures: Mapping[str, Any], *, fina
 
 
 def complaint(feature: str, bounds: list[Expectation], measures: Mapping[str, Any], *, epoch: int) -> str:
-    """What is told of a feature that breaks bounds: the measures, their values, the bounds, and in how many rows."""
+    """The message for a feature that breaks bounds: measures, values, bounds, and the rows delivered."""
     words = [f"got {bound.measure} {measures[bound.measure]:.6g}, expected {bound}" for bound in bounds]
     return (
         f"feature {feature!r} is not as expected in epoch {epoch}: {'; '.join(words)} "
@@ -95,41 +97,44 @@ def complaint(feature: str, bounds: list[Expectation], measures: Mapping[str, An
 
 
 def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple[Expectation, ...]:
-    """The bounds of a feature's `expect`; what is wrong goes to `problems`."""
+    """The bounds of a feature's `expect`; adds errors to `problems`."""
     if not isinstance(value, dict):
-        problems.add(path, f"must be a mapping from measures to bounds: got {met(value)}. Write {{null_rate: <= 0.05}}")
+        problems.add(
+            path,
+            f"must be a mapping from measures to bounds: got {describe_value(value)}. Write {{null_rate: <= 0.05}}",
+        )
         return ()
     found: list[Expectation] = []
     for measure, text in value.items():
         place = (*path, measure)
         if measure not in MEASURES:
-            problems.add(place, unknown("measure", measure, MEASURES), key=True)
+            problems.add(place, unknown_message("measure", measure, MEASURES), key=True)
         elif group not in MEASURES[measure][0]:
-            known = [name for name, (groups, _) in MEASURES.items() if group in groups]
-            problems.add(place, f"{group} features have no {measure}: expected one of {', '.join(known)}", key=True)
+            names = [name for name, (groups, _) in MEASURES.items() if group in groups]
+            problems.add(place, f"{group} features have no {measure}: expected one of {', '.join(names)}", key=True)
         elif isinstance(text, list) and text:
-            bounds = [_bind(measure, item, (*place, index), problems) for index, item in enumerate(text)]
+            bounds = [_read_bound(measure, item, (*place, index), problems) for index, item in enumerate(text)]
             found.extend(bound for bound in bounds if bound is not None)
-        elif (bound := _bind(measure, text, place, problems)) is not None:
+        elif (bound := _read_bound(measure, text, place, problems)) is not None:
             found.append(bound)
     return tuple(found)
 
 
-def written(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
-    """The bounds as they may stand under `expect`."""
+def bounds_to_yaml(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:
+    """The bounds as written under `expect`."""
     texts: dict[str, list[str]] = {}
     for bound in bounds:
         texts.setdefault(bound.measure, []).append(str(bound))
     return texts
 
 
-def _bind(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:
+def _read_bound(measure: str, value: Any, path: Path, problems: Problems) -> Expectation | None:
     match = _BOUND.fullmatch(value.strip()) if isinstance(value, str) else None
     number = float(match[2]) if match else math.nan
     if match is None or not math.isfinite(number):
         near = f". Write <= {value}" if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-        message = f'must be a bound such as <= 0.05, < 1, ">= 0" or "> 0", or a list of them: got {met(value)}{near}'
-        problems.add(path, message)
+        examples = 'a bound such as <= 0.05, < 1, ">= 0" or "> 0", or a list of them'
+        problems.add(path, f"must be {examples}: got {describe_value(value)}{near}")
         return None
     whole = re.fullmatch(r"[+-]?[0-9]+", match[2])
     return Expectation(measure=measure, sign=match[1], value=int(match[2]) if whole else number)

@@ -2,9 +2,9 @@
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
-The `features` section has several short forms for one thing; here each becomes a FeatureSpec. Whether an op exists and
-its parameters fit, whether a column exists and an expression binds, is asked by the layers that know, which report
-through `PipelineSpec.error` with the paths kept here.
+The `features` section has several short forms; each becomes a FeatureSpec here. Other layers check whether an op exists
+and accepts its parameters, whether a column exists and an expression binds; they report through `PipelineSpec.error`
+with the paths kept here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from feedline.spec.column_ranges import expand, has_range
-from feedline.spec.expectations import Expectation, read_bounds, written
-from feedline.spec.positions import Document, Path, Problems, met, path_text, unknown
+from feedline.spec.expectations import Expectation, bounds_to_yaml, read_bounds
+from feedline.spec.positions import Document, Path, Problems, describe_value, path_text, unknown_message
 
 Group = Literal["dense", "categorical", "sparse", "label", "extra"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-AnyGroup = Group | Literal["observed"]  # what a statistic is learnt from: in no pipeline.yaml
+AnyGroup = Group | Literal["observed"]  # inputs of a statistic: not a group of pipeline.yaml
 SOURCES = ("column", "expr", "op")
 FEATURE_KEYS = (*SOURCES, "inputs", "ops", "on_nonfinite", "expect")
 EXTRA_KEYS = (*SOURCES[:2], "expect")
-# Of an entry that stands for several features; see `_FeatureReader.template`.
+# Keys of an entry for several features; see `_FeatureReader.template`.
 TEMPLATE_KEYS = ("columns", "ops", "on_nonfinite", "expect")
 EXTRA_TEMPLATE_KEYS = ("columns", "expect")
 OnNonfinite = Literal["error", "zero", "keep"]
@@ -33,11 +33,11 @@ FLOATS = ("dense", "sparse", "label")  # the groups whose values may be NaN or i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCall:
-    """An op's name and its parameters as they stand in the YAML, not yet checked against the op.
+    """An op's name and its parameters as written in the YAML, not yet checked against the op.
 
     `arguments` is canonical JSON (sorted keys; NaN and Infinity as Python writes them): `{}` for a bare word, the
-    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`. code: the folder of a pipeline.yaml that allows ops to
-    be functions of the user's, None where it does not.
+    mapping for `{op: {...}}`, `{"": value}` for `{op: value}`. code: the folder of a pipeline.yaml that allows user
+    functions as ops, None where it does not.
     """
 
     op: str
@@ -51,15 +51,15 @@ class OpCall:
         parsed: dict[str, Any] = json.loads(self.arguments)
         return parsed
 
-    def written(self) -> object:
-        """The op as it may stand in a list of ops."""
+    def to_yaml(self) -> object:
+        """The op as written in a list of ops."""
         value = self.value
         return {self.op: value.get("", value)} if value else self.op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureInput:
-    """One input of an op over several columns: a column or an expression, and ops that come before."""
+    """One input of an op over several columns: a column or an expression, and the ops applied to it first."""
 
     column: str | None = None
     expr: str | None = None
@@ -70,12 +70,12 @@ class FeatureInput:
         source = self.column if self.column is not None else self.expr
         return " → ".join([str(source), *(call.op for call in self.ops)])
 
-    def written(self) -> object:
-        """The input as it may stand in a list of inputs."""
+    def to_yaml(self) -> object:
+        """The input as written in a list of inputs."""
         if self.column is not None and not self.ops:
             return self.column
         source = {"column": self.column} if self.column is not None else {"expr": self.expr}
-        return source | ({"ops": [call.written() for call in self.ops]} if self.ops else {})
+        return source | ({"ops": [call.to_yaml() for call in self.ops]} if self.ops else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,34 +94,34 @@ class FeatureSpec:
     path: Path = field(default=(), compare=False)
 
     def long_form(self) -> dict[str, Any]:
-        """The feature as it may stand under its group and name, in the one form that all others abbreviate."""
+        """The feature as written under its group and name, in the form that all others abbreviate."""
         content: dict[str, Any] = {key: value for key in SOURCES[:2] if (value := getattr(self, key)) is not None}
         if self.op is not None:
-            content |= {"op": self.op.written(), "inputs": [given.written() for given in self.inputs]}
-        content |= {"ops": [call.written() for call in self.ops]} if self.ops else {}
+            content |= {"op": self.op.to_yaml(), "inputs": [item.to_yaml() for item in self.inputs]}
+        content |= {"ops": [call.to_yaml() for call in self.ops]} if self.ops else {}
         content |= {"on_nonfinite": self.on_nonfinite} if self.group in FLOATS else {}
-        return content | ({"expect": written(self.expect)} if self.expect else {})
+        return content | ({"expect": bounds_to_yaml(self.expect)} if self.expect else {})
 
 
 def canonical_json(value: object) -> str:
-    """The same text for the same value, whatever the order of its keys."""
+    """The same string for equal values, whatever the order of their keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def read_features(document: Document, problems: Problems, code: str | None = None) -> tuple[FeatureSpec, ...]:
-    """The features of the document's `features` section, group after group; what is wrong goes to `problems`.
+    """The features of the document's `features` section, group by group; adds errors to `problems`.
 
-    code: the folder of the pipeline.yaml, if it allows code. A feature that does not say what becomes of values that
-    are not finite has the document's `on_nonfinite`.
+    code: the folder of the pipeline.yaml, if it allows code. A feature without `on_nonfinite` has the
+    document's.
     """
     groups = document.value["features"]
     path: Path = ("features",)
     if not isinstance(groups, dict):
-        problems.add(path, f"must be a mapping: got {met(groups)}, expected the groups {', '.join(GROUPS)}")
+        problems.add(path, f"must be a mapping: got {describe_value(groups)}, expected the groups {', '.join(GROUPS)}")
         return ()
     for group in groups:
         if group not in GROUPS:
-            problems.add((*path, group), unknown("group of features", group, GROUPS), key=True)
+            problems.add((*path, group), unknown_message("group of features", group, GROUPS), key=True)
     default = document.value.get("on_nonfinite")
     reader = _FeatureReader(problems, code, default if default in get_args(OnNonfinite) else "keep")
     features = [feature for group in GROUPS if group in groups for feature in reader.group(group, groups[group])]
@@ -136,16 +136,16 @@ def read_features(document: Document, problems: Problems, code: str | None = Non
     return tuple(features)
 
 
-_BESIDE = "expected it beside the list. Write `NAME: {column: …, ops: […]}`"
+_NOT_IN_A_LIST = "expected it beside the list. Write `NAME: {column: …, ops: […]}`"
 
 
 def _as_yaml(value: object) -> str:
-    """A piece of YAML to repeat in a remedy, if it is short and on one line."""
+    """The value as a remedy repeats it, if it is short and on one line."""
     return value if isinstance(value, str) and len(value) <= 40 and value.isprintable() else "…"
 
 
 class _FeatureReader:
-    """Each method reads one form; None, or fewer values, where it had to complain."""
+    """Each method reads one form, and returns None, or fewer values, after an error."""
 
     def __init__(self, problems: Problems, code: str | None, on_nonfinite: OnNonfinite) -> None:
         self.problems = problems
@@ -157,7 +157,7 @@ class _FeatureReader:
         if group == "extra" and isinstance(value, list):
             for index, name in enumerate(value):
                 for column in self.names(name, (*path, index)):
-                    yield self.made(name=column, group=group, column=column, path=(*path, index))
+                    yield self.build(name=column, group=group, column=column, path=(*path, index))
         elif isinstance(value, dict):
             for name, body in value.items():
                 if has_range(name) or (isinstance(body, dict) and "columns" in body):
@@ -168,7 +168,7 @@ class _FeatureReader:
             form = "a list of columns, or a mapping" if group == "extra" else "a mapping from names to lists of ops"
             name = _as_yaml(value[0]) if isinstance(value, list) and value else None
             example = f"Write {group}: {{{name}: []}}" if name else "Or leave it out"
-            self.problems.add(path, f"must be {form}: got {met(value)}. {example}")
+            self.problems.add(path, f"must be {form}: got {describe_value(value)}. {example}")
 
     def feature(self, group: Group, name: str, body: Any, path: Path) -> FeatureSpec | None:
         if not name.strip():
@@ -177,54 +177,56 @@ class _FeatureReader:
         if isinstance(body, list):
             ops = self.ops(body, path)
             if group == "extra" and body:
-                self.problems.add(path, "extra takes no ops: it is handed through untouched. Write `[]`, or use `expr`")
+                self.problems.add(path, "extra takes no ops: it is passed through unchanged. Write `[]`, or use `expr`")
                 return None
-            return self.made(name=name, group=group, column=name, ops=ops, path=path)
+            return self.build(name=name, group=group, column=name, ops=ops, path=path)
         if isinstance(body, dict):
             return self.long_form(group, name, body, path)
         forms = "a list of ops, or a mapping with column, expr or op"
         shown = _as_yaml(name)
         remedy = f"Write `{shown}: [{_as_yaml(body)}]`" if body else f"Write `{shown}: []` for the column as it is"
-        self.problems.add(path, f"must be {forms}: got {met(body)}. {remedy}")
+        self.problems.add(path, f"must be {forms}: got {describe_value(body)}. {remedy}")
         return None
 
     def template(self, group: Group, name: str, body: Any, path: Path) -> Iterator[FeatureSpec]:
-        """One entry for several features: its name or its columns hold a range, or it lists its columns.
+        """One entry for several features: its name contains a range, or it lists its columns.
 
-        A name with a range names the features; any other stands for all of them, and they have their columns' names.
+        A name with a range names the features; under any other name they have their columns' names.
         """
         names = self.names(name, path) if has_range(name) else []
         if not isinstance(body, dict):
-            names = names if isinstance(body, list) else [name]  # what else it is, is said once
-            made = [self.feature(group, feature, body, path) for feature in names]
-            yield from (feature for feature in made if feature is not None)
+            names = names if isinstance(body, list) else [name]  # report any other body only once
+            features = [self.feature(group, feature, body, path) for feature in names]
+            yield from (feature for feature in features if feature is not None)
             return
         allowed = TEMPLATE_KEYS if group != "extra" else EXTRA_TEMPLATE_KEYS
         wrong = [key for key in body if key not in allowed]
         for key in wrong:
-            self.problems.add((*path, key), unknown("key of an entry for several features", key, allowed), key=True)
+            self.problems.add(
+                (*path, key), unknown_message("key of an entry for several features", key, allowed), key=True
+            )
         columns = self.columns(body["columns"], (*path, "columns")) if "columns" in body else names
         if wrong or not columns:
             return
         if len(columns) != len(names or columns):
-            message = f"must be as many as the features: got {len(columns)}, expected {len(names)} for {name}"
+            message = f"must be one per feature: got {len(columns)}, expected {len(names)} for {name}"
             self.problems.add((*path, "columns"), message)
             return
         rest = {key: value for key, value in body.items() if key != "columns"}
-        made = [
+        features = [
             self.long_form(group, feature, {"column": column, **rest}, path)
             for feature, column in zip(names or columns, columns, strict=True)
         ]
-        yield from (feature for feature in made if feature is not None)
+        yield from (feature for feature in features if feature is not None)
 
     def columns(self, values: Any, path: Path) -> list[str]:
-        """A list of columns, ranges expanded; nothing where one of them is wrong."""
+        """A list of columns, ranges expanded; empty where one of them is wrong."""
         if not isinstance(values, list) or not values:
-            got = "an empty list" if values == [] else met(values)
+            got = "an empty list" if values == [] else describe_value(values)
             self.problems.add(path, f"must be a list of columns: got {got}, expected for example [C1, C2]")
             return []
-        found = [self.names(value, (*path, index)) for index, value in enumerate(values)]
-        return [name for names in found for name in names] if all(found) else []
+        lists = [self.names(value, (*path, index)) for index, value in enumerate(values)]
+        return [name for names in lists for name in names] if all(lists) else []
 
     def names(self, value: Any, path: Path) -> list[str]:
         """The names that a column's or feature's name stands for: itself, or those of its range."""
@@ -236,10 +238,10 @@ class _FeatureReader:
             return []
 
     def long_form(self, group: Group, name: str, body: dict[str, Any], path: Path) -> FeatureSpec | None:
-        known = FEATURE_KEYS if group != "extra" else EXTRA_KEYS
-        unknown_keys = [key for key in body if key not in known]
+        allowed = FEATURE_KEYS if group != "extra" else EXTRA_KEYS
+        unknown_keys = [key for key in body if key not in allowed]
         for key in unknown_keys:
-            self.problems.add((*path, key), self.unknown_key(group, name, key, known), key=True)
+            self.problems.add((*path, key), self.unknown_key(group, name, key, allowed), key=True)
         sources = [key for key in SOURCES if key in body]
         if unknown_keys and not sources:
             return None
@@ -256,12 +258,14 @@ class _FeatureReader:
         if isinstance(body.get("ops", []), list):
             ops = self.ops(body.get("ops", []), (*path, "ops"))
         else:
-            self.problems.add((*path, "ops"), f"must be a list of ops: got {met(body['ops'])}, expected [op, …]")
-        found = self.made(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
+            self.problems.add(
+                (*path, "ops"), f"must be a list of ops: got {describe_value(body['ops'])}, expected [op, …]"
+            )
+        feature = self.build(name=name, group=group, column=column, expr=expr, op=op, inputs=inputs, ops=ops, path=path)
         expect = read_bounds(group, body["expect"], (*path, "expect"), self.problems) if "expect" in body else ()
-        return replace(found, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
+        return replace(feature, on_nonfinite=self.on_nonfinite(group, body, path), expect=expect)
 
-    def made(self, **parts: Any) -> FeatureSpec:
+    def build(self, **parts: Any) -> FeatureSpec:
         return FeatureSpec(**parts, on_nonfinite=self.default if parts["group"] in FLOATS else "keep")
 
     def on_nonfinite(self, group: Group, body: dict[str, Any], path: Path) -> OnNonfinite:
@@ -273,20 +277,20 @@ class _FeatureReader:
             return "keep"
         value = body.get("on_nonfinite", self.default)
         if value not in choices:
-            message = f"must be one of {', '.join(choices)}: got {met(value)}"
+            message = f"must be one of {', '.join(choices)}: got {describe_value(value)}"
             self.problems.add((*path, "on_nonfinite"), message)
             return self.default
-        found: OnNonfinite = value
-        return found
+        checked: OnNonfinite = value
+        return checked
 
-    def unknown_key(self, group: Group, name: str, key: str, known: tuple[str, ...]) -> str:
-        message = unknown("key of a feature", key, known)
+    def unknown_key(self, group: Group, name: str, key: str, allowed: tuple[str, ...]) -> str:
+        message = unknown_message("key of a feature", key, allowed)
         if group == "extra" and key in FEATURE_KEYS:
-            return f"{message}. extra is handed through untouched"
+            return f"{message}. extra is passed through unchanged"
         return (
             message
             if "Did you mean" in message
-            else f"{message}. Ops stand in a list: `{_as_yaml(name)}: [{{{_as_yaml(key)}: …}}]`"
+            else f"{message}. Ops are written as a list: `{_as_yaml(name)}: [{{{_as_yaml(key)}: …}}]`"
         )
 
     def inputs(self, body: dict[str, Any], path: Path) -> tuple[FeatureInput, ...]:
@@ -296,20 +300,20 @@ class _FeatureReader:
             return ()
         values = body.get("inputs", ())
         if "inputs" in body and not (isinstance(values, list) and values):
-            got = "an empty list" if values == [] else met(values)
+            got = "an empty list" if values == [] else describe_value(values)
             self.problems.add((*path, "inputs"), f"must be a list of columns: got {got}, expected at least one")
             return ()
-        found = [self.input(value, (*path, "inputs", index)) for index, value in enumerate(values)]
-        return tuple(given for given in found if given is not None)
+        inputs = [self.input(value, (*path, "inputs", index)) for index, value in enumerate(values)]
+        return tuple(item for item in inputs if item is not None)
 
     def input(self, value: Any, path: Path) -> FeatureInput | None:
         if not isinstance(value, dict):
             column = self.name(value, path, "a column")
             return None if column is None else FeatureInput(column=column, path=path)
-        known = (*SOURCES[:2], "ops")
+        allowed = (*SOURCES[:2], "ops")
         for key in value:
-            if key not in known:
-                self.problems.add((*path, key), unknown("key of an input", key, known), key=True)
+            if key not in allowed:
+                self.problems.add((*path, key), unknown_message("key of an input", key, allowed), key=True)
         sources = [key for key in SOURCES[:2] if key in value]
         if len(sources) != 1 or not isinstance(value.get("ops", []), list):
             self.problems.add(path, "must be a column, or {column: …, ops: […]}, or {expr: …, ops: […]}")
@@ -329,7 +333,7 @@ class _FeatureReader:
         if isinstance(value, dict) and len(value) == 1:
             [(op, parameters)] = value.items()
             if op in FEATURE_KEYS and op != "expr":
-                message = f"{op} is no op: got {{{op}: {_as_yaml(parameters)}}} in a list of ops, {_BESIDE}"
+                message = f"{op} is not an op: got {{{op}: {_as_yaml(parameters)}}} in a list of ops, {_NOT_IN_A_LIST}"
                 self.problems.add((*path, op), message, key=True)
                 return None
             if parameters is None:
@@ -342,9 +346,9 @@ class _FeatureReader:
             forms = ", ".join(
                 f"{{{_as_yaml(op)}: …}}" if body is not None else _as_yaml(op) for op, body in value.items()
             )
-            self.problems.add(path, f"must hold one op: got {len(value)} keys, expected one. Write [{forms}]")
+            self.problems.add(path, f"must be one op: got {len(value)} keys, expected one. Write [{forms}]")
         else:
-            got = met(value) if value != {} else "an empty mapping"
+            got = describe_value(value) if value != {} else "an empty mapping"
             self.problems.add(path, f"must be an op: got {got}, expected a word or a map of one key {{op: parameters}}")
         return None
 
@@ -352,5 +356,5 @@ class _FeatureReader:
         if isinstance(value, str) and value.strip():
             return value
         remedy = ". Quote it" if isinstance(value, (int, float)) else ""
-        self.problems.add(path, f"must be {what}: got {met(value)}, expected a non-empty string{remedy}")
+        self.problems.add(path, f"must be {what}: got {describe_value(value)}, expected a non-empty string{remedy}")
         return None

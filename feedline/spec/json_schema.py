@@ -1,9 +1,9 @@
-"""The JSON Schema of a pipeline.yaml as users write it.
+"""Describe pipeline.yaml, as users write it, by a JSON Schema.
 
-Runs in: `feedline schema`, and whoever checks a file in an editor. Pure.
+Runs in: `feedline schema`. Pure.
 
-The sections' part comes from their pydantic models; the features' short forms are written out here, because the model
-holds them already normalised. Every value that is not a string may also be `${NAME}`, whose meaning only the run knows.
+The sections' part comes from their pydantic models; the features' short forms are spelled out here, because the model
+holds them already normalised. Every value that is not a string may also be `${NAME}`, which a run resolves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERBATIM = ("default", "const", "enum", "examples", "not", "propertyNames")
 _NAME: Schema = {"type": "string", "pattern": r"\S"}
 _RANGE = r"\{\d+\.\.\d+\}"
 _VARIABLE: Schema = {
-    "description": "Taken from the environment and read as an unquoted YAML scalar.",
+    "description": "An environment variable, read as an unquoted YAML scalar.",
     "type": "string",
     "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$",
 }
@@ -42,10 +42,10 @@ _GROUP_DESCRIPTIONS = {
 
 
 def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
-    """The JSON Schema (draft 2020-12) of the document that `model` is read from.
+    """The JSON Schema (draft 2020-12) of the document that becomes a `model`.
 
     Args:
-        op_schema: the schema of one op as it stands in a list of ops; any word or one-key map when not given.
+        op_schema: the schema of one op in a list of ops (default: any word or one-key map).
     """
     schema = _allow_variables(_without_titles(model.model_json_schema()))
     op = dict(op_schema or _ANY_OP)
@@ -66,15 +66,18 @@ def describe(model: type[BaseModel], op_schema: Schema | None) -> Schema:
         "description": definitions["ArtifactsSpec"]["description"],
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}, {"$ref": "#/$defs/ArtifactsSpec"}],
     }
-    schema |= {"title": "pipeline.yaml of Feedline", "description": "What is read, what it becomes, how it is fed."}
+    schema |= {
+        "title": "pipeline.yaml of Feedline",
+        "description": "Which rows are read, what they become, how they are fed.",
+    }
     return {"$schema": DIALECT, **schema, "$defs": definitions}
 
 
 def _feature_definitions() -> Schema:
     ops: Schema = {"description": "Applied in this order.", "type": "array", "items": {"$ref": "#/$defs/op"}}
-    column = _NAME | {"description": "The column it is read from."}
+    column = _NAME | {"description": "The column that the feature reads."}
     expr = _NAME | {"description": "An expression over the table's columns."}
-    given: Schema = {
+    item: Schema = {
         "type": "object",
         "additionalProperties": False,
         "properties": {"column": column, "expr": expr, "ops": ops},
@@ -83,11 +86,11 @@ def _feature_definitions() -> Schema:
     inputs = {
         "description": "The columns of the op, as they are or through ops of their own.",
         "type": "array",
-        "items": {"anyOf": [_NAME, given]},
+        "items": {"anyOf": [_NAME, item]},
         "minItems": 1,
     }
-    settled: Schema = {
-        "description": "What becomes of finished numbers that are NaN or infinite.",
+    on_nonfinite: Schema = {
+        "description": "What to do with finished numbers that are NaN or infinite.",
         "anyOf": [{"enum": list(get_args(OnNonfinite))}, {"$ref": "#/$defs/variable"}],
     }
     source = {
@@ -106,7 +109,7 @@ def _feature_definitions() -> Schema:
             "op": {"$ref": "#/$defs/op"},
             "inputs": inputs,
             "ops": ops,
-            "on_nonfinite": settled,
+            "on_nonfinite": on_nonfinite,
             "expect": _expect(),
         },
         **source,
@@ -131,33 +134,33 @@ def _feature_definitions() -> Schema:
 
 
 def _add_templates(definitions: Schema) -> None:
-    """Entries for several features, beside those for one."""
+    """Add the entries for several features to those for one."""
     feature, extra = definitions["feature"]["anyOf"], definitions["extra_feature"]["anyOf"]
-    known = feature[1]["properties"]
-    listed = _several(known, ["ops", "on_nonfinite", "expect"])
-    extras = _several(known, ["expect"])
-    definitions["features_of_a_range"] = {"anyOf": [feature[0], listed]}
-    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extras]}
-    feature.append(listed | {"required": ["columns"]})
-    extra.append(extras | {"required": ["columns"]})
+    properties = feature[1]["properties"]
+    template = _template(properties, ["ops", "on_nonfinite", "expect"])
+    extra_template = _template(properties, ["expect"])
+    definitions["features_of_a_range"] = {"anyOf": [feature[0], template]}
+    definitions["extra_features_of_a_range"] = {"anyOf": [extra[0], extra_template]}
+    feature.append(template | {"required": ["columns"]})
+    extra.append(extra_template | {"required": ["columns"]})
 
 
-def _several(known: Schema, keys: list[str]) -> Schema:
-    """An entry that stands for several features, of those keys."""
+def _template(feature: Schema, keys: list[str]) -> Schema:
+    """An entry for several features, with these keys of a feature."""
     columns = {
-        "description": "Columns of features that are alike; C{1..26} stands for C1 … C26.",
+        "description": "Columns of like features; C{1..26} stands for C1 … C26.",
         "type": "array",
         "items": _NAME,
         "minItems": 1,
     }
-    properties = {"columns": columns, **{key: known[key] for key in keys}}
+    properties = {"columns": columns, **{key: feature[key] for key in keys}}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _expect() -> Schema:
     bound: Schema = {"type": "string", "pattern": rf"^\s*{BOUND}\s*$"}
     return {
-        "description": "Bounds on what is measured of the feature's values.",
+        "description": "Bounds on measures of the feature's values.",
         "type": "object",
         "additionalProperties": False,
         "properties": {
@@ -179,7 +182,7 @@ def _features() -> Schema:
         for group, text in _GROUP_DESCRIPTIONS.items()
     }
     groups["extra"] = {
-        "description": "Handed through, untouched: a list of columns, or a mapping to column or expr.",
+        "description": "Passed through unchanged: a list of columns, or a mapping to column or expr.",
         "anyOf": [
             {"type": "array", "items": _NAME, "uniqueItems": True},
             {
@@ -201,7 +204,7 @@ def _features() -> Schema:
 
 
 def _without_titles(schema: Any) -> Any:
-    """pydantic titles every field with its own name, which tells a reader nothing."""
+    """The schema without pydantic's titles, which only repeat the fields' names."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)
@@ -210,7 +213,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _allow_variables(schema: Any) -> Any:
-    """The schema with `${NAME}` allowed wherever a number, a boolean or a word of a fixed choice is."""
+    """The schema with `${NAME}` allowed for every number, boolean and enum."""
     if isinstance(schema, list):
         return [_allow_variables(item) for item in schema]
     if not isinstance(schema, dict):
@@ -218,8 +221,8 @@ def _allow_variables(schema: Any) -> Any:
     inner = {key: item if key in _VERBATIM else _allow_variables(item) for key, item in schema.items()}
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    words = isinstance(schema.get("enum"), list)
-    if not words and not (isinstance(kinds, list) and {"integer", "number", "boolean"} & set(kinds)):
+    is_enum = isinstance(schema.get("enum"), list)
+    if not is_enum and not (isinstance(kinds, list) and {"integer", "number", "boolean"} & set(kinds)):
         return inner
     outer = {key: inner.pop(key) for key in ("description", "default", "examples") if key in inner}
     return {**outer, "anyOf": [inner, {"$ref": "#/$defs/variable"}]}

@@ -1,26 +1,26 @@
-"""What one run changes in a pipeline.yaml: overrides by dotted key, and environment variables.
+"""Change a pipeline.yaml for one run: overrides by dotted key, and environment variables.
 
 Runs in: every process that reads a pipeline.yaml. Pure: the environment comes in as an argument.
 
-An override replaces the value at its key, `features.dense."a.b"` being a name with a dot, and makes the mappings in
-between where the file has none. Overrides are applied in their order, before variables and before validation, so that
-what they write is checked like the file; errors name the override instead of a line. Then `${NAME}` in every string is
-replaced: a string that is nothing but `${NAME}` becomes what the variable's text means as an unquoted YAML scalar, any
+An override replaces the value at its key (`features.dense."a.b"` quotes a name with a dot) and creates the mappings in
+between where the file has none. Overrides are applied in order, before variables and before validation, so that what
+they write is checked like the file; errors name the override instead of a line. Then `${NAME}` in every string is
+replaced: a string that is nothing but `${NAME}` becomes the variable's content read as an unquoted YAML scalar, any
 other stays a string; `$$` is one `$`.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from operator import index
 from typing import Any, SupportsIndex
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Position, Problems, met, path_text
+from feedline.spec.positions import Document, Path, Position, Problems, describe_value, path_text
 from feedline.spec.yaml_document import MAX_DEPTH, SURROGATE, read_document, resolve_scalar
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\{[^}]*\}?))")
@@ -28,44 +28,44 @@ _DECODER = json.JSONDecoder()
 
 
 class CommandLineOverrides(dict[str, object]):
-    """Overrides that came as `--set KEY=VALUE`: errors about them say so."""
+    """Overrides from `--set KEY=VALUE`: errors about them say so."""
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, object]:
-    """`["batch.tail=pad", "shuffle={seed: 3}"]` as a mapping from key to value; of one key given twice the last counts.
+    """`["batch.tail=pad", "shuffle={seed: 3}"]` as a mapping from key to value; the last of equal keys wins.
 
     A value that starts with `[` or `{` is flow-style YAML, a wholly quoted one is that string; any other is one
-    unquoted scalar, however many colons, commas or hashes it holds, so that an expression needs no second quoting.
+    unquoted scalar, whatever colons, commas or hashes it contains, so that an expression needs no second quoting.
     """
     overrides = CommandLineOverrides()
     for argument in arguments:
-        place = f"--set {argument}"
-        path, rest = _split_key(argument, place, stop="=")
+        label = f"--set {argument}"
+        path, rest = _split_key(argument, label, stop="=")
         if not rest.startswith("="):
-            raise SpecError(f"{place}: no value: expected KEY=VALUE. An empty value is KEY=null")
+            raise SpecError(f"{label}: no value: expected KEY=VALUE. An empty value is KEY=null")
         key = path_text(path)
         overrides.pop(key, None)
         overrides[key] = _parse_value(rest[1:].strip(), f"--set {key}")
     return overrides
 
 
-def _parse_value(text: str, place: str) -> object:
+def _parse_value(text: str, label: str) -> object:
     if text.startswith(("[", "{")):
-        return read_document(text, place).value
+        return read_document(text, label).value
     if text.startswith(('"', "'")) and text.endswith(text[0]):
         try:
-            value = read_document(text, place).value
+            value = read_document(text, label).value
         except SpecError:  # `"a" == b or c == "d"`: an expression that begins and ends with a quote
             return text
         return value if isinstance(value, str) else text
     try:
         return resolve_scalar(text)
     except ValueError as error:
-        raise SpecError(f"{place}: {error}") from error
+        raise SpecError(f"{label}: {error}") from error
 
 
 def _split_key(text: str, label: str, stop: str = "") -> tuple[Path, str]:
-    """The parts of a dotted key, and what follows it from the first unquoted `stop` character."""
+    """The parts of a dotted key, and the rest of the string from the first unquoted `stop` character."""
     parts: list[str] = []
     position = -1
     bare = re.compile(rf'[^."{stop}]*')
@@ -80,25 +80,30 @@ def _split_key(text: str, label: str, stop: str = "") -> tuple[Path, str]:
             match = bare.match(text, position)
             part, position = (match.group().strip(), match.end()) if match else ("", position)
         if not part:
-            raise SpecError(f"{label}: not a key: got {met(text)}, expected words with dots, as in batch.tail")
+            raise SpecError(
+                f"{label}: not a key: got {describe_value(text)}, expected words with dots, as in batch.tail"
+            )
         parts.append(part)
     if text[position : position + 1] not in ("", *stop):
-        raise SpecError(f'{label}: not a key: got {met(text)}: a quoted name stands alone, as in features.dense."a.b"')
+        raise SpecError(
+            f"{label}: not a key: got {describe_value(text)}: a quoted name must be a whole part, as in "
+            'features.dense."a.b"'
+        )
     return tuple(parts), text[position:]
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Writes each override into the document, in order, with the override as the place of what it wrote.
+    """Write each override into the document, in order, with the override as the position of what it wrote.
 
     Raises:
-        SpecError: a key is no dotted path, leads into a word or list, or a value is nothing that YAML can hold.
+        SpecError: a key is not a dotted path, leads into a scalar or list, or YAML cannot represent a value.
     """
     for key, value in overrides.items():
         label = f"--set {key}" if isinstance(overrides, CommandLineOverrides) else f"set[{json.dumps(str(key))}]"
         if not isinstance(key, str):
             raise SpecError(f"{label}: not a key: got {type(key).__name__}, expected a string such as 'batch.tail'")
         path, _ = _split_key(key, label)
-        place = Position(override=label)
+        position = Position(override=label)
         if not isinstance(document.value, dict):
             raise document.error((), "not a mapping: expected the keys of a pipeline")
         target = document.value
@@ -106,50 +111,50 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
             if target.get(part) is None:
                 target[part] = {}
                 _forget(document, path[:depth])
-                document.places[path[:depth]] = document.key_places[path[:depth]] = place
+                document.positions[path[:depth]] = document.key_positions[path[:depth]] = position
             if not isinstance(target[part], dict):
                 whole = path_text(path[:depth])
-                message = f"{whole} has no keys to set: got {met(target[part])} there. Set {whole} as a whole"
+                message = f"{whole} has no keys to set: got {describe_value(target[part])}. Set {whole} as a whole"
                 raise SpecError(f"{label}: {message}")
             target = target[part]
-        target[path[-1]] = _plain(value, label, 0)
+        target[path[-1]] = _plain_value(value, label, 0)
         _forget(document, path)
-        document.places[path] = document.key_places[path] = place
+        document.positions[path] = document.key_positions[path] = position
 
 
 def _forget(document: Document, path: Path) -> None:
-    for table in (document.places, document.key_places):
-        for known in [known for known in table if known[: len(path)] == path]:
-            del table[known]
+    for table in (document.positions, document.key_positions):
+        for below in [key for key in table if key[: len(path)] == path]:
+            del table[below]
 
 
-def _plain(value: object, label: str, depth: int) -> Any:
-    """A copy of what Python code handed in, made of nothing but dicts, lists, strings, numbers, booleans and None."""
+def _plain_value(value: object, label: str, depth: int) -> Any:
+    """A copy of a Python value that consists of dicts, lists, strings, numbers, booleans and None."""
     if depth > MAX_DEPTH:
         raise SpecError(f"{label}: nested too deeply: expected at most {MAX_DEPTH} levels")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str) and SURROGATE.search(value):
-        raise SpecError(f"{label}: text holds half a character: got a lone surrogate")
+        raise SpecError(f"{label}: not UTF-8: got a lone surrogate in a string")
     if value is None or isinstance(value, (bool, float, str)):
         return value
     if isinstance(value, SupportsIndex):
-        return index(value)
+        return operator.index(value)
     if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str) or not key]:
-            raise SpecError(f"{label}: key is not a name: got {wrong[0]!r}, expected a non-empty string")
-        return {key: _plain(item, label, depth + 1) for key, item in value.items()}
+        if bad_keys := [key for key in value if not isinstance(key, str) or not key]:
+            raise SpecError(f"{label}: key is not a name: got {bad_keys[0]!r}, expected a non-empty string")
+        return {key: _plain_value(item, label, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, label, depth + 1) for item in value]
+        return [_plain_value(item, label, depth + 1) for item in value]
     kinds = "a string, number, boolean, None, list or mapping"
     raise SpecError(f"{label}: not a value of a pipeline: got {type(value).__name__}, expected {kinds}")
 
 
 def substitute_variables(document: Document, environment: Mapping[str, str]) -> None:
-    """Replaces `${NAME}` and `$$` in every string of the document.
+    """Replace `${NAME}` and `$$` in every string of the document.
 
     Raises:
-        SpecError: one line for each variable that is not set and each `${` that holds no name.
+        SpecError: one line for each variable that is not set and each `${` without a name.
     """
     problems = Problems(document)
 
@@ -157,7 +162,7 @@ def substitute_variables(document: Document, environment: Mapping[str, str]) -> 
         if isinstance(value, dict):
             return {key: walk(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
-            return [walk(item, (*path, number)) for number, item in enumerate(value)]
+            return [walk(item, (*path, index)) for index, item in enumerate(value)]
         if not isinstance(value, str) or "$" not in value:
             return value
         try:
@@ -166,11 +171,11 @@ def substitute_variables(document: Document, environment: Mapping[str, str]) -> 
             problems.add(path, str(error))
             return value
         if (match := _VARIABLE.fullmatch(value)) and match["name"]:
-            document.places[path] = replace(document.place(path), variable=match["name"])
+            document.positions[path] = replace(document.position(path), variable=match["name"])
         return new
 
     document.value = walk(document.value, ())
-    problems.raise_found()
+    problems.raise_all()
 
 
 def _substitute(text: str, environment: Mapping[str, str]) -> bool | int | float | str | None:
@@ -182,7 +187,7 @@ def _substitute(text: str, environment: Mapping[str, str]) -> bool | int | float
         if match["name"] not in environment:
             raise ValueError(f"environment variable {match['name']} is not set: expected a value for {match.group()}")
         if SURROGATE.search(environment[match["name"]]):
-            raise ValueError(f"environment variable {match['name']} is not UTF-8: expected text")
+            raise ValueError(f"environment variable {match['name']} is not UTF-8: expected a UTF-8 string")
         return environment[match["name"]]
 
     new = _VARIABLE.sub(value_of, text)

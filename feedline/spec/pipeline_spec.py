@@ -1,12 +1,12 @@
-"""A pipeline.yaml as a whole: read, checked, with the position of every entry.
+"""Read a whole pipeline.yaml: checked, with the position of every entry.
 
-Runs in: every process that reads a pipeline.yaml, or is handed one as canonical text.
+Runs in: every process that reads a pipeline.yaml, or gets one as canonical JSON.
 
-    text -> document with places (yaml_document) -> overrides, variables (overrides)
+    text -> document with positions (yaml_document) -> overrides, variables (overrides)
          -> features (features) and sections (sections, pydantic) -> PipelineSpec
 
-Every complaint of these steps becomes one line "FILE:LINE:COL: path: what was met, what is expected. The remedy"; those
-of the last step are raised together. Later layers report through `PipelineSpec.error`, which knows the same places.
+Every error of these steps is one line "FILE:LINE:COL: path: got …, expected …. The remedy"; those of the last step are
+raised together. Later layers report through `PipelineSpec.error`, which knows the same positions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from feedline.spec.expectations import OnExpect
 from feedline.spec.features import FeatureSpec, OnNonfinite, OpCall, canonical_json, read_features
 from feedline.spec.json_schema import describe
 from feedline.spec.overrides import apply_overrides, parse_overrides, substitute_variables
-from feedline.spec.positions import Document, Path, Problems, met, unknown
+from feedline.spec.positions import Document, Path, Problems, describe_value, unknown_message
 from feedline.spec.sections import (
     Artifacts,
     ArtifactsSpec,
@@ -37,11 +37,11 @@ from feedline.spec.sections import (
     Count,
     Fit,
     FitSpec,
-    PathText,
+    NonEmptyString,
+    PathString,
     Section,
     Shuffle,
     ShuffleSpec,
-    Text,
     TlsSpec,
     Version,
     keys_of,
@@ -72,11 +72,11 @@ _NO_OVERRIDES: Mapping[str, object] = {}
 
 
 class PipelineSpec(Section):
-    """A pipeline.yaml, checked and with its defaults; equal when what it asks for is equal, wherever it stood."""
+    """A pipeline.yaml, checked and with its defaults. Positions do not count for equality."""
 
     version: Version = Field(description="Version of this format.")
-    name: Text = Field(description="Name of the job.")
-    work_dir: PathText = Field(
+    name: NonEmptyString = Field(description="Name of the job.")
+    work_dir: PathString = Field(
         default=".feedline",
         validate_default=True,
         description="Folder or URI for snapshots, counts and artifacts, shared between the hosts of a job.",
@@ -87,49 +87,49 @@ class PipelineSpec(Section):
     shuffle: Shuffle = Field(
         default=ShuffleSpec(), description="The epoch's permutation, or off: the table's order within each lane."
     )
-    lanes: Count | None = Field(default=None, description="Lanes of the run; the default is its first world size.")
+    lanes: Count | None = Field(default=None, description="Lanes of the run (default: its first world size).")
     epochs: Count = Field(default=1, description="Epochs that `feedline run` serves.")
     cluster: ClusterSpec = Field(default=ClusterSpec(), description="Where blocks are computed.")
     memory: Bytes | None = Field(default=None, description="Memory of one feeder: blocks in flight and ring.")
-    artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where what ops learnt is kept, and whose it is.")
-    fit: Fit = Field(default=FitSpec(), description="What ops learn from data, and when.")
-    allow_code: bool = Field(default=False, description="Ops may be Python functions, which run on every worker.")
+    artifacts: Artifacts = Field(default=ArtifactsSpec(), description="Where artifacts are kept, and whose they are.")
+    fit: Fit = Field(default=FitSpec(), description="What ops learn from, and when.")
+    allow_code: bool = Field(default=False, description="Allow Python functions as ops; they run on every worker.")
     on_nonfinite: OnNonfinite = Field(
-        default="keep", description="What becomes of finished numbers that are NaN or infinite."
+        default="keep", description="What to do with finished numbers that are NaN or infinite."
     )
-    on_expect: OnExpect = Field(default="warn", description="What happens where a feature is not as expected.")
+    on_expect: OnExpect = Field(default="warn", description="What to do if a feature breaks its expectations.")
 
     _document: Document = PrivateAttr(default_factory=lambda: Document(file="<pipeline>", value=None))
     _base_dir: str = PrivateAttr(default="")
 
     @property
     def file(self) -> str:
-        """The file it was read from, as it was named; not part of the canonical text."""
+        """The path of the file, as given; not part of the canonical text."""
         return self._document.file
 
     @property
     def base_dir(self) -> str:
-        """The absolute folder that relative paths were resolved against; not part of the canonical text."""
+        """The absolute folder that relative paths are relative to; not part of the canonical text."""
         return self._base_dir
 
     def error(self, path: Path, message: str) -> SpecError:
-        """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override as its place."""
+        """A SpecError "FILE:LINE:COL: features.dense.price[1]: message", or with the override instead of the line."""
         return self._document.error(path, message)
 
     def canonical(self) -> str:
-        """The spec as JSON: equal for equal specs, so it may be hashed, and read back by `from_canonical`."""
+        """The spec as JSON, which `from_canonical` reads; equal for equal specs, so it may be hashed."""
         content = self.model_dump(exclude={"features"}, by_alias=True)
         content["features"] = [[feature.group, feature.name, feature.long_form()] for feature in self.features]
         content["shuffle"] = content["shuffle"] or "off"
         if self.artifacts.shared is None:
             content["artifacts"] = self.artifacts.folder
         if self.cluster.scheduler is not None:
-            del content["cluster"]["threads"]  # has no meaning there, and is refused beside it
+            del content["cluster"]["threads"]  # refused beside a scheduler
         return canonical_json(content)
 
     @classmethod
     def from_canonical(cls, text: str, *, file: str = "<canonical>") -> PipelineSpec:
-        """The spec that `canonical` described; `file` is what errors name, lines and columns are not known."""
+        """The spec of a canonical text; errors name `file`, without lines and columns."""
         try:
             content = json.loads(text)
             groups: dict[str, dict[str, Any]] = {}
@@ -147,13 +147,13 @@ class PipelineSpec(Section):
 
 
 def load_spec(path: str | os.PathLike[str], overrides: Mapping[str, object] = _NO_OVERRIDES) -> PipelineSpec:
-    """Reads a pipeline.yaml; relative paths in it are relative to its folder.
+    """Read a pipeline.yaml; relative paths in it are relative to its folder.
 
     Args:
         overrides: values by dotted key, such as {"batch.tail": "pad", "shuffle": "off"}, checked like the file.
 
     Raises:
-        SpecError: the file cannot be read or breaks a rule; one line per problem, the first in the file first.
+        SpecError: the file cannot be read or breaks a rule; one line per problem, in the order of the file.
     """
     file = os.fspath(path)
     try:
@@ -166,8 +166,8 @@ def load_spec(path: str | os.PathLike[str], overrides: Mapping[str, object] = _N
         text = content.decode()
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        place = f"{before.count(10) + 1}:{error.start - (before.rfind(10) + 1) + 1}"
-        raise SpecError(f"{file}:{place}: not UTF-8: got the byte 0x{content[error.start]:02x}") from error
+        position = f"{before.count(10) + 1}:{error.start - (before.rfind(10) + 1) + 1}"
+        raise SpecError(f"{file}:{position}: not UTF-8: got the byte 0x{content[error.start]:02x}") from error
     return parse_spec(text, file=file, overrides=overrides, base_dir=posixpath.dirname(file))
 
 
@@ -178,14 +178,14 @@ def parse_spec(
     overrides: Mapping[str, object] = _NO_OVERRIDES,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> PipelineSpec:
-    """Reads the text of a pipeline.yaml; relative paths are relative to `base_dir`, else to the current folder.
+    """Read the text of a pipeline.yaml; relative paths are relative to `base_dir` (default: the current folder).
 
     Raises:
-        SpecError: as of `load_spec`; `file` is the name that errors give the text.
+        SpecError: as `load_spec`; `file` is the name in its messages.
     """
     document = read_document(text, file)
     if not isinstance(document.value, dict):
-        got = "an empty document" if document.value is None else met(document.value)
+        got = "an empty document" if document.value is None else describe_value(document.value)
         raise document.error((), f"must be a mapping: got {got}, expected the keys {', '.join(_KEYS)}")
     apply_overrides(document, overrides)
     substitute_variables(document, os.environ)
@@ -193,7 +193,7 @@ def parse_spec(
 
 
 def json_schema(op_schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON Schema of a pipeline.yaml; `op_schema` describes one op as it stands in a list of ops."""
+    """The JSON Schema of a pipeline.yaml; `op_schema` describes one op in a list of ops."""
     return describe(PipelineSpec, op_schema)
 
 
@@ -211,8 +211,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
         spec = PipelineSpec.model_validate(content, context={"base_dir": base_dir})
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _complain(detail, document, problems)
-    problems.raise_found()
+            _add_problem(detail, document, problems)
+    problems.raise_all()
     if spec is None:
         raise AssertionError("pydantic refused a pipeline without saying why")
     spec._document = document
@@ -220,8 +220,8 @@ def _validate(document: Document, base_dir: str) -> PipelineSpec:
     return spec
 
 
-def _complain(detail: ErrorDetails, document: Document, problems: Problems) -> None:
-    """One error of pydantic as a sentence at its place."""
+def _add_problem(detail: ErrorDetails, document: Document, problems: Problems) -> None:
+    """Add an error of pydantic as a sentence with its position."""
     path, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     section = section_at(PipelineSpec, path[:-1]) if path else None
     fields = keys_of(section) if section else {}
@@ -233,17 +233,17 @@ def _complain(detail: ErrorDetails, document: Document, problems: Problems) -> N
         problems.add(path, _unknown_key(str(path[-1]), tuple(fields)), key=True)
     else:
         expectation, remedy = _expectation(detail, section_at(PipelineSpec, path))
-        variable = document.place(path).variable
-        got = met(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
+        variable = document.position(path).variable
+        got = describe_value(detail["input"]) + (f" from ${{{variable}}}" if variable else "")
         problems.add(path, f"must be {expectation}: got {got}" + (f". {remedy}" if remedy else ""))
 
 
-def _unknown_key(key: str, known: tuple[str, ...]) -> str:
-    message = unknown("key", key, known)
-    homes = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in keys_of(section)]
-    if not homes or "Did you mean" in message:
+def _unknown_key(key: str, allowed: tuple[str, ...]) -> str:
+    message = unknown_message("key", key, allowed)
+    owners = [name for name in _KEYS if (section := section_at(PipelineSpec, (name,))) and key in keys_of(section)]
+    if not owners or "Did you mean" in message:
         return message
-    return f"{message}. It is a key of {' and of '.join(homes)}"
+    return f"{message}. It is a key of {' and of '.join(owners)}"
 
 
 _BOUNDS = {
@@ -252,8 +252,8 @@ _BOUNDS = {
     "greater_than": ("greater than", "gt"),
 }
 _TYPES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
@@ -263,7 +263,7 @@ _TYPES = {
 
 
 def _expectation(detail: ErrorDetails, section: type[BaseModel] | None) -> tuple[str, str]:
-    """What a value must be, by pydantic's type of error, and the usual remedy for what was met."""
+    """What a value must be, by pydantic's type of error, and the usual remedy for the value found."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "expected":
         return context["expected"], context["remedy"]
@@ -285,7 +285,7 @@ def _remedy(kind: str, value: object) -> str:
     if kind == "string_type":
         return "Quote it" if isinstance(value, (bool, int, float)) else ""
     if kind == "bool_type":
-        return "YAML 1.2 has no other words for them" if isinstance(value, str) else ""
+        return "YAML 1.2 has no other booleans" if isinstance(value, str) else ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return f"Write {int(value)}"
     if isinstance(value, str) and re.fullmatch(r"[0-9]+(_[0-9]+)*", value):

@@ -1,10 +1,10 @@
-"""The sections of a pipeline.yaml: their keys, types and defaults.
+"""Define the sections of a pipeline.yaml: their keys, types and defaults.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
-One pydantic model per section. Types are strict: a boolean is no integer, a quoted number is a string. A rule that one
-type cannot say raises `expected` (one value) or `rule` (between keys); `spec` turns these and pydantic's own errors
-into sentences with places. Descriptions are shown by editors through the JSON Schema and end up nowhere else.
+One pydantic model per section. Types are strict: a boolean is not an integer, a quoted number is a string. Rules beyond
+types raise a `value_error` (one value) or a `rule_error` (between keys); `pipeline_spec` turns these and pydantic's own
+errors into sentences with positions. Editors show the descriptions through the JSON Schema; nothing else uses them.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]i?B|B)", re.IGNORECASE)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def expected(expectation: str, remedy: str = "") -> PydanticCustomError:
-    """One value is wrong: "must be EXPECTATION: got …. REMEDY"."""
+def value_error(expectation: str, remedy: str = "") -> PydanticCustomError:
+    """The error "must be EXPECTATION: got …. REMEDY" about one value."""
     return PydanticCustomError("expected", "{expected}", {"expected": expectation, "remedy": remedy})
 
 
-def rule(key: str, message: str) -> PydanticCustomError:
-    """Keys contradict each other; the message is complete and stands at `key`."""
+def rule_error(key: str, message: str) -> PydanticCustomError:
+    """The error about keys that contradict each other; the message is complete, `key` its position."""
     return PydanticCustomError("rule", "{message}", {"key": key, "message": message})
 
 
 def _text(value: str) -> str:
     if not value.strip() or "\0" in value:
-        raise expected("a non-empty string")
+        raise value_error("a non-empty string")
     return value
 
 
 def resolve_path(path: str, base_dir: str) -> str:
-    """A path relative to `base_dir` made absolute, `~/` expanded; a URI or an absolute path as it is."""
+    """A relative path joined to `base_dir`, `~/` expanded; a URI or an absolute path unchanged."""
     if _URI.match(path) or posixpath.isabs(path):
         return path
     return posixpath.normpath(posixpath.join(base_dir, posixpath.expanduser(path)))
@@ -73,26 +73,26 @@ def _table(value: object, info: ValidationInfo) -> str | tuple[str, ...]:
         return _path(value, info)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(_path(item, info) for item in value)
-    raise expected("a path or URI, or a non-empty list of them")
+    raise value_error("a path or URI, or a non-empty list of them")
 
 
 def parse_bytes(value: object) -> int:
-    """A positive number of bytes, as an integer or as "4GiB", "500 MB", "1.5 TiB"."""
+    """A positive size in bytes, from an integer or "4GiB", "500 MB", "1.5 TiB"."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         unit = match[2].lower()
         size = int(Decimal(match[1]) * (1 if unit == "b" else _UNITS[unit]))
     else:
-        raise expected("a size in bytes such as 4GiB, 500MB or 1073741824", "Units: B, kB, MB, GB, TB, KiB … TiB")
+        raise value_error("a size in bytes such as 4GiB, 500MB or 1073741824", "Units: B, kB, MB, GB, TB, KiB … TiB")
     if not 1 <= size <= MAX_INT:
-        raise expected("a size of at least 1 byte and less than 8 EiB")
+        raise value_error("a size of at least 1 byte and less than 8 EiB")
     return size
 
 
 def _version(value: object) -> object:
     if value != 1 or not isinstance(value, int) or isinstance(value, bool):
-        raise expected("1", "This release reads version 1 of the format")
+        raise value_error("1", "This release reads version 1 of the format")
     return value
 
 
@@ -100,7 +100,7 @@ def _threads(value: object) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT:
-        raise expected("a number of threads of at least 1, or the word auto")
+        raise value_error("a number of threads of at least 1, or the word auto")
     return value
 
 
@@ -112,14 +112,14 @@ def scheduler_address(value: str) -> tuple[str, str, int]:
     except ValueError:
         host, port = None, None
     if not host or not port or value != f"{parts.scheme}://{parts.netloc}" or "@" in value:
-        raise expected("the address of a Dask scheduler, tcp://host:port or tls://host:port")
+        raise value_error("the address of a Dask scheduler, tcp://host:port or tls://host:port")
     if parts.scheme not in ("tcp", "tls"):
-        raise expected("the address of a Dask scheduler with tcp:// or tls://")
+        raise value_error("the address of a Dask scheduler with tcp:// or tls://")
     return parts.scheme, host, port
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine's own loopback, by its name or number alone."""
+    """Whether the host is this machine's loopback, by its name or address alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -131,9 +131,9 @@ def _scheduler(value: str) -> str:
     return value
 
 
-Text = Annotated[str, Field(min_length=1), AfterValidator(_text)]
-PathText = Annotated[str, Field(min_length=1), AfterValidator(_path)]
-TableText = Annotated[
+NonEmptyString = Annotated[str, Field(min_length=1), AfterValidator(_text)]
+PathString = Annotated[str, Field(min_length=1), AfterValidator(_path)]
+TablePaths = Annotated[
     str | tuple[str, ...],
     PlainValidator(_table),
     WithJsonSchema(
@@ -170,7 +170,7 @@ Scheduler = Annotated[
 
 
 class Section(BaseModel):
-    """A mapping in pipeline.yaml: its keys are the fields, no others, and values are not converted."""
+    """A mapping in pipeline.yaml: its keys are the fields and no others, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -179,7 +179,7 @@ class BatchSpec(Section):
     """How rows become batches."""
 
     size: Count = Field(description="Rows per lane and step; with the default lanes that is rows per rank.")
-    tail: Literal["drop", "pad", "partial"] = Field(default="drop", description="What becomes of the last rows.")
+    tail: Literal["drop", "pad", "partial"] = Field(default="drop", description="What to do with the last rows.")
 
 
 class ShuffleSpec(Section):
@@ -188,26 +188,26 @@ class ShuffleSpec(Section):
     seed: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(default=0, description="Seed of every permutation.")
     window_rows: Count = Field(default=131072, description="Rows of a block, within which rows are permuted.")
     rows: bool = Field(default=True, description="Permute rows within blocks; false permutes splits only.")
-    by: Text | None = Field(default=None, description="Column whose runs of equal values stay together.")
+    by: NonEmptyString | None = Field(default=None, description="Column whose runs of equal values stay together.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ShuffleSpec:
         if self.by is not None and not self.rows:
             reason = "`rows: false` permutes splits only, so every run already stays together"
-            raise rule("by", f"contradicts `rows: false`: {reason}. Remove one of the two")
+            raise rule_error("by", f"contradicts `rows: false`: {reason}. Remove one of the two")
         return self
 
 
 class TlsSpec(Section):
     """The files of a mutually authenticated connection (PEM)."""
 
-    ca: PathText = Field(description="Certificate of the authority that both sides trust.")
-    cert: PathText = Field(description="This side's certificate.")
-    key: PathText = Field(description="This side's private key.")
+    ca: PathString = Field(description="Certificate of the authority that both sides trust.")
+    cert: PathString = Field(description="This side's certificate.")
+    key: PathString = Field(description="This side's private key.")
 
     @property
     def temporary(self) -> bool:
-        """Whether there are no files, but a key that is made for a cluster of this machine."""
+        """Whether the key is generated for a cluster on this machine, without files."""
         return not self.ca
 
 
@@ -215,7 +215,7 @@ def _tls(value: object) -> object:
     if value == "temporary":
         return TlsSpec.model_construct(ca="", cert="", key="")
     if value is not None and not isinstance(value, dict | TlsSpec):
-        raise expected("a mapping, or the word temporary", "Write `tls: {ca: …, cert: …, key: …}`")
+        raise value_error("a mapping, or the word temporary", "Write `tls: {ca: …, cert: …, key: …}`")
     return value
 
 
@@ -224,21 +224,22 @@ class ClusterSpec(Section):
 
     threads: Threads = Field(default="auto", description="Threads in the feeder's process, or in each worker process.")
     workers: Count | None = Field(
-        default=None, description="Worker processes on this machine, not threads in the feeder."
+        default=None, description="Worker processes on this machine, instead of threads in the feeder."
     )
     scheduler: Scheduler | None = Field(default=None, description="Address of a running Dask scheduler.")
     tls: Annotated[TlsSpec | None, BeforeValidator(_tls)] = Field(
-        default=None, description="Certificates for a tls:// scheduler; or temporary, for worker processes here."
+        default=None,
+        description="Certificates for a tls:// scheduler; or temporary, for worker processes on this machine.",
     )
     insecure: bool = Field(default=False, description="Allow an unencrypted scheduler that is not on this machine.")
     wait_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=60.0, description="Seconds to wait for a worker before that is an error."
+        default=60.0, description="Seconds to wait for a worker before raising an error."
     )
-    window: Count | None = Field(default=None, description="Blocks in flight; without, sized by workers and memory.")
+    window: Count | None = Field(default=None, description="Blocks in flight (default: from workers and memory).")
     cpu: Literal["native", "x86-64-v3"] | None = Field(
         default=None, description="Instructions numpy may use: those of each processor, or none beyond x86-64-v3."
     )
-    dashboard: bool = Field(default=True, description="Serve Dask's pages on loopback; without, nothing listens.")
+    dashboard: bool = Field(default=True, description="Serve Dask's dashboard on a port of loopback.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
@@ -246,45 +247,49 @@ class ClusterSpec(Section):
             self._check_local()
             return self
         if not self.dashboard:
-            raise rule("dashboard", "has no meaning with `scheduler`, whose pages are its own. Remove it")
+            raise rule_error("dashboard", "has no meaning with `scheduler`, whose pages are its own. Remove it")
         if self.tls is not None and self.tls.temporary:
             reason = "a scheduler by address needs certificates that both sides have"
-            raise rule("tls", f"`temporary` is for `workers`: {reason}. Write `tls: {{ca: …, cert: …, key: …}}`")
+            raise rule_error("tls", f"`temporary` is for `workers`: {reason}. Write `tls: {{ca: …, cert: …, key: …}}`")
         for key in ("threads", "workers"):
             if key in self.model_fields_set and getattr(self, key) is not None:
-                raise rule(key, "contradicts `scheduler`: its workers have their own threads. Remove one of the two")
+                raise rule_error(
+                    key, "contradicts `scheduler`: its workers have their own threads. Remove one of the two"
+                )
         protocol, host, _ = scheduler_address(self.scheduler)
         if protocol == "tls":
             if self.tls is None:
-                raise rule("scheduler", "tls:// needs certificates. Add `tls: {ca: …, cert: …, key: …}`")
+                raise rule_error("scheduler", "tls:// needs certificates. Add `tls: {ca: …, cert: …, key: …}`")
             if self.insecure:
-                raise rule("insecure", "contradicts tls://, which is always authenticated. Remove it")
+                raise rule_error("insecure", "contradicts tls://, which is always authenticated. Remove it")
         elif self.tls is not None:
-            raise rule("tls", f"has no meaning with tcp://: got {self.scheduler!r}. Write tls:// or remove it")
+            raise rule_error("tls", f"has no meaning with tcp://: got {self.scheduler!r}. Write tls:// or remove it")
         elif not is_loopback(host) and not self.insecure:
-            reason = "Dask's messages are pickle, so whoever reaches an open port runs code"
+            reason = "Dask's messages are pickle, so anyone who reaches an open port can run code"
             remedy = "Use tls:// with `tls: {ca, cert, key}`, or accept the risk with `insecure: true`"
-            raise rule("scheduler", f"unencrypted and not on this machine: got {self.scheduler!r}; {reason}. {remedy}")
+            raise rule_error(
+                "scheduler", f"unencrypted and not on this machine: got {self.scheduler!r}; {reason}. {remedy}"
+            )
         return self
 
     def _check_local(self) -> None:
-        """The keys of a cluster that the feeder starts."""
+        """Check the keys of a cluster that the feeder starts."""
         temporary = self.tls is not None and self.tls.temporary
         if temporary and self.workers is None:
-            raise rule("tls", "`temporary` has no meaning without `workers`: threads listen nowhere. Remove it")
-        for key, given in (("tls", self.tls is not None and not temporary), ("insecure", self.insecure)):
-            if given:
-                raise rule(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
+            raise rule_error("tls", "`temporary` has no meaning without `workers`: threads listen nowhere. Remove it")
+        for key, misplaced in (("tls", self.tls is not None and not temporary), ("insecure", self.insecure)):
+            if misplaced:
+                raise rule_error(key, "has no meaning without `scheduler`. Remove it, or name the scheduler's address")
 
 
 class ArtifactsSpec(Section):
-    """Where what ops learnt is kept, and whose it is."""
+    """Where artifacts are kept, and whose they are."""
 
-    folder: PathText | None = Field(
-        default=None, description="Folder or URI for what ops learnt; without, `artifacts` below work_dir."
+    folder: PathString | None = Field(
+        default=None, description="Folder or URI of artifacts (default: `artifacts` below work_dir)."
     )
-    shared: Text | None = Field(
-        default=None, alias="from", description="Name of the pipeline whose fits are used; without, this one's own."
+    shared: NonEmptyString | None = Field(
+        default=None, alias="from", description="Name of the pipeline whose fits are used (default: this one's own)."
     )
 
 
@@ -292,7 +297,7 @@ def _artifacts(value: object) -> object:
     if value is None or isinstance(value, dict | ArtifactsSpec):
         return value or {}
     if not isinstance(value, str):
-        raise expected("a path or URI, or a mapping with the keys folder, from", _quote(value))
+        raise value_error("a path or URI, or a mapping with the keys folder, from", _quote(value))
     return {"folder": value}
 
 
@@ -304,14 +309,16 @@ Artifacts = Annotated[ArtifactsSpec, BeforeValidator(_artifacts)]
 
 
 class FitSpec(Section):
-    """What ops learn from data, and when."""
+    """What ops learn from, and when."""
 
-    where: Text | None = Field(default=None, description="Rows to learn from; without, those of source.where.")
-    auto: bool = Field(default=False, description="Runs learn what is missing, instead of saying so.")
+    where: NonEmptyString | None = Field(default=None, description="Rows to learn from (default: source.where).")
+    auto: bool = Field(default=False, description="Runs fit what is missing, instead of raising an error.")
     out_of_fold: bool = Field(
-        default=True, description="Rows that were learnt from are told what was learnt from others, where an op can."
+        default=True, description="Rows of the fit get what was learnt from the others, where the op can do that."
     )
-    memory: Bytes | None = Field(default=None, description="Memory of statistics in a process; more goes to disk.")
+    memory: Bytes | None = Field(
+        default=None, description="Memory of statistics per process; larger ones spill to work_dir."
+    )
     golden: Literal["rows", "none"] = Field(default="rows", description="Golden vectors: rows of the table, or none.")
 
 
@@ -319,7 +326,7 @@ def _fit(value: object) -> object:
     if value == "auto":
         return {"auto": True}
     if not isinstance(value, dict | FitSpec):
-        raise expected("a mapping, or the word auto", "Leave the key out to fit with `feedline fit` alone")
+        raise value_error("a mapping, or the word auto", "Leave the key out to fit with `feedline fit` alone")
     return value
 
 
@@ -330,7 +337,7 @@ def _shuffle(value: object) -> object:
     if value == "off":
         return None
     if not isinstance(value, dict):
-        raise expected("a mapping, or the word off", "Leave the key out for the default, which shuffles")
+        raise value_error("a mapping, or the word off", "Leave the key out for the default, which shuffles")
     return value
 
 
@@ -338,17 +345,17 @@ Shuffle = Annotated[ShuffleSpec | None, BeforeValidator(_shuffle)]
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a section, as they stand in the file, and their fields."""
+    """The keys of a section, as written in the file, and their fields."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path` below `model`, if one does."""
+    """The model of the mapping at `path` below `model`; None where there is none."""
     for part in path:
         fields = keys_of(model)
         kind = fields[part].annotation if part in fields else None
-        found = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
-        sections = [item for item in found if issubclass(item, BaseModel)]
+        types = [item for item in (kind, *getattr(kind, "__args__", ())) if isinstance(item, type)]
+        sections = [item for item in types if issubclass(item, BaseModel)]
         if not sections:
             return None
         model = sections[0]

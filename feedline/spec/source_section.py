@@ -1,4 +1,4 @@
-"""The section `source`: the table, how its files become one table, and which of its rows are read.
+"""Define the section `source`: the table, how its files become one table, and which of its rows are read.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 """
@@ -10,18 +10,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from feedline.spec.arrow_types import type_named
-from feedline.spec.sections import MAX_INT, Count, PathText, Section, TableText, Text, expected, rule
+from feedline.spec.arrow_types import parse_type
+from feedline.spec.sections import (
+    MAX_INT,
+    Count,
+    NonEmptyString,
+    PathString,
+    Section,
+    TablePaths,
+    rule_error,
+    value_error,
+)
 
 Format = Literal["hive", "manifest", "delta", "iceberg"]
 KeyType = Literal["int", "date", "string", "timestamp"]
 
 
-def _texts(value: object) -> object:
+def _names(value: object) -> object:
     """A list of names, or one name alone."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
-        raise expected("a column's name, or a non-empty list of them")
+        raise value_error("a column's name, or a non-empty list of them")
     return tuple(names)
 
 
@@ -29,23 +38,23 @@ def _moment(value: str) -> str:
     try:
         datetime.fromisoformat(value)
     except ValueError:
-        raise expected('an ISO date or time, such as "2026-01-31T12:00:00+00:00"') from None
+        raise value_error('an ISO date or time, such as "2026-01-31T12:00:00+00:00"') from None
     return value
 
 
 def _type_name(value: str) -> str:
     try:
-        type_named(value)
+        parse_type(value)
     except ValueError as error:
-        _, _, wanted = str(error).partition(": expected ")
-        raise expected(f"the name of a type ({wanted})") from None
+        _, _, names = str(error).partition(": expected ")
+        raise value_error(f"the name of a type ({names})") from None
     return value
 
 
-TypeName = Annotated[Text, AfterValidator(_type_name)]
+TypeName = Annotated[NonEmptyString, AfterValidator(_type_name)]
 Names = Annotated[
     tuple[str, ...],
-    BeforeValidator(_texts),
+    BeforeValidator(_names),
     WithJsonSchema(
         {
             "anyOf": [
@@ -60,21 +69,21 @@ Missing = Annotated[
     BeforeValidator(lambda value: "null" if value is None else value),
     WithJsonSchema({"anyOf": [{"enum": ["null", "error"]}, {"type": "null"}]}),
 ]
-Moment = Annotated[Text, AfterValidator(_moment)]
+Moment = Annotated[NonEmptyString, AfterValidator(_moment)]
 Amount = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class SampleSpec(Section):
-    """A repeatable choice among the rows that `where` keeps."""
+    """A reproducible sample of the rows that `where` keeps."""
 
-    fraction: Annotated[float, Field(gt=0, le=1)] = Field(description="Share of the rows that stay, up to 1.")
-    where: Text | None = Field(
-        default=None, description="Expression: only rows where it is true are sampled, all others stay."
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(description="Share of the rows to keep, up to 1.")
+    where: NonEmptyString | None = Field(
+        default=None, description="Expression: sample only the rows where it is true (default: all rows)."
     )
     seed: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(default=0, description="Another seed keeps other rows.")
     key: Names | None = Field(
         default=None,
-        description="Columns whose values decide, not the row's place in its file: equal keys stay together.",
+        description="Columns whose values decide, not the row's position in its file: equal keys stay together.",
     )
 
 
@@ -88,38 +97,41 @@ class SchemaSpec(Section):
         default="ignore", description="A column that is not among `columns`: ignored, or an error."
     )
     columns: dict[str, TypeName] | None = Field(
-        default=None, description="Types of columns, such as {price: float32}; what files hold has to widen into them."
+        default=None, description="Types of columns, such as {price: float32}; the files' types must widen into them."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> SchemaSpec:
         if self.extra == "error" and not self.columns:
-            raise rule("extra", "needs `columns`, which say what is expected. List them, or remove `extra`")
+            raise rule_error("extra", "needs `columns`, which list what is expected. Add them, or remove `extra`")
         return self
 
 
 class SourceSpec(Section):
     """Which rows are read from where."""
 
-    table: TableText = Field(description="Parquet: a folder, file or glob, a URI, or a list of them; see `format`.")
+    table: TablePaths = Field(description="Parquet: a folder, file or glob, a URI, or a list of them; see `format`.")
     format: Format = Field(
         default="hive",
         description="hive: files in folders; manifest: a file that lists files; delta or iceberg.",
     )
-    version: Amount | None = Field(default=None, description="Version of a Delta table; without, the newest.")
-    snapshot_id: Amount | None = Field(default=None, description="Snapshot of an Iceberg table; without, the newest.")
+    version: Amount | None = Field(default=None, description="Version of a Delta table (default: the newest).")
+    snapshot_id: Amount | None = Field(default=None, description="Snapshot of an Iceberg table (default: the newest).")
     as_of: Moment | None = Field(default=None, description="The Delta or Iceberg table as it was at this moment.")
-    snapshot: PathText | None = Field(
-        default=None, description="A file that `feedline snapshot` wrote: that table as it was, not as it is."
+    snapshot: PathString | None = Field(
+        default=None, description="A file that `feedline snapshot` wrote: the table as it was then."
     )
     partitions: dict[str, KeyType] | None = Field(
-        default=None, description="Types of partition keys; others are read off the files or off all their values."
+        default=None,
+        description="Types of partition keys; others have the type of the column in the files, or of all their values.",
     )
     schema_rules: SchemaSpec = Field(
         default=SchemaSpec(), alias="schema", description="How files that differ become one table."
     )
-    where: Text | None = Field(default=None, description="Expression that keeps a row where it is true; null drops it.")
-    sample: SampleSpec | None = Field(default=None, description="A share of the rows that `where` keeps.")
+    where: NonEmptyString | None = Field(
+        default=None, description="Expression that keeps a row where it is true; null drops it."
+    )
+    sample: SampleSpec | None = Field(default=None, description="A sample of the rows that `where` keeps.")
     row_key: Names | None = Field(
         default=None, description="Columns that identify a row; runs record them, as `feedline rebase` needs."
     )
@@ -132,22 +144,30 @@ class SourceSpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceSpec:
-        homes: tuple[tuple[str, tuple[str, ...]], ...] = (
+        formats_of_key: tuple[tuple[str, tuple[str, ...]], ...] = (
             ("version", ("delta",)),
             ("snapshot_id", ("iceberg",)),
             ("as_of", ("delta", "iceberg")),
         )
-        for key, formats in homes:
+        for key, formats in formats_of_key:
             if getattr(self, key) is not None and self.format not in formats:
-                raise rule(key, f"has no meaning with format {self.format}: expected {' or '.join(formats)}. Remove it")
-        named: list[Any] = [key for key, _ in homes if getattr(self, key) is not None]
-        if len(named) > 1:
-            raise rule(named[1], f"contradicts {named[0]!r}: each names one state of the table. Remove one of the two")
+                raise rule_error(
+                    key, f"has no meaning with format {self.format}: expected {' or '.join(formats)}. Remove it"
+                )
+        states: list[Any] = [key for key, _ in formats_of_key if getattr(self, key) is not None]
+        if len(states) > 1:
+            raise rule_error(
+                states[1], f"contradicts {states[0]!r}: each names one state of the table. Remove one of the two"
+            )
         if self.format != "hive" and not isinstance(self.table, str):
-            raise rule("table", f"is a list: expected one place with format {self.format}")
+            raise rule_error("table", f"must be one path or URI with format {self.format}: got a list")
         if self.partitions is not None and self.format in ("delta", "iceberg"):
-            raise rule("partitions", f"has no meaning with format {self.format}, whose log types the keys. Remove it")
+            raise rule_error(
+                "partitions", f"has no meaning with format {self.format}, whose log types the keys. Remove it"
+            )
         for key in ("max_bad_files", "max_bad_rows"):
             if getattr(self, key) is not None and self.on_bad_file == "error":
-                raise rule(key, "has no meaning with `on_bad_file: error`. Write `on_bad_file: skip`, or remove it")
+                raise rule_error(
+                    key, "has no meaning with `on_bad_file: error`. Write `on_bad_file: skip`, or remove it"
+                )
         return self

@@ -1,13 +1,13 @@
-"""YAML to plain values, with the position of each entry.
+"""Read YAML into plain values, with the position of each entry.
 
 Runs in: every process that reads a pipeline.yaml. Pure.
 
 ruamel.yaml turns the text into events (YAML 1.2, each with line and column); this module composes them into plain
-dicts, lists and scalars and keeps beside them one place per path, so that every later error can name file, line and
-column. It composes for itself, and not through a loader, because it must refuse what loaders let pass (duplicate keys,
-tags, merge keys, unbounded alias expansion) and say what went wrong in the words of a pipeline.
+dicts, lists and scalars, with one position per path beside them, so that every later error can name file, line and
+column. It uses no loader, because it must refuse what loaders accept (duplicate keys, tags, merge keys, unbounded alias
+expansion) and describe errors in the terms of a pipeline.
 
-Scalars follow YAML 1.2's core schema: `off`, `on`, `yes` and `no` are words, dates are strings. Keys are always text.
+Scalars follow YAML 1.2's core schema: `off`, `on`, `yes`, `no` and dates are strings. Keys are always strings.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Path, Position, located
+from feedline.spec.positions import Document, Path, Position, message_at
 
-# A pipeline of 2000 features is about 100 kB; the bounds keep a hostile text from costing more than seconds.
+# A pipeline of 2000 features is about 100 kB; the bounds keep a hostile file from costing more than seconds.
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_ENTRIES = 200_000
@@ -49,12 +49,12 @@ _SPECIAL: dict[str, bool | float | None] = (
     | dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan"))
     | {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
 )
-_END = "the end of the text"
+_END = "the end of the file"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
-    """What an unquoted scalar means in YAML 1.2's core schema; ValueError for a number that no machine holds."""
+    """The value of an unquoted scalar in YAML 1.2's core schema. Raises ValueError for a number beyond 64 bits."""
     if text in _SPECIAL:
         return _SPECIAL[text]
     if _INT.fullmatch(text):
@@ -71,12 +71,12 @@ def resolve_scalar(text: str) -> bool | int | float | str | None:
 
 
 def read_document(text: str, file: str) -> Document:
-    """The plain values of one YAML document with their places.
+    """The plain values of one YAML document with their positions.
 
     Raises:
-        SpecError: not YAML, or more than a pipeline may use; names file, line, column and, where known, the path.
+        SpecError: not YAML, or beyond the limits; names file, line, column and, where known, the path.
     """
-    document = Document(file=file, value=None, places={(): Position(line=1, column=1)})
+    document = Document(file=file, value=None, positions={(): Position(line=1, column=1)})
     text = text.removeprefix("\ufeff")
     if len(text) > MAX_BYTES:
         raise document.error((), f"document too large: got {len(text)} characters, expected at most {MAX_BYTES}")
@@ -87,13 +87,13 @@ def read_document(text: str, file: str) -> Document:
     except ReaderError as error:
         line, column = _line_and_column(text, error.position)
         message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"
-        raise SpecError(located(file, Position(line=line, column=column), (), message)) from error
+        raise SpecError(message_at(file, Position(line=line, column=column), (), message)) from error
     except (YAMLError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
         raise document.error((), f"not YAML: {error}") from error
     if root is not None:
-        document.value = _Expansion(document).value_of(root, (), root.place)
+        document.value = _Expansion(document).value_of(root, (), root.position)
     return document
 
 
@@ -105,8 +105,8 @@ def _line_and_column(text: str, position: int) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     kind: str  # scalar | mapping | sequence
-    place: Position
-    start: int  # the range of the text it was read from
+    position: Position
+    start: int  # its range in the text
     end: int = 0
     text: str = ""
     plain: bool = False
@@ -116,14 +116,14 @@ class _Node:
 
 
 class _Composer:
-    """Events to nodes, recursion bounded by MAX_DEPTH."""
+    """Composes events into nodes, recursion bounded by MAX_DEPTH."""
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text
         self.file = file
         self.anchors: dict[str, _Node] = {}
         self.events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
-        self.left = MAX_ENTRIES
+        self.budget = MAX_ENTRIES
 
     def compose(self) -> _Node | None:
         root = None
@@ -137,12 +137,14 @@ class _Composer:
         return root
 
     def node(self, event: Any, path: Path) -> _Node:
-        self.left -= 1
-        if self.left < 0:
+        self.budget -= 1
+        if self.budget < 0:
             raise self.error(event, path, f"document too large: expected at most {MAX_ENTRIES} entries")
         if isinstance(event, AliasEvent):
             if event.anchor not in self.anchors:
-                raise self.error(event, path, f"unknown alias: got *{event.anchor}, which no finished value is named")
+                raise self.error(
+                    event, path, f"unknown alias: got *{event.anchor}, expected an anchor of a value before it"
+                )
             return self.anchors[event.anchor]
         if len(path) > MAX_DEPTH:
             raise self.error(event, path[:3], f"nested too deeply: expected at most {MAX_DEPTH} levels")
@@ -160,7 +162,7 @@ class _Composer:
     def scalar(self, event: Any) -> _Node:
         return _Node(
             kind="scalar",
-            place=_place_of(event.start_mark),
+            position=_position_of(event.start_mark),
             start=event.start_mark.index,
             end=event.end_mark.index,
             text=event.value,
@@ -171,22 +173,22 @@ class _Composer:
     def mapping(self, event: Any, path: Path) -> _Node:
         pairs: list[tuple[_Node, _Node]] = []
         repeated = None
-        seen: dict[str, _Node] = {}
+        first_keys: dict[str, _Node] = {}
         while not isinstance(head := next(self.events), MappingEndEvent):
             key = self.node(head, (*path, "?"))
             if key.kind != "scalar":
-                raise self.error(head, path, f"key is not a word: got a {key.kind}, expected a string")
+                raise self.error(head, path, f"key is not a scalar: got a {key.kind}, expected a string")
             value = self.node(next(self.events), (*path, key.text))
-            if key.text in seen and repeated is None:
+            if key.text in first_keys and repeated is None:
                 repeated = key
-            seen.setdefault(key.text, key)
+            first_keys.setdefault(key.text, key)
             pairs.append((key, value))
         if event.flow_style:
             self.check_commas([node for pair in pairs for node in pair], path)
         if repeated is not None:
-            first = seen[repeated.text].place
-            message = f"duplicate key: got it on line {first.line} and again on line {repeated.place.line}"
-            raise SpecError(located(self.file, repeated.place, (*path, repeated.text), message))
+            first = first_keys[repeated.text].position
+            message = f"duplicate key: got it on line {first.line} and again on line {repeated.position.line}"
+            raise SpecError(message_at(self.file, repeated.position, (*path, repeated.text), message))
         return self.collection("mapping", event, pairs=tuple(pairs))
 
     def sequence(self, event: Any, path: Path) -> _Node:
@@ -199,10 +201,10 @@ class _Composer:
 
     def collection(self, kind: str, event: CollectionStartEvent, **parts: Any) -> _Node:
         mark = event.start_mark
-        return _Node(kind=kind, place=_place_of(mark), start=mark.index, tag=str(event.tag or ""), **parts)
+        return _Node(kind=kind, position=_position_of(mark), start=mark.index, tag=str(event.tag or ""), **parts)
 
     def check_commas(self, nodes: list[_Node], path: Path) -> None:
-        """Refuses `{expr: clip(a, 0)}`, which YAML reads as the keys `expr` and `0)`."""
+        """Refuse `{expr: clip(a, 0)}`, which YAML reads as the keys `expr` and `0)`."""
         plain = [node for node in nodes if node.plain and node.end > node.start]
         for index, node in enumerate(plain):
             if not _is_open(node.text):
@@ -215,7 +217,7 @@ class _Composer:
                         f"unquoted comma in a flow-style {{…}} or […]: YAML ends the value at {node.text!r}. "
                         f"Quote the expression: {quoted}"
                     )
-                    raise SpecError(located(self.file, node.place, path, message))
+                    raise SpecError(message_at(self.file, node.position, path, message))
 
     def check_tag(self, node: _Node, event: Any, path: Path) -> None:
         allowed = _COLLECTION_TAGS.get(node.kind, f"{_CORE}str")
@@ -223,10 +225,10 @@ class _Composer:
             raise self.error(event, path, f"tag not allowed: got {node.tag.replace(_CORE, '!!')}. Remove the tag")
 
     def error(self, event: Any, path: Path, message: str) -> SpecError:
-        return SpecError(located(self.file, _place_of(event.start_mark), path, message))
+        return SpecError(message_at(self.file, _position_of(event.start_mark), path, message))
 
 
-def _place_of(mark: Any) -> Position:
+def _position_of(mark: Any) -> Position:
     return Position(line=mark.line + 1, column=mark.column + 1)
 
 
@@ -247,35 +249,35 @@ def _is_open(text: str) -> bool:
 
 
 class _Expansion:
-    """Nodes to plain values and places; aliases become copies, as many as MAX_ENTRIES allows."""
+    """Expands nodes to plain values and positions; aliases become copies, at most MAX_ENTRIES entries in all."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.left = MAX_ENTRIES
+        self.budget = MAX_ENTRIES
 
-    def value_of(self, node: _Node, path: Path, key_place: Position) -> Any:
-        self.left -= 1
-        if self.left < 0 or len(path) > MAX_DEPTH:
+    def value_of(self, node: _Node, path: Path, key_position: Position) -> Any:
+        self.budget -= 1
+        if self.budget < 0 or len(path) > MAX_DEPTH:
             limits = f"at most {MAX_ENTRIES} entries and {MAX_DEPTH} levels once its aliases are expanded"
             raise self.document.error(path[:3], f"document too large: expected {limits}")
         if node.kind == "scalar":
-            # an empty value has no text of its own: YAML places it on the line after its key
-            self.document.places[path] = key_place if node.start == node.end else node.place
+            # YAML places an empty value on the line after its key
+            self.document.positions[path] = key_position if node.start == node.end else node.position
             return self.scalar(node, path)
-        self.document.places[path] = key_place
+        self.document.positions[path] = key_position
         if node.kind == "sequence":
-            return [self.value_of(item, (*path, index), item.place) for index, item in enumerate(node.items)]
+            return [self.value_of(item, (*path, index), item.position) for index, item in enumerate(node.items)]
         values = {}
         for key, value in node.pairs:
             child = (*path, key.text)
-            self.document.key_places[child] = key.place
+            self.document.key_positions[child] = key.position
             self.check_key(key, path)
-            values[key.text] = self.value_of(value, child, key.place)
+            values[key.text] = self.value_of(value, child, key.position)
         return values
 
     def scalar(self, node: _Node, path: Path) -> bool | int | float | str | None:
         if SURROGATE.search(node.text):
-            raise self.document.error(path, "text holds half a character: got a lone surrogate escape")
+            raise self.document.error(path, "not UTF-8: got a lone surrogate escape in a string")
         if not node.plain or node.tag:
             return node.text
         try:
@@ -288,20 +290,20 @@ class _Expansion:
         if not key.text:
             raise self.document.error(child, "key is empty: expected a name", key=True)
         if SURROGATE.search(key.text):
-            raise self.document.error(child, "key holds half a character: got a lone surrogate escape", key=True)
+            raise self.document.error(child, "not UTF-8: got a lone surrogate escape in a key", key=True)
         if key.plain and key.text == "<<":
             remedy = "Write the keys out, or repeat a whole value with `&name` and `*name`"
             raise self.document.error(child, f"merge key: YAML 1.2 has none. {remedy}", key=True)
 
 
 def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
-    """YAML's own complaint with its place, and what usually causes it in a pipeline."""
+    """YAML's own error with its position, and the usual cause in a pipeline."""
     mark = error.problem_mark or error.context_mark
     problem = str(error.problem or error.context)
     context = f" {error.context}" if error.problem and error.context else ""
     opened = _not_closed(error)
     if "'\\t'" in problem:
-        message = "a tab where YAML wants spaces: indent with spaces only"
+        message = "a tab where YAML expects spaces: indent with spaces only"
     elif "character" in problem and "start any token" in problem:
         message = f"not YAML: {problem}. Quote the value"
     elif "mapping values are not allowed" in problem:
@@ -318,26 +320,26 @@ def _syntax_error(error: MarkedYAMLError, file: str) -> SpecError:
             "indentation. Quote the whole value, not its start"
         )
     elif "scanning a block scalar" in context:
-        message = "not YAML: a value that begins with > or |, which begins a text of several lines. Quote the value"
+        message = "not YAML: a value that begins with > or |, which starts a block scalar. Quote the value"
     else:
         message = f"not YAML: {problem}{context}"
-    return SpecError(located(file, _place_of(mark) if mark else Position(), (), message))
+    return SpecError(message_at(file, _position_of(mark) if mark else Position(), (), message))
 
 
 def _not_closed(error: MarkedYAMLError) -> str:
-    """What to say of a bracket or quote that nothing closes; nothing where the error is within one line of it."""
-    start, met = error.context_mark, error.problem_mark
-    if start is None or met is None:
+    """The message about an unclosed bracket or quote; empty where the error is in the same line."""
+    start, stop = error.context_mark, error.problem_mark
+    if start is None or stop is None:
         return ""
     problem, context = str(error.problem), str(error.context)
     if "end of stream" in problem and "quoted scalar" in context:
         return f"not YAML: the quote here is not closed: got {_END}, expected another quote"
     expected, _, got = problem.removeprefix("expected ").partition(", but got ")
     got = {"'<scalar>'": "another value", "'<stream end>'": _END}.get(got, got)
-    if not problem.startswith("expected ',' or") or (start.line == met.line and got not in ("']'", "'}'", _END)):
+    if not problem.startswith("expected ',' or") or (start.line == stop.line and got not in ("']'", "'}'", _END)):
         return ""
     bracket = "{" if "mapping" in context else "["
     return (
-        f"not YAML: the {bracket} here is not closed: got {got} on line {met.line + 1}, expected {expected}. Close it, "
-        "put commas between its entries, or quote a value that holds , [ ] { } or :"
+        f"not YAML: the {bracket} here is not closed: got {got} on line {stop.line + 1}, expected {expected}. Close "
+        "it, put commas between its entries, or quote a value that holds , [ ] { } or :"
     )

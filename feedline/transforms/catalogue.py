@@ -122,7 +122,7 @@ def _section(found: Op) -> Iterable[str]:
     for shown in found.examples:
         dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
         given = [values for _, values in shown.columns] if len(shown.columns) > 1 else shown.columns[0][1]
-        cells = (_flow(shown.call.written()), dtypes, _flow(given), _flow(shown.result))
+        cells = (_flow(shown.call.to_yaml()), dtypes, _flow(given), _flow(shown.result))
         lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
     yield "\n".join(lines)
 

@@ -26,7 +26,7 @@ from feedline.errors import CorruptFileError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _RECORD = "bad/files.arrow"
@@ -207,7 +207,7 @@ def each_fragment(function: Callable[[Any], Any], task: Any) -> list[tuple[tuple
 
 def _matches(uri: str, files: pa.Table, known: Mapping[str, BadFile]) -> dict[int, BadFile]:
     """Which files are those of a finding, by name, size and time: index and finding."""
-    root = shown(uri)
+    root = redact(uri)
     found = {}
     for index, path in enumerate(files["path"].to_pylist()):
         bad = known.get(join(root, path))

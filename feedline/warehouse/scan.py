@@ -30,7 +30,7 @@ from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
 from feedline.warehouse.snapshot.take import partition_beside
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 _TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
@@ -105,7 +105,7 @@ class Findings:
 
     def name(self, index: int) -> str:
         """A file's full name."""
-        return join(shown(self.listing.uri), self.listing.files["path"][index].as_py())
+        return join(redact(self.listing.uri), self.listing.files["path"][index].as_py())
 
     def add_bad(self, index: int, reason: str, footer: Footer | None = None) -> None:
         """A corrupt file."""

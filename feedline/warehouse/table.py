@@ -26,7 +26,7 @@ from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import snapshot_of
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
 
@@ -139,7 +139,7 @@ class Table:
             wanted = replace(wanted, order=popular_columns(load_uses(work_dir, snapshot.uri)))
             if not wanted.order:
                 raise TableError(
-                    f"no run on {shown(snapshot.uri)} is in the usage record of {shown(work_dir)}: expected at least "
+                    f"no run on {redact(snapshot.uri)} is in the usage record of {redact(work_dir)}: expected at least "
                     "one. Name the work_dir of its runs, or list the columns"
                 )
         return optimize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.expressions.column_parts import ColumnPart, PartTree
-from feedline.expressions.extraction import extracted, project
+from feedline.expressions.extraction import extract_parts, project
 
 VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.float64(), st.floats(allow_nan=False)),
@@ -83,7 +83,7 @@ def test_keys_of_a_map_are_pythons(given_map: tuple[pa.Array, list[Any]]) -> Non
     wanted = PartTree()
     for key in keys:
         wanted.add((key,))
-    found = extracted(array, wanted)
+    found = extract_parts(array, wanted)
     rows = array.to_pylist()
     assert list(found) == [(key,) for key in keys]
     for key in keys:
@@ -133,7 +133,7 @@ def test_nested_parts_are_pythons(rows: list[Any], start: int) -> None:
     wanted = PartTree()
     for path in paths:
         wanted.add(path)
-    found = extracted(array, wanted)
+    found = extract_parts(array, wanted)
     for path in paths:
         values = array.to_pylist()
         for key in path:
@@ -147,7 +147,7 @@ def test_a_null_map_may_have_entries() -> None:
     array = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), keys, values, mask=mask)
     wanted = PartTree()
     wanted.add(("a",))
-    assert extracted(array, wanted)[("a",)].to_pylist() == [1, None, 3]
+    assert extract_parts(array, wanted)[("a",)].to_pylist() == [1, None, 3]
 
 
 def test_more_keys_than_sixteen_bits_number() -> None:
@@ -156,7 +156,7 @@ def test_more_keys_than_sixteen_bits_number() -> None:
     wanted = PartTree()
     for key in range(count):
         wanted.add((key,))
-    found = extracted(array, wanted)
+    found = extract_parts(array, wanted)
     assert all(found[(key,)][0].as_py() == (None if key % 7 else key) for key in (0, 1, 69_993, 69_999, 65_536, 35))
     assert found[(5,)].to_pylist() == [None, None, -5]
 

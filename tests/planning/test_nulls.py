@@ -117,7 +117,7 @@ def test_features_are_asked_what_they_do_with_nulls(group: str, body: dict[str, 
     document = Document(file="p.yaml", value={"features": {group: body}})
     problems = Problems(document)
     features = read_features(document, problems)
-    problems.raise_found()
+    problems.raise_all()
     compiled = compile_features(features, SCHEMA)
     found = null_leaks(compiled, SCHEMA.names)
     assert {leak.column for leak in found} == leaks

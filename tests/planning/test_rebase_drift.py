@@ -18,7 +18,7 @@ from feedline import Pipeline
 from feedline.errors import DataError, SpecError, StateError, StoreError
 from feedline.loader.facts import Hello
 from feedline.planning.table_snapshot import freeze
-from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_text, same_words
+from feedline.warehouse.rebase.file_changes import file_changes, same_filter, same_string, same_words
 from feedline.warehouse.rebase.recorded_rows import Records
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import take_snapshot
@@ -104,7 +104,7 @@ def test_keys_of_another_type_that_no_path_spells(tmp_path: Path):
     was = snapshot_with(tmp_path / "t", "k=1/a.parquet", 3, k="int")
     now = snapshot_with(tmp_path / "t", "k=1/a.parquet", 4, k="string")
     assert file_changes(was, now).old.keys() == file_changes(was, now).new.keys() == {(("k", "1"),)}
-    with pytest.raises(StateError, match="'k' has another type than it had, and paths do not spell its values"):
+    with pytest.raises(StateError, match="'k' changed its type, and paths do not spell its values"):
         file_changes(moved(was), moved(now))
     again = snapshot_with(tmp_path / "t", "k=1/a.parquet", 5, k="int")
     assert file_changes(moved(was), moved(again)).old == {(("k", "1"),): [0]}
@@ -120,10 +120,10 @@ def test_nulls_and_texts_of_keys(tmp_path: Path):
 
 
 def test_types_that_are_as_good_as_the_same():
-    assert same_text(pa.int8(), pa.int64())
-    assert same_text(pa.decimal128(4, 2), pa.decimal128(9, 2))
-    assert not same_text(pa.decimal128(4, 2), pa.decimal128(9, 3))
-    assert not same_text(pa.int64(), pa.string())
+    assert same_string(pa.int8(), pa.int64())
+    assert same_string(pa.decimal128(4, 2), pa.decimal128(9, 2))
+    assert not same_string(pa.decimal128(4, 2), pa.decimal128(9, 3))
+    assert not same_string(pa.int64(), pa.string())
     assert same_filter(pa.int8(), pa.uint32())
     assert same_filter(pa.list_(pa.string()), pa.large_list(pa.large_string()))
     assert not same_filter(pa.float32(), pa.float64())
@@ -317,7 +317,7 @@ def test_records_that_cannot_be_listed_are_none(
     place.delete("ds=1/0.parquet")
     with caplog.at_level(logging.WARNING):
         known = Records(str(tmp_path / "work"), plan.job.record.identity).of("ds=1/0.parquet", b"", {0: 3})
-    assert not known[0].known.any()
-    assert "nothing is known of rows that were delivered" in caplog.text
+    assert not known[0].present.any()
+    assert "it is not known which rows were delivered" in caplog.text
     with pytest.raises(StateError, match="got no record of their identities"):
         pipeline.rebase(state_at(plan, 0, 7))

@@ -113,7 +113,7 @@ def op_fingerprints(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for number, (op, example) in enumerate(examples()):
         feature = feature_of(example)
-        name = f"{op.name} {json.dumps(example.call.written(), sort_keys=True)}"
+        name = f"{op.name} {json.dumps(example.call.to_yaml(), sort_keys=True)}"
         name += f" of {', '.join(str(dtype) for dtype, _ in example.columns)}"
         prints = found.setdefault(name, [features_id([feature])])
         if "array" not in example.outside and (compiled := _compiled(example, folder / str(number))) not in prints:

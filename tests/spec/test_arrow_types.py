@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 
 PLAIN = [
     *(getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")),
@@ -21,7 +21,7 @@ TYPES = st.recursive(st.sampled_from(PLAIN), lambda inner: inner.map(pa.list_) |
 
 @given(TYPES)
 def test_arrows_own_names_come_back(kind: pa.DataType) -> None:
-    assert type_named(str(kind)) == kind
+    assert parse_type(str(kind)) == kind
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_arrows_own_names_come_back(kind: pa.DataType) -> None:
     ],
 )
 def test_what_people_write(text: str, kind: pa.DataType) -> None:
-    assert type_named(text) == kind
+    assert parse_type(text) == kind
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_what_people_write(text: str, kind: pa.DataType) -> None:
     ],
 )
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="names no type: expected int8 to int64"):
-        type_named(text)
+    with pytest.raises(ValueError, match="is not the name of a type: expected int8 to int64"):
+        parse_type(text)

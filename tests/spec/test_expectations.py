@@ -23,7 +23,7 @@ from feedline.loader.ring.reports import FeederReports, report_packet
 from feedline.planning.schedule import Block
 from feedline.service.quality_monitor import QualityMonitor
 from feedline.spec import PipelineSpec
-from feedline.spec.expectations import MEASURES, Expectation, broken
+from feedline.spec.expectations import MEASURES, Expectation, broken_bounds
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.registry.op import OpError
 
@@ -126,9 +126,9 @@ def test_what_is_learnt_from_is_no_finished_value():
 def test_bounds_are_the_comparisons_they_say(sign: str, value: float, measured: float):
     bound = Expectation(measure="max", sign=sign, value=value)
     holds = {"<=": measured <= value, "<": measured < value, ">=": measured >= value, ">": measured > value}[sign]
-    assert (broken((bound,), {"max": measured}) == []) == holds
-    assert broken((bound,), {"max": None}) == []
-    assert broken((bound,), {}) == []
+    assert (broken_bounds((bound,), {"max": measured}) == []) == holds
+    assert broken_bounds((bound,), {"max": None}) == []
+    assert broken_bounds((bound,), {}) == []
 
 
 def test_what_no_further_row_can_mend():

@@ -15,7 +15,7 @@ def read(text):
     document = read_document(f"features:\n{text}", "p.yaml")
     problems = Problems(document)
     features = read_features(document, problems)
-    problems.raise_found()
+    problems.raise_all()
     return features
 
 
@@ -117,15 +117,15 @@ def test_canonical_json_sorts_keys_at_every_depth():
 
 
 @pytest.mark.parametrize(
-    ("body", "place", "words"),
+    ("body", "position", "words"),
     [
         ("", "3:5: features.dense.x", "got nothing. Write `x: []` for the column as it is"),
         (" log1p", "3:8: features.dense.x", "got 'log1p'. Write `x: [log1p]`"),
-        (" [{column: c}]", "3:10: features.dense.x[0].column", "column is no op: got {column: c} in a list of ops"),
+        (" [{column: c}]", "3:10: features.dense.x[0].column", "column is not an op: got {column: c} in a list of ops"),
         (
             " {column: c, ops: [{inputs: [c]}]}",
             "3:27: features.dense.x.ops[0].inputs",
-            "inputs is no op: got {inputs: …}",
+            "inputs is not an op: got {inputs: …}",
         ),
         (" 3", "3:8: features.dense.x", "must be a list of ops, or a mapping with column, expr or op: got 3"),
         (" true", "3:8: features.dense.x", "got true"),
@@ -134,7 +134,7 @@ def test_canonical_json_sorts_keys_at_every_depth():
             "3:9: features.dense.x.fill_null",
             "unknown key of a feature: got 'fill_null', expected one of",
         ),
-        (" {fill_null: 0}", "3:9: features.dense.x.fill_null", "Ops stand in a list: `x: [{fill_null: …}]`"),
+        (" {fill_null: 0}", "3:9: features.dense.x.fill_null", "Ops are written as a list: `x: [{fill_null: …}]`"),
         (" {colunm: a}", "3:9: features.dense.x.colunm", "Did you mean 'column'?"),
         (" {column: a, dtype: b}", "3:20: features.dense.x.dtype", "unknown key of a feature: got 'dtype'"),
         (" {}", "3:5: features.dense.x", "must have exactly one of column, expr, op: got none. Write `column: x`"),
@@ -177,14 +177,14 @@ def test_canonical_json_sorts_keys_at_every_depth():
         (
             " [{fill_null: 0, log1p}]",
             "3:9: features.dense.x[0]",
-            "must hold one op: got 2 keys, expected one. Write [{fill_null: …}, log1p]",
+            "must be one op: got 2 keys, expected one. Write [{fill_null: …}, log1p]",
         ),
     ],
 )
-def test_wrong_features(body, place, words):
+def test_wrong_features(body, position, words):
     lines = refused(f"  dense:\n    x:{body}")
     assert len(lines) == 1
-    assert f"{place}: " in lines[0]
+    assert f"{position}: " in lines[0]
     assert words in lines[0]
 
 
@@ -206,7 +206,7 @@ def test_wrong_features(body, place, words):
         ("  extra: [a, {b: c}]", "features.extra[1]: must be a column: got a mapping"),
         ("  extra: {a: [log1p]}", "features.extra.a: extra takes no ops"),
         ("  extra: {a: {column: b, ops: [c]}}", "features.extra.a.ops: unknown key of a feature"),
-        ("  extra: {a: {op: o, inputs: [b]}}", "extra is handed through untouched"),
+        ("  extra: {a: {op: o, inputs: [b]}}", "extra is passed through unchanged"),
         ("  dense: {' ': []}", 'p.yaml:2:11: features.dense." ": feature name must not be empty'),
         ("  dense: {}", "p.yaml:1:1: features: no feature: got none, expected at least one"),
         ("  {}", "features: no feature"),
@@ -258,10 +258,10 @@ def test_a_list_of_columns_stands_for_several_features():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("dense: {'I{3..1}': []}", r"a range runs upwards: got 'I\{3\.\.1\}'\. Write \{1\.\.3\}"),
-        ("dense: {'I{1..2}_{1..2}': []}", "a name holds at most one range"),
+        ("dense: {'I{3..1}': []}", r"a range must ascend: got 'I\{3\.\.1\}'\. Write \{1\.\.3\}"),
+        ("dense: {'I{1..2}_{1..2}': []}", "a name may contain only one range"),
         ("dense: {'I{1..99999999}': []}", "at most 10,000 names: got 99,999,999"),
-        ("dense: {'I{1..3}': {columns: [a, b]}}", r"columns: must be as many as the features: got 2, expected 3"),
+        ("dense: {'I{1..3}': {columns: [a, b]}}", r"columns: must be one per feature: got 2, expected 3"),
         (
             "dense: {'I{1..3}': {expr: a}}",
             "unknown key of an entry for several features: got 'expr', expected",

@@ -214,7 +214,7 @@ def test_variables_reach_every_kind_of_value(monkeypatch):
 def test_a_wrong_value_of_a_variable_names_it(monkeypatch):
     monkeypatch.setenv("SIZE", "big")
     assert refused(MINIMAL.replace("8", '"${SIZE}"')) == [
-        "p.yaml:6:15: batch.size: must be a whole number: got 'big' from ${SIZE}"
+        "p.yaml:6:15: batch.size: must be an integer: got 'big' from ${SIZE}"
     ]
     monkeypatch.delenv("SIZE")
     [message] = refused(MINIMAL.replace("8", '"${SIZE}"'))

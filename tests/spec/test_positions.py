@@ -3,7 +3,7 @@
 import pytest
 
 from feedline.errors import SpecError
-from feedline.spec.positions import Document, Position, Problems, met, path_text, unknown
+from feedline.spec.positions import Document, Position, Problems, describe_value, path_text, unknown_message
 
 
 @pytest.mark.parametrize(
@@ -36,27 +36,27 @@ def test_paths(path, text):
     ],
 )
 def test_values_as_met(value, text):
-    assert met(value) == text
+    assert describe_value(value) == text
 
 
 def test_long_values_are_cut():
-    assert len(met("x" * 1000)) <= 60
+    assert len(describe_value("x" * 1000)) <= 60
 
 
 def test_unknown_names_suggest_the_nearest():
-    assert unknown("key", "tial", ["size", "tail"]) == (
+    assert unknown_message("key", "tial", ["size", "tail"]) == (
         "unknown key: got 'tial', expected one of 'size', 'tail'. Did you mean 'tail'?"
     )
-    assert unknown("key", "TAIL", ["size", "tail"]).endswith("Did you mean 'tail'?")
-    assert "Did you mean" not in unknown("key", "qqq", ["size", "tail"])
+    assert unknown_message("key", "TAIL", ["size", "tail"]).endswith("Did you mean 'tail'?")
+    assert "Did you mean" not in unknown_message("key", "qqq", ["size", "tail"])
     many = [f"op_{number}" for number in range(50)]
-    assert unknown("op", "opp_31", many) == "unknown op: got 'opp_31'. Did you mean 'op_31'?"
-    assert "'op_49'" in unknown("op", "qqq", many)
+    assert unknown_message("op", "opp_31", many) == "unknown op: got 'opp_31'. Did you mean 'op_31'?"
+    assert "'op_49'" in unknown_message("op", "qqq", many)
 
 
 def test_an_error_falls_back_to_what_stands_around_it():
     document = Document(
-        file="f", value=None, places={(): Position(line=1, column=1), ("a",): Position(line=3, column=5)}
+        file="f", value=None, positions={(): Position(line=1, column=1), ("a",): Position(line=3, column=5)}
     )
     assert str(document.error(("a", 0, "b"), "x")) == "f:3:5: a[0].b: x"
     assert str(document.error(("b",), "x", key=True)) == "f:1:1: b: x"
@@ -64,15 +64,15 @@ def test_an_error_falls_back_to_what_stands_around_it():
 
 
 def test_problems_are_raised_in_the_order_of_the_text_overrides_last():
-    places = {
+    positions = {
         ("o",): Position(override="--set o"),
         ("b",): Position(line=2, column=9),
         ("a",): Position(line=10, column=1),
     }
-    problems = Problems(Document(file="f", value=None, places=places))
-    problems.raise_found()
+    problems = Problems(Document(file="f", value=None, positions=positions))
+    problems.raise_all()
     for name in ("o", "a", "b", "b"):
         problems.add((name,), "x")
     with pytest.raises(SpecError) as caught:
-        problems.raise_found()
+        problems.raise_all()
     assert str(caught.value) == "f:2:9: b: x\nf:10:1: a: x\n--set o: x"

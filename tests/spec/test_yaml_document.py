@@ -101,33 +101,33 @@ def test_keys_are_text():
 
 def test_places_of_keys_values_and_items():
     document = read("a: 1\nb:\n  - x\n  - {c: 2,  d: [3]}\ne:\nf: |\n  text\n")
-    assert document.place(("a",)) == Position(line=1, column=4)
-    assert document.place(("a",), key=True) == Position(line=1, column=1)
-    assert document.place(("b",)) == Position(line=2, column=1)
-    assert document.place(("b", 0)) == Position(line=3, column=5)
-    assert document.place(("b", 1)) == Position(line=4, column=5)
-    assert document.place(("b", 1, "d")) == Position(line=4, column=13)
-    assert document.place(("b", 1, "d", 0)) == Position(line=4, column=17)
-    assert document.place(("e",)) == Position(line=5, column=1), "an empty value stands at its key"
-    assert document.place(("b", 1, "nothing", "here")) == document.place(("b", 1))
-    assert document.place(("unknown",)) == Position(line=1, column=1)
+    assert document.position(("a",)) == Position(line=1, column=4)
+    assert document.position(("a",), key=True) == Position(line=1, column=1)
+    assert document.position(("b",)) == Position(line=2, column=1)
+    assert document.position(("b", 0)) == Position(line=3, column=5)
+    assert document.position(("b", 1)) == Position(line=4, column=5)
+    assert document.position(("b", 1, "d")) == Position(line=4, column=13)
+    assert document.position(("b", 1, "d", 0)) == Position(line=4, column=17)
+    assert document.position(("e",)) == Position(line=5, column=1), "an empty value stands at its key"
+    assert document.position(("b", 1, "nothing", "here")) == document.position(("b", 1))
+    assert document.position(("unknown",)) == Position(line=1, column=1)
 
 
 def test_windows_lines_and_a_byte_order_mark_do_not_move_places():
     document = read("\ufeffa: 1\r\nb: {c: 2}\r\n")
     assert document.value == {"a": 1, "b": {"c": 2}}
-    assert document.place(("b", "c")) == Position(line=2, column=8)
+    assert document.position(("b", "c")) == Position(line=2, column=8)
 
 
 def test_aliases_are_copies_that_stand_at_their_anchor():
     document = read("a: &ops [log1p]\nb: *ops\n")
     assert document.value == {"a": ["log1p"], "b": ["log1p"]}
     assert document.value["a"] is not document.value["b"]
-    assert document.place(("b", 0)) == Position(line=1, column=10)
+    assert document.position(("b", 0)) == Position(line=1, column=10)
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "position", "words"),
     [
         ("a: 1\nb: 2\na: 3\n", "3:1: a:", "duplicate key: got it on line 1 and again on line 3"),
         ("x:\n  a: 1\n  'a': 2\n", "3:3: x.a:", "duplicate key"),
@@ -141,20 +141,20 @@ def test_aliases_are_copies_that_stand_at_their_anchor():
         ("%YAML 1.1\n---\na: on", "2:1:", "%YAML directive"),
         ("a: 1\n---\nb: 2\n", "2:1:", "a second document"),
         ("a:\n\t- b", "2:1:", "a tab"),
-        ("? [a]\n: b", "1:3:", "key is not a word: got a sequence"),
+        ("? [a]\n: b", "1:3:", "key is not a scalar: got a sequence"),
         ("a:\n  : b", '2:3: a."":', "key is empty"),
         ("a: b\nc: \x00", "2:4:", "the character U+0000"),
-        ('a: "\\ud800"', "1:4: a:", "half a character"),
-        ('a: {"\\ud800": 1}', '1:5: a."\\ud800":', "half a character"),
+        ('a: "\\ud800"', "1:4: a:", "lone surrogate"),
+        ('a: {"\\ud800": 1}', '1:5: a."\\ud800":', "lone surrogate"),
         ('a: "\\U00110000"', "1:1:", "not YAML"),
         ("a: @b", "1:4:", "Quote the value"),
         ("where: a: b", "1:9:", "Quote a value that holds `: `"),
         ('where: "a" == b', "1:12:", "Quote the whole value"),
         ("a: {expr: a in [1, 2]}", "1:16:", "quote a value that holds"),
         ("a: {b: ${N}}", "1:9:", "quote a value that holds"),
-        ("a: 'x", "1:4:", "the quote here is not closed: got the end of the text"),
+        ("a: 'x", "1:4:", "the quote here is not closed: got the end of the file"),
         ("n: 1\na: 'x\nb: c\n", "2:4:", "the quote here is not closed"),
-        ("a: [1, 2", "1:4:", "the [ here is not closed: got the end of the text on line 1, expected ',' or ']'"),
+        ("a: [1, 2", "1:4:", "the [ here is not closed: got the end of the file on line 1, expected ',' or ']'"),
         (
             "n: 1\na: {b: [x]\nc: {d: []}\n",
             "2:4:",
@@ -166,9 +166,9 @@ def test_aliases_are_copies_that_stand_at_their_anchor():
         ("a: {\n  b: 3\n  c: 4\n}\n", "1:4:", "got ':' on line 3, expected ',' or '}'. Close it, put commas between"),
     ],
 )
-def test_refused_texts_name_their_place(text, place, words):
+def test_refused_texts_name_their_place(text, position, words):
     message = refused(text)
-    assert message.startswith(f"p.yaml:{place} ")
+    assert message.startswith(f"p.yaml:{position} ")
     assert words in message
     assert "\n" not in message
 

@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "warehouse/optimize",
         "bucket-that-does-not-fit",
-        "if held and held + size > unit_bytes:\n            joined.append((first, bucket))",
-        "if held and size > unit_bytes:\n            joined.append((first, bucket))",
+        "if total and total + size > unit_bytes:\n            ranges.append((first, bucket))",
+        "if total and size > unit_bytes:\n            ranges.append((first, bucket))",
         "buckets are joined beyond the memory of a unit",
     ),
     Mutation(

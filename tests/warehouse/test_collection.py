@@ -32,7 +32,7 @@ REFUSED = {
     "datapage_v1-corrupt-checksum.parquet": "CRC checksum verification failed",
     "rle-dict-uncompressed-corrupt-checksum.parquet": "CRC checksum verification failed",
     "incorrect_map_schema.parquet": "is not valid Parquet: Map keys must be annotated as required",
-    "large_string_map.brotli.parquet": "row group 0 asks for more memory than there is",
+    "large_string_map.brotli.parquet": "row group 0 needs more memory than there is",
 }
 # A file that readers once crashed on, and that reads well since: an index page of bit width 0 is all zeros.
 GOOD_AFTER_ALL = {"ARROW-GH-43605.parquet"}

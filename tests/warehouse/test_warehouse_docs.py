@@ -8,7 +8,7 @@ import pytest
 from minimal_pipeline import completed
 
 from feedline.spec import PipelineSpec, parse_spec
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 
 TABLES, SNAPSHOTS = (
     (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8") for page in ("tables.md", "snapshots.md")
@@ -25,4 +25,4 @@ def test_the_types_that_are_named_are_types() -> None:
     [listed] = re.findall(r"Types are written as\nArrow writes them: (.*?)\.\n", TABLES, re.DOTALL)
     names = re.findall(r"`([^`]+)`", listed)
     assert len(names) > 15
-    assert all(isinstance(type_named(name), pa.DataType) for name in names)
+    assert all(isinstance(parse_type(name), pa.DataType) for name in names)

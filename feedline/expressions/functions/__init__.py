@@ -1,1 +1,1 @@
-"""The functions and methods of the language, with their signatures."""
+"""Functions and methods of the expression language, with their signatures."""

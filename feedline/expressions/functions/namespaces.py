@@ -1,7 +1,7 @@
-"""The methods in namespaces: `dt` for dates and timestamps, `str` for texts, `list` for lists.
+"""Declare the methods in namespaces: `dt` for dates and timestamps, `str` for strings, `list` for lists.
 
-Pure; declarations for the catalogue. They are Polars' own methods under Polars' names, with integers given as int64,
-with patterns taken literally and with sums that cannot wrap. Nothing here looks beyond its own row.
+Pure. They are Polars' own methods under Polars' names, with int64 integers, literal patterns and sums that cannot wrap.
+No method looks beyond its own row.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _method(
     """A method whose result has a fixed type, or the receiver's where `dtype` is None."""
 
     def build(x: Operand, *values: object, span: Span) -> Operand:
-        made = compute(x.expr, *values)
+        expr = compute(x.expr, *values)
         if dtype == INT64:
-            made = made.cast(INT64)
-        return result(made, dtype or x.dtype, span, [x], extra=2 + len(values))
+            expr = expr.cast(INT64)
+        return result(expr, dtype or x.dtype, span, [x], extra=2 + len(values))
 
     return Function(name=name, receiver=receiver, build=build, summary=summary, parameters=parameters)
 
@@ -78,7 +78,7 @@ def _text(name: str, default: object = ...) -> Parameter:
 
 def _truncate(x: Operand, every: str, *, span: Span) -> Operand:
     if not _DURATION.fullmatch(every):
-        raise Fault(f'a length of time is written like "15m", "1h" or "1d": got {every!r}', span)
+        raise Fault(f'not a duration: got {every!r}, expected one like "15m", "1h" or "1d"', span)
     return result(x.expr.dt.truncate(every), x.dtype, span, [x])
 
 
@@ -88,7 +88,7 @@ def _zone(convert: bool) -> Callable[..., Operand]:
         try:
             dtype = pl.select(pl.lit(0).cast(pl.Datetime("us", "UTC")).dt.convert_time_zone(time_zone)).dtypes[0]
         except pl.exceptions.PolarsError:
-            raise Fault(f"no such time zone: got {time_zone!r}, expected a name such as Europe/Berlin", span) from None
+            raise Fault(f"unknown time zone: got {time_zone!r}, expected a name such as Europe/Berlin", span) from None
         assert isinstance(dtype, pl.Datetime)
         if convert:
             expr = x.expr.dt.convert_time_zone(time_zone)
@@ -103,7 +103,7 @@ def _zone(convert: bool) -> Callable[..., Operand]:
 
 _DT = (
     _method("dt.year", _DAYS, lambda e: e.dt.year(), INT64, "the year"),
-    _method("dt.iso_year", _DAYS, lambda e: e.dt.iso_year(), INT64, "the year that the ISO week belongs to"),
+    _method("dt.iso_year", _DAYS, lambda e: e.dt.iso_year(), INT64, "the year of the ISO week"),
     _method("dt.quarter", _DAYS, lambda e: e.dt.quarter(), INT64, "1 to 4"),
     _method("dt.month", _DAYS, lambda e: e.dt.month(), INT64, "1 to 12"),
     _method("dt.week", _DAYS, lambda e: e.dt.week(), INT64, "the ISO week, 1 to 53"),
@@ -138,7 +138,7 @@ _DT = (
         receiver=frozenset({TIMESTAMP}),
         build=_zone(True),
         parameters=(_text("time_zone"),),
-        summary="the same moment in another time zone; a column without one is taken as UTC",
+        summary="the same instant in another time zone; a column without one is read as UTC",
     ),
     Function(
         name="dt.replace_time_zone",
@@ -169,7 +169,7 @@ def _parse(name: str, dtype: pl.DataType, parse: Callable[..., pl.Expr], summary
         try:
             pl.select(parse(pl.lit("0"), form))
         except pl.exceptions.PolarsError:
-            raise Fault(f"the format names no full {kind(dtype)}: got {form!r}", span) from None
+            raise Fault(f"the format does not make a full {kind(dtype)}: got {form!r}", span) from None
         return result(parse(x.expr, form), dtype, span, [x])
 
     return Function(
@@ -179,7 +179,7 @@ def _parse(name: str, dtype: pl.DataType, parse: Callable[..., pl.Expr], summary
 
 def _zfill(x: Operand, length: int, *, span: Span) -> Operand:
     if length > MAX_ZEROS:
-        raise Fault(f"the length is at most {MAX_ZEROS}: got {length}", span)
+        raise Fault(f"the length must be at most {MAX_ZEROS}: got {length}", span)
     return result(x.expr.str.zfill(length), _TEXT, span, [x])
 
 
@@ -211,10 +211,10 @@ def _string(
 
 
 _STR = (
-    _string("len_chars", lambda e: e.str.len_chars(), INT64, "characters"),
-    _string("len_bytes", lambda e: e.str.len_bytes(), INT64, "bytes in UTF-8"),
-    _string("to_lowercase", lambda e: e.str.to_lowercase(), _TEXT, "in small letters"),
-    _string("to_uppercase", lambda e: e.str.to_uppercase(), _TEXT, "in capital letters"),
+    _string("len_chars", lambda e: e.str.len_chars(), INT64, "number of characters"),
+    _string("len_bytes", lambda e: e.str.len_bytes(), INT64, "number of bytes in UTF-8"),
+    _string("to_lowercase", lambda e: e.str.to_lowercase(), _TEXT, "in lower case"),
+    _string("to_uppercase", lambda e: e.str.to_uppercase(), _TEXT, "in upper case"),
     _string(
         "starts_with", lambda e, t: e.str.starts_with(t), BOOL, "whether it begins with that string", _text("prefix")
     ),
@@ -240,11 +240,11 @@ _STR = (
         "strip_chars",
         lambda e, t: e.str.strip_chars(t),
         _TEXT,
-        "without those characters (white space, if not given) at both ends",
+        "without these characters (default: white space) at both ends",
         _text("characters", None),
     ),
-    _string("strip_prefix", lambda e, t: e.str.strip_prefix(t), _TEXT, "without that beginning", _text("prefix")),
-    _string("strip_suffix", lambda e, t: e.str.strip_suffix(t), _TEXT, "without that end", _text("suffix")),
+    _string("strip_prefix", lambda e, t: e.str.strip_prefix(t), _TEXT, "without that prefix", _text("prefix")),
+    _string("strip_suffix", lambda e, t: e.str.strip_suffix(t), _TEXT, "without that suffix", _text("suffix")),
     _replace("str.replace", lambda e, old, new: e.str.replace(old, new, literal=True), "the first match replaced"),
     _replace("str.replace_all", lambda e, old, new: e.str.replace_all(old, new, literal=True), "every match replaced"),
     Function(
@@ -252,7 +252,7 @@ _STR = (
         receiver=frozenset({STRING}),
         build=_zfill,
         parameters=(_count("length"),),
-        summary="filled with zeros on the left",
+        summary="padded with zeros on the left",
     ),
     Function(
         name="str.split",
@@ -265,31 +265,31 @@ _STR = (
         "str.to_date",
         pl.Date(),
         lambda e, form: e.str.to_date(form, strict=False),
-        'the date written in that format, as in `"%Y%m%d"`; null where it is not',
+        'the date in that format, such as `"%Y%m%d"`; null where it does not match',
     ),
     _parse(
         "str.to_datetime",
         pl.Datetime("us"),
         lambda e, form: e.str.to_datetime(form, strict=False, time_unit="us"),
-        "the timestamp (microseconds, no time zone) written in that format; null where it is not",
+        "the timestamp (microseconds, no time zone) in that format; null where it does not match",
     ),
 )
 
 # --- list ---------------------------------------------------------------------------------------------------
 
 
-def _give(made: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand:
-    """An element of a list as the language gives values: integers as int64, categories as strings."""
+def _element_operand(expr: pl.Expr, dtype: pl.DataType, span: Span, x: Operand) -> Operand:
+    """An element of a list in its language type: integers as int64, categories as strings."""
     if kind(dtype) == INTEGER and dtype != UINT64:
-        made, dtype = made.cast(INT64), INT64
+        expr, dtype = expr.cast(INT64), INT64
     elif isinstance(dtype, pl.Categorical | pl.Enum):
-        made, dtype = made.cast(pl.String), _TEXT
-    return result(made, dtype, span, [x], extra=3)
+        expr, dtype = expr.cast(pl.String), _TEXT
+    return result(expr, dtype, span, [x], extra=3)
 
 
 def _element(name: str, compute: Callable[..., pl.Expr], summary: str, *parameters: Parameter) -> Function:
     def build(x: Operand, *values: object, span: Span) -> Operand:
-        return _give(compute(x.expr, *values), inner_type(x.dtype), span, x)
+        return _element_operand(compute(x.expr, *values), inner_type(x.dtype), span, x)
 
     return Function(
         name=f"list.{name}", receiver=frozenset({LIST}), build=build, summary=summary, parameters=parameters
@@ -302,7 +302,7 @@ def _reduction(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str, *
         if kind(inner) not in NUMBERS:
             raise Fault(f"`{name}` works on lists of numbers: got {describe(x.dtype)}", x.span)
         if not computes and kind(inner) != DECIMAL:
-            return _give(compute(x.expr), inner, span, x)
+            return _element_operand(compute(x.expr), inner, span, x)
         wide: pl.DataType = INT64 if kind(inner) == INTEGER and name != "list.mean" else FLOAT64
         if inner == UINT64 and wide == INT64:
             wide = UINT64
@@ -332,22 +332,25 @@ def _list(
 
 
 _LIST = (
-    _list("len", lambda e: e.list.len(), INT64, "elements, nulls among them; null for a null list"),
-    _list("n_unique", lambda e: e.list.n_unique(), INT64, "different elements, null being one"),
-    _reduction("list.sum", lambda e: e.list.sum(), "the sum, nulls passed over, 0 for an empty list; int64 or float64"),
-    _reduction("list.mean", lambda e: e.list.mean(), "the mean, nulls passed over, null for an empty list; float64"),
+    _list("len", lambda e: e.list.len(), INT64, "number of elements, nulls included; null for a null list"),
+    _list("n_unique", lambda e: e.list.n_unique(), INT64, "number of distinct elements, null counting as one"),
+    _reduction("list.sum", lambda e: e.list.sum(), "the sum, nulls ignored, 0 for an empty list; int64 or float64"),
+    _reduction("list.mean", lambda e: e.list.mean(), "the mean, nulls ignored, null for an empty list; float64"),
     _reduction(
-        "list.min", lambda e: e.list.min(), "the smallest, nulls and NaN passed over, null for none", computes=False
+        "list.min",
+        lambda e: e.list.min(),
+        "the smallest, nulls and NaN ignored, null for an empty list",
+        computes=False,
     ),
     _reduction(
-        "list.max", lambda e: e.list.max(), "the largest, nulls and NaN passed over, null for none", computes=False
+        "list.max", lambda e: e.list.max(), "the largest, nulls and NaN ignored, null for an empty list", computes=False
     ),
     _element("first", lambda e: e.list.first(), "the first element, null for an empty list"),
     _element("last", lambda e: e.list.last(), "the last element, null for an empty list"),
     _element(
         "get",
         lambda e, index: e.list.get(index, null_on_oob=True),
-        "the element at a position (from 0, negative from the end), null beyond",
+        "the element at a position (from 0, negative from the end), null out of range",
         _integer("index"),
     ),
     Function(
@@ -367,7 +370,7 @@ _LIST = (
         _integer("offset"),
         _count("length", None),
     ),
-    _list("reverse", lambda e: e.list.reverse(), None, "in the opposite order"),
+    _list("reverse", lambda e: e.list.reverse(), None, "in reverse order"),
     _list(
         "sort",
         lambda e, descending: e.list.sort(descending=descending),
@@ -375,8 +378,10 @@ _LIST = (
         "in order, nulls first, NaN as the largest",
         Parameter(name="descending", accepts="boolean", default=False),
     ),
-    _list("unique", lambda e: e.list.unique(maintain_order=True), None, "each element once, where it first stands"),
-    _list("drop_nulls", lambda e: e.list.drop_nulls(), None, "without its nulls"),
+    _list(
+        "unique", lambda e: e.list.unique(maintain_order=True), None, "each element once, in order of first occurrence"
+    ),
+    _list("drop_nulls", lambda e: e.list.drop_nulls(), None, "without nulls"),
 )
 
 METHODS: tuple[Function, ...] = (*_DT, *_STR, *_LIST)

@@ -1,26 +1,25 @@
-"""The functions and methods of the language, and the hint for the name of any other.
+"""List the functions and methods of the language, and the hints for names that it lacks.
 
-Pure; the allow-list, put together from the modules that declare it. Everything that Polars has and that mixes rows is
-refused by name: the plan of an epoch knows which row is where before any row is read, so a value may depend on its
-own row only.
+Pure; the allow-list, assembled from the modules that declare it. Polars' methods that mix rows are refused by name: the
+plan of an epoch places every row before any row is read, so a value may depend on its own row only.
 """
 
 from __future__ import annotations
 
-from feedline.expressions.functions.namespaces import METHODS as _NAMESPACED
+from feedline.expressions.functions.namespaces import METHODS as _NAMESPACE_METHODS
 from feedline.expressions.functions.scalars import FUNCTIONS as _FUNCTIONS
-from feedline.expressions.functions.scalars import METHODS as _SCALAR
+from feedline.expressions.functions.scalars import METHODS as _SCALAR_METHODS
 from feedline.expressions.functions.signatures import Function
 from feedline.expressions.spans import Fault, Span
-from feedline.expressions.types import nearest, quoted
+from feedline.expressions.types import nearest, quote_name
 
 NAMESPACES = ("dt", "str", "list")
 
 #: Written as functions of their arguments.
-FUNCTIONS: dict[str, Function] = {function.name: function for function in (*_FUNCTIONS, *_SCALAR)}
+FUNCTIONS: dict[str, Function] = {function.name: function for function in (*_FUNCTIONS, *_SCALAR_METHODS)}
 #: Written behind a column, with their namespace.
-METHODS: dict[str, Function] = {function.name: function for function in (*_SCALAR, *_NAMESPACED)}
-#: Methods that are another way to write an operator: the binder turns them into it.
+METHODS: dict[str, Function] = {function.name: function for function in (*_SCALAR_METHODS, *_NAMESPACE_METHODS)}
+#: Methods that are another spelling of an operator, into which the binder turns them.
 OPERATOR_METHODS: dict[str, str] = {
     "is_null": "x is None",
     "is_not_null": "x is not None",
@@ -87,34 +86,35 @@ _INSTEAD = {
 }
 
 
-def missing_function(name: str, span: Span) -> Fault | None:
-    """The fault of a function that the language does not have, None for one that it has."""
+def missing_function_fault(name: str, span: Span) -> Fault | None:
+    """The fault of a function that the language lacks; None for one that it has."""
     if name in FUNCTIONS or name in OPERATOR_METHODS:
         return None
-    return _missing("function", name, [*FUNCTIONS, "col"], span)
+    return _missing_fault("function", name, [*FUNCTIONS, "col"], span)
 
 
-def missing_method(name: str, span: Span) -> Fault | None:
-    """The fault of a method (`clip`, `dt.hour`) that the language does not have, None for one that it has."""
+def missing_method_fault(name: str, span: Span) -> Fault | None:
+    """The fault of a method (`clip`, `dt.hour`) that the language lacks; None for one that it has."""
     if name in METHODS or name in OPERATOR_METHODS:
         return None
     namespace, dot, bare = name.rpartition(".")
     if not dot:
-        return _missing("method", name, [known for known in METHODS if "." not in known], span)
-    known = [method for method in METHODS if method.startswith(f"{namespace}.")]
-    return _missing("method", f"{namespace}.{bare}", known, span)
+        return _missing_fault("method", name, [method for method in METHODS if "." not in method], span)
+    methods = [method for method in METHODS if method.startswith(f"{namespace}.")]
+    return _missing_fault("method", f"{namespace}.{bare}", methods, span)
 
 
-def _missing(what: str, name: str, names: list[str], span: Span) -> Fault:
+def _missing_fault(what: str, name: str, names: list[str], span: Span) -> Fault:
     instead = _INSTEAD.get(name)
     remedy = f": {instead}" if instead else nearest(name, names)
     if "." not in name:
         if name in _ROW_MIXING or name.startswith(("cum_", "rolling_", "ewm_")):
             reason = (
-                f"{quoted(name)} mixes rows, and transforms are row-preserving: a value may depend on its own row only"
+                f"{quote_name(name)} mixes rows, and transforms are row-preserving: a value may depend on its own row "
+                "only"
             )
             return Fault(f"{reason}. {instead[0].upper()}{instead[1:]}" if instead else reason, span)
-        homes = [known for known in METHODS if known.endswith(f".{name}")]
-        if homes and not instead:
-            remedy = f": write `x.{homes[0]}(...)`"
-    return Fault(f"the language has no {what} {quoted(name)}{remedy}", span)
+        owners = [method for method in METHODS if method.endswith(f".{name}")]
+        if owners and not instead:
+            remedy = f": write `x.{owners[0]}(...)`"
+    return Fault(f"the language has no {what} {quote_name(name)}{remedy}", span)

@@ -1,7 +1,7 @@
-"""The functions and the methods of single values: numbers, nulls, choices, casts.
+"""Declare the functions and methods of scalars: numbers, nulls, choices, casts.
 
-Pure; declarations for the catalogue. Each method can also be written as a function of its receiver (`log1p(price)`).
-Mathematical functions compute in float64 whatever comes in; functions that choose among values keep float32.
+Pure. Each method can also be written as a function of its receiver (`log1p(price)`). Mathematical functions compute in
+float64 whatever the input; functions that choose among values keep float32.
 """
 
 from __future__ import annotations
@@ -42,46 +42,46 @@ def _mathematical(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str
 
 def _rounding(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
     def build(x: Operand, *, span: Span) -> Operand:
-        wide = x.widened()
+        wide = x.widen()
         return wide if wide.kind == INTEGER else result(compute(wide.expr), FLOAT64, span, [wide])
 
-    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; an integer stays what it is")
+    return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; an integer is unchanged")
 
 
 def _float_test(name: str, compute: Callable[[pl.Expr], pl.Expr], summary: str) -> Function:
     def build(x: Operand, *, span: Span) -> Operand:
-        return result(compute(x.widened().expr), BOOL, span, [x], extra=2)
+        return result(compute(x.widen().expr), BOOL, span, [x], extra=2)
 
     return Function(name=name, receiver=NUMBERS, build=build, summary=f"{summary}; null stays null")
 
 
 def _abs(x: Operand, *, span: Span) -> Operand:
-    wide = x if x.kind == FLOAT else x.widened()
+    wide = x if x.kind == FLOAT else x.widen()
     return wide if x.dtype == UINT64 else result(wide.expr.abs(), wide.dtype, span, [wide])
 
 
 def _sign(x: Operand, *, span: Span) -> Operand:
-    wide = x.widened()
+    wide = x.widen()
     sign = result(wide.expr.sign(), wide.dtype, span, [wide])
     return sign.cast(INT64) if wide.kind == INTEGER else sign
 
 
 def _log(x: Operand, base: float | None, *, span: Span) -> Operand:
     if base is not None and (base <= 0 or base == 1):
-        raise Fault(f"the base of a logarithm is positive and not 1: got {base}", span)
+        raise Fault(f"the base of a logarithm must be positive and not 1: got {base}", span)
     return result(x.cast(FLOAT64).expr.log(math.e if base is None else float(base)), FLOAT64, span, [x])
 
 
 def _round(x: Operand, decimals: int, *, span: Span) -> Operand:
     if not 0 <= decimals <= 15:
-        raise Fault(f"decimals lie between 0 and 15: got {decimals}", span)
-    wide = x.widened()
+        raise Fault(f"decimals must be between 0 and 15: got {decimals}", span)
+    wide = x.widen()
     return wide if wide.kind == INTEGER else result(wide.expr.round(decimals), FLOAT64, span, [wide])
 
 
 def _clip(x: Operand, lower: Constant, upper: Constant, *, span: Span) -> Operand:
     if x.kind == DECIMAL:
-        x = x.widened()
+        x = x.widen()
     (expr, *_), dtype = unify([x, lower, upper], span)
     low, high = (None if c.value is None else literals.value_of(c, dtype) for c in (lower, upper))
     if low is None and high is None:
@@ -114,7 +114,7 @@ def _when(
 ) -> Operand:
     if isinstance(condition, Constant) or condition.dtype != BOOL:
         got = "a literal" if isinstance(condition, Constant) else describe(condition.dtype)
-        raise Fault(f"the condition of `when` is a boolean expression: got {got}", condition.span)
+        raise Fault(f"the condition of `when` must be a boolean expression: got {got}", condition.span)
     (then, other), dtype = unify([value, otherwise], span)
     expr = pl.when(condition.expr).then(then).otherwise(other)
     return result(expr, dtype, span, _operands([condition, value, otherwise], span), extra=4)
@@ -128,7 +128,7 @@ def _horizontal(name: str, compute: Callable[..., pl.Expr], summary: str, *, com
             if part.kind not in allowed:
                 raise Fault(f"`{name}` works on {' or '.join(sorted(allowed))}: got {describe(part.dtype)}", part.span)
         if computes:
-            values = [value.widened() if isinstance(value, Operand) else value for value in values]
+            values = [value.widen() if isinstance(value, Operand) else value for value in values]
         expressions, dtype = unify(values, span)
         if computes and name == "mean_horizontal":
             dtype = FLOAT64
@@ -155,8 +155,8 @@ def _cast(strict: bool) -> Callable[..., Operand]:
         if source == STRING and target == BOOLEAN:
             raise Fault('a string is not a boolean: compare it, as in `x == "true"`', x.span)
         if source in (DATE, TIMESTAMP) and target != STRING:
-            raise Fault(f'{describe(x.dtype)} is no number: write `.dt.epoch("s")`', x.span)
-        expr = x.widened().expr if source == DECIMAL else x.expr
+            raise Fault(f'{describe(x.dtype)} is not a number: write `.dt.epoch("s")`', x.span)
+        expr = x.widen().expr if source == DECIMAL else x.expr
         return result(expr.cast(dtype, strict=strict), dtype, span, [x], extra=2)
 
     return build
@@ -171,10 +171,10 @@ FUNCTIONS: tuple[Function, ...] = (
         summary="`value` where the condition is true, `otherwise` where it is false or null; either may be None",
     ),
     Function(name="coalesce", many=True, build=_coalesce, summary="the first value that is not null"),
-    _horizontal("min_horizontal", pl.min_horizontal, "the smallest; nulls and NaN are passed over", computes=False),
-    _horizontal("max_horizontal", pl.max_horizontal, "the largest; nulls and NaN are passed over", computes=False),
+    _horizontal("min_horizontal", pl.min_horizontal, "the smallest; nulls and NaN are ignored", computes=False),
+    _horizontal("max_horizontal", pl.max_horizontal, "the largest; nulls and NaN are ignored", computes=False),
     _horizontal("sum_horizontal", pl.sum_horizontal, "the sum; a null counts as 0; int64 or float64", computes=True),
-    _horizontal("mean_horizontal", pl.mean_horizontal, "the mean of those not null, else null; float64", computes=True),
+    _horizontal("mean_horizontal", pl.mean_horizontal, "the mean of those that are not null; float64", computes=True),
 )
 METHODS: tuple[Function, ...] = (
     Function(
@@ -196,14 +196,14 @@ METHODS: tuple[Function, ...] = (
     _mathematical("cos", pl.Expr.cos, "the cosine of radians"),
     _mathematical("tan", pl.Expr.tan, "the tangent of radians"),
     _mathematical("tanh", pl.Expr.tanh, "the hyperbolic tangent"),
-    _rounding("floor", pl.Expr.floor, "the next whole number below; float64"),
-    _rounding("ceil", pl.Expr.ceil, "the next whole number above; float64"),
+    _rounding("floor", pl.Expr.floor, "rounded down to an integer; float64"),
+    _rounding("ceil", pl.Expr.ceil, "rounded up to an integer; float64"),
     Function(
         name="round",
         receiver=NUMBERS,
         build=_round,
         parameters=(Parameter(name="decimals", accepts="integer", default=0),),
-        summary="rounded to that many decimals, a tie to the even digit; float64, an integer stays what it is",
+        summary="rounded to that many decimals, ties to the even digit; float64; an integer is unchanged",
     ),
     Function(
         name="clip",
@@ -213,14 +213,14 @@ METHODS: tuple[Function, ...] = (
             Parameter(name="lower_bound", accepts="literal", default=None),
             Parameter(name="upper_bound", accepts="literal", default=None),
         ),
-        summary="forced between the bounds; null and NaN stay; int64, or the column's own type",
+        summary="limited to the bounds; null and NaN stay; int64, or the column's own type",
     ),
     Function(
         name="cast",
         receiver=_SCALARS,
         build=_cast(True),
         parameters=_TO,
-        summary="as another type; floats lose their fraction; a value that does not fit is an error when data are read",
+        summary="as another type; floats are truncated; a value that does not fit is an error when data is read",
     ),
     Function(
         name="try_cast",
@@ -237,13 +237,13 @@ METHODS: tuple[Function, ...] = (
         receiver=_SCALARS,
         build=_fill_null,
         parameters=(Parameter(name="value", accepts="literal"),),
-        summary="the literal in the place of a null",
+        summary="the literal instead of a null",
     ),
     Function(
         name="fill_nan",
         receiver=frozenset({FLOAT}),
         build=_fill_nan,
         parameters=(Parameter(name="value", accepts="literal"),),
-        summary="the literal, or null for None, in the place of a NaN",
+        summary="the literal, or null for None, instead of a NaN",
     ),
 )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from feedline.errors import SpecError
-from feedline.expressions.types import BINARY, INTEGER, STRING, kind, spoken
+from feedline.expressions.types import BINARY, INTEGER, STRING, kind, language_type
 from feedline.transforms.kernels.hash_table import CuckooTable, DirectTable, StringTable, integer_table
 
 Places = npt.NDArray[np.int64]
@@ -150,7 +150,7 @@ def key_index(
 
 def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     """A key column in the type in which values of `dtype` are looked up; null for keys that no value can equal."""
-    stored, given = kind(spoken(column.dtype)), kind(spoken(dtype))
+    stored, given = kind(language_type(column.dtype)), kind(language_type(dtype))
     if stored != given or stored not in (INTEGER, STRING, BINARY):
         raise SpecError(
             f"keys must be integers or strings on both sides: got {given} ({dtype}) here and {stored} ({column.dtype}) "

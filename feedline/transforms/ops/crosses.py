@@ -15,7 +15,7 @@ from pydantic import Field
 
 from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, describe
-from feedline.hashing import Words, bucket_crosses, digest, scattered
+from feedline.hashing import Words, bucket_crosses, cross_terms, digest
 from feedline.transforms.kernels.matching import members
 from feedline.transforms.ops.dense import widened
 from feedline.transforms.registry.op import MAX_INT, Input, Parameters, example_of_several, op, same_ids
@@ -81,7 +81,7 @@ def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
         out = np.empty(rows, dtype=np.int64)
         words = [_words(series) for series in held]
         for start in range(0, rows, BLOCK_VALUES):
-            block = [scattered(column[start : start + BLOCK_VALUES]) for column in words]
+            block = [cross_terms(column[start : start + BLOCK_VALUES]) for column in words]
             bucket_crosses(block, out[start : start + BLOCK_VALUES], parameters.seed, parameters.buckets)
         missing = either([series.is_null().to_numpy() for series in held if series.null_count()])
         return pl.Series(pa.array(out, mask=missing))
@@ -129,7 +129,7 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
         begins = ends - each
         total = int(ends[-1]) if len(ends) else 0
         places = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
-        words = [np.repeat(scattered(mine.values), each), scattered(other.values)[places]]
+        words = [np.repeat(cross_terms(mine.values), each), cross_terms(other.values)[places]]
         out = np.empty(total, dtype=np.int64)
         for start in range(0, total, BLOCK_VALUES):
             block = [word[start : start + BLOCK_VALUES] for word in words]

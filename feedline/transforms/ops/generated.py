@@ -22,7 +22,7 @@ from feedline.errors import ExpressionError, SpecError
 from feedline.expressions import BoundExpression, bind, parse
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
-from feedline.hashing import bucket_crosses, scattered
+from feedline.hashing import bucket_crosses, cross_terms
 from feedline.transforms.kernels.bucketing import Borders
 from feedline.transforms.ops.dense import Number, as_float, widened
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
@@ -210,7 +210,7 @@ def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
     buffer = pa.allocate_buffer(8 * count)
     out = np.frombuffer(buffer, np.int64)
     for start in range(0, count, BLOCK_VALUES):
-        words = scattered(held.values[start : start + BLOCK_VALUES + n - 1])
+        words = cross_terms(held.values[start : start + BLOCK_VALUES + n - 1])
         part = out[start : start + BLOCK_VALUES]
         if len(words) < len(part) + n - 1:  # the last block has no successor; the runs that need it are cut off later
             words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from feedline.errors import DataError, SpecError
-from feedline.expressions.types import INTEGER, NUMBERS, spoken
+from feedline.expressions.types import INTEGER, NUMBERS, language_type
 from feedline.transforms.kernels.matching import Numbers, in_blocks, shared_counts, summed
 from feedline.transforms.ops.crosses import same_type
 from feedline.transforms.registry.op import Input, Parameters, example_of_several, op
@@ -337,7 +337,7 @@ def _of_vectors(inputs: Sequence[Value], metric: str) -> Value:
             found[block] = _similarity(a[block].astype(np.float64), b[block].astype(np.float64), metric)
         return _scores(found, either([gone, lost]))
 
-    numbers = [x if element_type(spoken(x.dtype)) in NUMPY_TYPES else _in_floats(x) for x in inputs]
+    numbers = [x if element_type(language_type(x.dtype)) in NUMPY_TYPES else _in_floats(x) for x in inputs]
     return Value(expr=over_columns([x.expr for x in numbers], run, pl.Float32()), dtype=pl.Float32())
 
 

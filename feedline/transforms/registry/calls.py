@@ -14,7 +14,7 @@ import re
 from pydantic import ValidationError
 
 from feedline.spec.features import OpCall
-from feedline.spec.positions import Path, met, path_text, unknown
+from feedline.spec.positions import Path, describe_value, path_text, unknown_message
 from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameters
 
 _QUOTED = re.compile(r"'([^']*)'")
@@ -59,7 +59,9 @@ def resolve(call: OpCall) -> BoundOp:
         plain = call.op.lower().replace("_", "")
         spelled = next((f"It is written {name} here" for name in OPS if name.replace("_", "") == plain), None)
         remedy = NAMES_ELSEWHERE.get(plain, spelled)
-        raise OpError(call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown("op", call.op, OPS))
+        raise OpError(
+            call.path, f"unknown op: got {call.op!r}. {remedy}" if remedy else unknown_message("op", call.op, OPS)
+        )
     return BoundOp(op=found, parameters=checked_parameters(found, call), path=call.path)
 
 
@@ -70,13 +72,13 @@ def checked_parameters(found: Op, call: OpCall) -> Parameters:
     arguments = call.value
     place: Path = (*call.path, found.name)
     if arguments and not found.fields:
-        raise OpError(place, f"{found.name} takes no parameters: got {met(arguments.get('', arguments))}")
+        raise OpError(place, f"{found.name} takes no parameters: got {describe_value(arguments.get('', arguments))}")
     if "" in arguments:
         arguments = {found.fields[0]: arguments[""]}
     else:
         for key in arguments:
             if key not in found.fields:
-                raise OpError((*place, key), unknown(f"parameter of {found.name}", key, found.fields))
+                raise OpError((*place, key), unknown_message(f"parameter of {found.name}", key, found.fields))
     try:
         return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
@@ -109,7 +111,9 @@ def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> Op
     name = path_text((op.name, *where))
     near = difflib.get_close_matches(str(first["input"]), _QUOTED.findall(expected), n=1)
     remedy = f". Did you mean {near[0]!r}?" if near else ""
-    return OpError(place if bare else (*place, *where), f"{name} must be {expected}: got {met(first['input'])}{remedy}")
+    return OpError(
+        place if bare else (*place, *where), f"{name} must be {expected}: got {describe_value(first['input'])}{remedy}"
+    )
 
 
 def _expectation(message: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import Field
 from feedline.errors import DataError, SpecError
 from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import BOOLEAN, DECIMAL, NUMBERS, STRING, column_type, describe
-from feedline.spec.arrow_types import type_named
+from feedline.spec.arrow_types import parse_type
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.registry.calls import checked_parameters, resolve
 from feedline.transforms.registry.op import (
@@ -218,7 +218,7 @@ def _bind(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
     try:
         loaded = load(given.function, folder)
         says = _declaration(given, declaration_of(loaded.function))
-        field = pa.field("made", type_named(says.gives))
+        field = pa.field("made", parse_type(says.gives))
     except ValueError as error:  # SpecError, and what type_named raises
         raise OpError(call.path, f"{call.op}: {error}") from error
     dtype = column_type(field)

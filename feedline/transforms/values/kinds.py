@@ -30,7 +30,7 @@ from feedline.expressions.types import (
     inner_type,
     instance,
     kind,
-    spoken,
+    language_type,
 )
 from feedline.transforms.values.arrays import NUMPY_TYPES, Fused, Kernel, KernelStep, converting
 
@@ -98,8 +98,8 @@ class Value:
     def plain(self) -> Value:
         """The value with a vector as a list, categories as strings, a list of {id, weight} as a weighted list."""
         dtype, expr = self.dtype, self.expr
-        if isinstance(dtype, pl.Array) and spoken(dtype) != dtype:
-            dtype, expr = spoken(dtype), expr.arr.to_list()
+        if isinstance(dtype, pl.Array) and language_type(dtype) != dtype:
+            dtype, expr = language_type(dtype), expr.arr.to_list()
         if self.weights is None and _is_weighted(dtype):
             return weighted_value(expr, dtype, *WEIGHTED_FIELDS).plain()
         plain = _plain_type(dtype)
@@ -193,5 +193,5 @@ def element_type(dtype: pl.DataType) -> pl.DataType:
 
 
 def _plain_type(dtype: pl.DataType) -> pl.DataType:
-    dtype = spoken(dtype)
-    return pl.List(spoken(inner_type(dtype))) if isinstance(dtype, pl.List) else dtype
+    dtype = language_type(dtype)
+    return pl.List(language_type(inner_type(dtype))) if isinstance(dtype, pl.List) else dtype

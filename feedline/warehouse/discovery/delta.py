@@ -16,8 +16,8 @@ import pyarrow as pa
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing
-from feedline.warehouse.storage.faults import last_words
-from feedline.warehouse.storage.locations import absolute, is_uri, shown
+from feedline.warehouse.storage.faults import safe_message
+from feedline.warehouse.storage.locations import absolute, is_uri, redact
 
 # Features of a table that change nothing for whoever reads whole files by name, or that are looked at below.
 _READABLE = {
@@ -49,12 +49,12 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         schema = pa.schema(log.schema().to_arrow())
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
-        raise TableNotFoundError(f"{shown(uri)} is no Delta table: {last_words(error)}") from error
+        raise TableNotFoundError(f"{redact(uri)} is no Delta table: {safe_message(error)}") from error
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
         if isinstance(error, TableError):
             raise
         wanted = f" at version {version}" if version is not None else ""
-        raise TableError(f"{shown(uri)} cannot be read as a Delta table{wanted}: {last_words(error)}") from error
+        raise TableError(f"{redact(uri)} cannot be read as a Delta table{wanted}: {safe_message(error)}") from error
     partition = {}
     if keys:
         values = actions["partition"].combine_chunks()
@@ -74,7 +74,7 @@ def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
     written_ms = next((entry.get("timestamp") for entry in newest.history() if entry.get("version") == 0), None)
     if written_ms is not None and moment.timestamp() * 1000 < written_ms:
         first = datetime.datetime.fromtimestamp(written_ms / 1000, datetime.UTC).isoformat()
-        raise TableError(f"{shown(uri)} did not exist at {as_of}: its first version is of {first}. Name a later time")
+        raise TableError(f"{redact(uri)} did not exist at {as_of}: its first version is of {first}. Name a later time")
 
 
 def _refuse_features(log: Any, uri: str) -> None:
@@ -82,15 +82,15 @@ def _refuse_features(log: Any, uri: str) -> None:
     mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise TableError(
-            f"{shown(uri)} uses column mapping (mode {mapping}), so that its files name columns otherwise than the "
+            f"{redact(uri)} uses column mapping (mode {mapping}), so that its files name columns otherwise than the "
             "table does: expected none. Write the table to a new place without delta.columnMapping.mode"
         )
     unknown = sorted(features - _READABLE)
     if unknown:
-        raise TableError(f"{shown(uri)} uses features that Feedline does not know: {', '.join(unknown)}")
+        raise TableError(f"{redact(uri)} uses features that Feedline does not know: {', '.join(unknown)}")
     if "deletionVectors" in features and _has_deletion_vectors(log):
         raise TableError(
-            f"{shown(uri)} has deletion vectors, which mark rows of its files as deleted: expected none. Run "
+            f"{redact(uri)} has deletion vectors, which mark rows of its files as deleted: expected none. Run "
             "REORG TABLE … APPLY (PURGE), or OPTIMIZE, which write the files anew without those rows"
         )
 

@@ -43,7 +43,7 @@ from feedline.warehouse.storage.locations import (
     join,
     list_tree,
     locate,
-    shown,
+    redact,
 )
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -127,7 +127,7 @@ def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None
     infos = {info.path: info for entry in found for info in entry.files}
     ignored = sorted({path for entry in found for path in entry.ignored})
     if not infos:
-        raise _nothing(shown(first.uri), ignored)
+        raise _nothing(redact(first.uri), ignored)
     _refuse_logged(found, infos)
     if is_local(first.filesystem) and (len(found) > 1 or found[0].links or found[0].again):
         again = {folder: known for entry in found for folder, known in entry.again.items()}
@@ -158,7 +158,7 @@ def _refuse_logged(found: Sequence[_Found], infos: Mapping[str, pafs.FileInfo]) 
     logs = {root: mark for entry in found for root, mark in entry.logs.items()}
     shown_already = {entry.anchor for entry in found if entry.location.path == entry.anchor}
     anchors = sorted({entry.anchor for entry in found})
-    above = logs_above(first, anchors, listed=shown_already, name=shown(first.uri))
+    above = logs_above(first, anchors, listed=shown_already, name=redact(first.uri))
     refuse_logged(first, infos, {**above, **logs})
 
 
@@ -167,7 +167,7 @@ def _refuse_several_stores(uris: list[str]) -> None:
     for uri in uris[1:]:
         if not locate(_split_glob(uri)[0]).filesystem.equals(first.filesystem):
             raise TableError(
-                f"files of one table lie on several stores: got {shown(uris[0])} and {shown(uri)}, expected one. "
+                f"files of one table lie on several stores: got {redact(uris[0])} and {redact(uri)}, expected one. "
                 "Name one of them, or make two tables"
             )
 
@@ -183,7 +183,7 @@ def _find(uri: str) -> _Found:
     base, pattern = _split_glob(uri)
     folder = _existing(base) if pattern else None
     if folder is None:
-        raise TableNotFoundError(f"{shown(uri)} does not exist: expected a Parquet file, a folder of them or a glob")
+        raise TableNotFoundError(f"{redact(uri)} does not exist: expected a Parquet file, a folder of them or a glob")
     return _matching(_folder(folder), pattern)
 
 
@@ -196,14 +196,14 @@ def _existing(uri: str) -> Location | None:
 
 
 def _info(location: Location) -> pafs.FileInfo:
-    files, name = location.filesystem, shown(location.uri)
+    files, name = location.filesystem, redact(location.uri)
     with explain_errors(name):
-        return with_retries(lambda: files.get_file_info(location.path), files, name, doing="listed")
+        return with_retries(lambda: files.get_file_info(location.path), files, name, verb="listed")
 
 
 def _folder(location: Location) -> _Found:
     root, local = location.path, is_local(location.filesystem)
-    with explain_errors(shown(location.uri)):
+    with explain_errors(redact(location.uri)):
         found = walk(root) if local else Walk(list_tree(location))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
@@ -248,8 +248,8 @@ def _matching(folder: _Found, pattern: str) -> _Found:
     ignored = tuple(path for path in folder.ignored if _names(wanted, _relative(path, root).split("/")))
     if not files:
         raise TableNotFoundError(
-            f"{join(shown(folder.location.uri), pattern)} matches no Parquet file: expected at least one, "
-            f"got none of the {len(folder.files)} below {shown(folder.location.uri)}"
+            f"{join(redact(folder.location.uri), pattern)} matches no Parquet file: expected at least one, "
+            f"got none of the {len(folder.files)} below {redact(folder.location.uri)}"
         )
     return replace(folder, files=files, ignored=ignored, whole_folder=False)
 
@@ -350,7 +350,7 @@ def _tag(listing: Listing, folder: Location) -> Listing:
     find = getattr(getattr(handler, "fs", None), "find", None)
     if find is None:
         return listing
-    with explain_errors(shown(folder.uri)):
+    with explain_errors(redact(folder.uri)):
         details = find(folder.path, detail=True)  # mostly out of fsspec's own cache
     paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
     tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]

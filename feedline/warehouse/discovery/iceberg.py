@@ -28,8 +28,8 @@ import pyarrow.types as pat
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import ColumnPast, Listing
 from feedline.warehouse.discovery.table_log import declared_listing, package_missing, plain
-from feedline.warehouse.storage.faults import explain_errors, last_words
-from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.storage.faults import explain_errors, safe_message
+from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
@@ -63,7 +63,7 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
             raise
         if "equality delete" in str(error):
             raise _deletes(uri, "equality deletes") from error
-        raise TableError(f"{shown(uri)} cannot be read as an Iceberg table: {last_words(error)}") from error
+        raise TableError(f"{redact(uri)} cannot be read as an Iceberg table: {safe_message(error)}") from error
     _refuse(tasks, uri)
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
@@ -79,14 +79,14 @@ def _metadata_of(uri: str) -> tuple[str, str]:
     location = locate(uri)
     folder = join(location.path, "metadata")
     store, selector = location.filesystem, pafs.FileSelector(folder, allow_not_found=True)
-    with explain_errors(shown(uri)):
-        infos = with_retries(lambda: store.get_file_info(selector), store, shown(uri), doing="listed")
+    with explain_errors(redact(uri)):
+        infos = with_retries(lambda: store.get_file_info(selector), store, redact(uri), verb="listed")
     names = {info.base_name for info in infos if info.type == pafs.FileType.File}
     hint = None
     if _HINT in names:
-        with explain_errors(shown(uri)):
-            hint = with_retries(lambda: _read(store, join(folder, _HINT)), store, shown(uri)).decode().strip()
-    return uri, f"{address}/metadata/{newest_metadata(names, hint, shown(uri))}"
+        with explain_errors(redact(uri)):
+            hint = with_retries(lambda: _read(store, join(folder, _HINT)), store, redact(uri)).decode().strip()
+    return uri, f"{address}/metadata/{newest_metadata(names, hint, redact(uri))}"
 
 
 def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str:
@@ -137,18 +137,18 @@ def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None)
     if snapshot_id is not None and log.snapshot_by_id(snapshot_id) is None:
         known = ", ".join(str(one.snapshot_id) for one in log.snapshots()[-5:]) or "none"
         raise TableNotFoundError(
-            f"{shown(uri)} has no snapshot {snapshot_id}: its last ones are {known}. Expired ones are gone for good"
+            f"{redact(uri)} has no snapshot {snapshot_id}: its last ones are {known}. Expired ones are gone for good"
         )
     if as_of is None:
         if snapshot_id is None and log.current_snapshot() is None:
-            raise TableNotFoundError(f"{shown(uri)} is empty: expected at least one snapshot")
+            raise TableNotFoundError(f"{redact(uri)} is empty: expected at least one snapshot")
         return snapshot_id
     moment = datetime.datetime.fromisoformat(as_of)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     found = log.snapshot_as_of_timestamp(int(moment.timestamp() * 1000))
     if found is None:
-        raise TableError(f"{shown(uri)} has no snapshot of {as_of} or before. Name a later time")
+        raise TableError(f"{redact(uri)} has no snapshot of {as_of} or before. Name a later time")
     return int(found.snapshot_id)
 
 
@@ -162,8 +162,8 @@ def _refuse(tasks: Sequence[Any], uri: str) -> None:
             raise _deletes(uri, " and ".join(sorted(kinds)))
         if task.file.file_format.value.upper() != "PARQUET":
             raise TableError(
-                f"{shown(uri)} has a file that is not Parquet: got {task.file.file_format.value} in "
-                f"{shown(task.file.file_path)}. Rewrite the table as Parquet"
+                f"{redact(uri)} has a file that is not Parquet: got {task.file.file_format.value} in "
+                f"{redact(task.file.file_path)}. Rewrite the table as Parquet"
             )
 
 
@@ -173,7 +173,7 @@ def _content(file: Any) -> str:
 
 def _deletes(uri: str, what: str) -> TableError:
     return TableError(
-        f"{shown(uri)} has {what}, which take rows out of its files: expected none. Run rewrite_data_files, which "
+        f"{redact(uri)} has {what}, which take rows out of its files: expected none. Run rewrite_data_files, which "
         "writes the files anew without those rows"
     )
 
@@ -193,7 +193,7 @@ def _identity_keys(files: Sequence[Any], log: Any, columns: Any, schema: pa.Sche
         if name in lacking:
             if not all(name in known for known in values):
                 raise TableError(
-                    f"column {name!r} of {shown(uri)} is a partition's value for some files and a column in others: "
+                    f"column {name!r} of {redact(uri)} is a partition's value for some files and a column in others: "
                     "expected one of the two. Rewrite the old files"
                 )
             keys[name] = _convert_types([known[name] for known in values], plain(schema.field(name).type))

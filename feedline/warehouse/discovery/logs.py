@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 from feedline.errors import TableError
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition
 from feedline.warehouse.storage.faults import explain_errors, is_denied
-from feedline.warehouse.storage.locations import Location, join, shown, uri_on
+from feedline.warehouse.storage.locations import Location, join, redact, uri_on
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 DELTA, ICEBERG, HUDI, SPARK_SINK = "_delta_log", "metadata/*.metadata.json", ".hoodie", "_spark_metadata"
@@ -78,7 +78,7 @@ def refuse_logged(location: Location, files: Iterable[str], logs: Mapping[str, s
             if path.startswith(start) and not any(is_hidden(part) for part in path[len(start) :].split("/")[:-1]):
                 what, remedy = _MEANINGS[mark]
                 raise TableError(
-                    f"{shown(uri_on(location, root))} is {what}: {mark} there says which of its files count, so its "
+                    f"{redact(uri_on(location, root))} is {what}: {mark} there says which of its files count, so its "
                     f"folders cannot be read as they are (format hive). {remedy}"
                 )
 
@@ -117,4 +117,4 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
             raise
 
     with explain_errors(name):
-        return with_retries(looked, filesystem, name, doing="listed")
+        return with_retries(looked, filesystem, name, verb="listed")

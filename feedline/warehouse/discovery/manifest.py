@@ -22,7 +22,7 @@ from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing, common_root, depth, listing_of, parent
 from feedline.warehouse.discovery.links import links_among, refuse_same_files
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, ancestor, is_uri, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
@@ -38,19 +38,19 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
     place = locate(absolute(manifest))
     names = _names(place)
     folder = ancestor(place.uri, 1)
-    uris = list(dict.fromkeys(_resolve(name, folder, shown(place.uri)) for name in names))
+    uris = list(dict.fromkeys(_resolve(name, folder, redact(place.uri)) for name in names))
     first = locate(uris[0])
-    paths = _paths(uris, first, shown(place.uri))
-    with explain_errors(shown(first.uri)):
+    paths = _paths(uris, first, redact(place.uri))
+    with explain_errors(redact(first.uri)):
         files = first.filesystem
-        infos = with_retries(lambda: files.get_file_info(paths), files, shown(first.uri), doing="listed")
+        infos = with_retries(lambda: files.get_file_info(paths), files, redact(first.uri), verb="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(
-                f"{shown(uri)} does not exist: {shown(place.uri)} names it. Restore it, or write the manifest anew"
+                f"{redact(uri)} does not exist: {redact(place.uri)} names it. Restore it, or write the manifest anew"
             )
         if info.type != pafs.FileType.File:
-            raise TableError(f"{shown(uri)} is a folder: expected that {shown(place.uri)} names files alone")
+            raise TableError(f"{redact(uri)} is a folder: expected that {redact(place.uri)} names files alone")
     if is_local(first.filesystem):
         refuse_same_files(paths, links_among(paths), {})
     root = common_root(sorted({parent(info.path) for info in infos}))
@@ -60,7 +60,7 @@ def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = N
 
 
 def _names(place: Location) -> list[str]:
-    where = shown(place.uri)
+    where = redact(place.uri)
     with explain_errors(where):
         content = with_retries(lambda: _content(place, where), place.filesystem, where)
     text = content.to_pybytes()
@@ -134,7 +134,7 @@ def _paths(uris: Sequence[str], first: Location, where: str) -> list[str]:
             path = join(location.path.rstrip("/"), parts.path.lstrip("/")) if location.path != "" else parts.path
         if not location.filesystem.equals(first.filesystem):
             raise TableError(
-                f"manifest {where} names files on several stores: got {shown(first.uri)} and {shown(uri)}, expected "
+                f"manifest {where} names files on several stores: got {redact(first.uri)} and {redact(uri)}, expected "
                 "one. Write one manifest for each"
             )
         paths.append(path)

@@ -36,7 +36,7 @@ from feedline.warehouse.parquet.schemas import (
     without_dictionaries,
 )
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, shown, uri_on
+from feedline.warehouse.storage.locations import Location, is_uri, list_tree, locate, redact, uri_on
 
 FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
@@ -66,7 +66,7 @@ def declared_listing(
     """
     location = locate(table)
     if not paths:
-        raise TableNotFoundError(f"{shown(table)} is empty: expected at least one file in this version of it")
+        raise TableNotFoundError(f"{redact(table)} is empty: expected at least one file in this version of it")
     full = [_on_store(path, location) for path in paths]
     root = location.path if all(_below(path, location.path) for path in full) else _common_folder(full, table)
     found = _present(location, root, set(full))
@@ -74,7 +74,7 @@ def declared_listing(
     if gone:
         names = ", ".join(gone[:_SHOWN]) + (f" and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else "")
         raise TableChangedError(
-            f"{shown(table)} has lost files of this version: {names}. They were vacuumed or deleted; "
+            f"{redact(table)} has lost files of this version: {names}. They were vacuumed or deleted; "
             "read a newer version"
         )
     uri = table if root == location.path else uri_on(location, root)
@@ -282,7 +282,7 @@ def _on_store(path: str, location: Location) -> str:
     if (scheme in ("s3", "s3a", "s3n") and store == "s3") or (scheme in ("gs", "gcs") and store == "gcs"):
         return rest.removeprefix("//")
     raise TableError(
-        f"{shown(location.uri)} has a file on another store: got {shown(path)}. Copy the table to one store"
+        f"{redact(location.uri)} has a file on another store: got {redact(path)}. Copy the table to one store"
     )
 
 
@@ -295,14 +295,14 @@ def _common_folder(paths: Sequence[str], table: str) -> str:
     length = next((i for i, pair in enumerate(zip(*split, strict=False)) if pair[0] != pair[1]), min(map(len, split)))
     folder = "/".join(split[0][:length])
     if not folder:
-        raise TableError(f"{shown(table)} has files in places that share no folder. Copy the table to one place")
+        raise TableError(f"{redact(table)} has files in places that share no folder. Copy the table to one place")
     return folder
 
 
 def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:
     """Those of the files that are there."""
     try:
-        with explain_errors(shown(location.uri)):
+        with explain_errors(redact(location.uri)):
             infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}

@@ -1,1 +1,1 @@
-"""A table written so that reading it is cheap, and the usage record that guides it."""
+"""Rewriting a table so that it is cheap to read, and the usage record that guides it."""

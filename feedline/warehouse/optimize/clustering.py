@@ -1,17 +1,17 @@
-"""The row order of a clustered table: keys by their hash, the rows of a key together, sorted within.
+"""Order the rows of a clustered table: keys by their hash, the rows of a key together and sorted.
 
-Runs in the tasks of `optimize`. Pure. The hash of a key (several columns may make one) is
+Runs in the tasks of `optimize`. Pure. The hash of a key (one or more columns) is
 
     h_0 = 0;  h_j = hash(digest(column j) + h_(j-1)), 0 for a null;  the key's hash is the last
 
 with `hash` and the digest of strings as `feedline.hashing` defines them; an integer, a boolean, a date or a time is its
-own digest, a float the integer of its bits (-0.0 is 0.0, all NaNs are one), anything else that of its string. Rows
-are ordered by (hash, key, sort columns), nulls first, and keep their order where these are equal. So reading a
-clustered table in order meets its keys shuffled, all rows with a null key are one group, and a `bucket` (a range of
-hashes) of the table is a contiguous run of its rows.
+own digest, a float the integer of its bits (-0.0 is 0.0, all NaNs are one), any other value that of its string. Rows
+are ordered by (hash, key, sort columns), nulls first; equal rows keep their order. So a clustered table, read in order,
+yields its keys shuffled; all rows with a null key are one group; and a `bucket` (a range of hashes) is a contiguous run
+of rows.
 
-Gathering is what this costs. Lists of numbers are gathered by Polars (15 ms for 4 M values of 150 k rows, against 17
-to 65 for pyarrow's take), everything else by pyarrow (0.5 ms for 150 k numbers, against 0.9).
+Most of the cost is gathering. Lists of numbers are gathered by Polars (15 ms for 4 M values in 150 k rows; pyarrow's
+take: 17 to 65 ms), everything else by pyarrow (0.5 ms for 150 k numbers; Polars: 0.9 ms).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def refuse_keys(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise TableArgumentError for a column that rows cannot be clustered or sorted by."""
+    """Raise TableArgumentError for columns by whose type rows cannot be clustered or sorted."""
     for name in names:
         kind = schema.field(name).type
         if children(kind) or pat.is_null(kind) or pat.is_decimal256(kind) or pat.is_interval(kind):
@@ -58,8 +58,8 @@ def key_hashes(table: pa.Table, keys: Sequence[str]) -> Words:
 
 
 def buckets_of(hashes: Words, buckets: int) -> npt.NDArray[np.int32]:
-    """Which of `buckets` equal ranges of hashes each one lies in; a higher bucket holds higher hashes."""
-    high = hashes >> np.uint64(32)  # 32 bits of a hash and up to 2**31 buckets fit a word
+    """int32 [rows]: which of `buckets` equal ranges of hashes each hash falls into, in ascending order."""
+    high = hashes >> np.uint64(32)  # 32 bits times up to 2**31 buckets fit 64 bits
     return (high * np.uint64(buckets) >> np.uint64(32)).astype(np.int32)
 
 
@@ -74,13 +74,13 @@ def row_order(table: pa.Table, keys: Sequence[str], sort_by: Sequence[str]) -> I
 
 
 class Gatherer:
-    """Takes rows of a table by their indices, any number of times: columns are prepared once.
+    """Gathers rows of a table by index, any number of times; columns are prepared once.
 
-    The table is taken out of the list that it comes in, so that its own memory is given up column by column.
+    `tables` holds the one table and is emptied, so that the table's memory can be freed column by column.
     """
 
-    def __init__(self, held: list[pa.Table]) -> None:
-        table = held.pop()
+    def __init__(self, tables: list[pa.Table]) -> None:
+        table = tables.pop()
         self.schema = table.schema
         self.rows = table.num_rows
         self._columns: list[pa.Array | pl.Series] = []
@@ -88,31 +88,31 @@ class Gatherer:
             column = whole(table.column(0))
             table = table.remove_column(0)
             self._columns.append(_series(column) if _is_ragged(column.type) else column)
-        pa.default_memory_pool().release_unused()  # what decoding left behind is as much again
+        pa.default_memory_pool().release_unused()  # decoding leaves about as much again
 
-    def take(self, places: Int64s) -> pa.Table:
-        """The rows at those indices, in that order."""
-        index = pa.array(places)
+    def take(self, indices: Int64s) -> pa.Table:
+        """Return the rows at these indices, in their order."""
+        index = pa.array(indices)
         arrays = [
-            as_list(column.gather(places), field.type) if isinstance(column, pl.Series) else column.take(index)
+            as_list(column.gather(indices), field.type) if isinstance(column, pl.Series) else column.take(index)
             for column, field in zip(self._columns, self.schema, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
 
 def as_list(series: pl.Series, kind: pa.DataType) -> pa.Array:
-    """A Polars list series as an Arrow array of that list type, without a copy of the values."""
+    """Convert a Polars list series to an Arrow array of that list type, without copying the values."""
     array = series.to_arrow()
     array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     offsets = array.offsets if pat.is_large_list(kind) else array.offsets.cast(pa.int32())
     values = array.values.cast(kind.value_type)
-    made = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
+    list_class = pa.LargeListArray if pat.is_large_list(kind) else pa.ListArray
     mask = array.is_null() if array.null_count else None
-    return made.from_arrays(offsets, values, type=kind, mask=mask)
+    return list_class.from_arrays(offsets, values, type=kind, mask=mask)
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
+    """Return a column as one array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if not column.num_chunks:
@@ -134,7 +134,7 @@ def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
 
 
 def _digest(series: pl.Series) -> Words:
-    """uint64 [rows]; whatever stands under a null means nothing."""
+    """uint64 [rows]: the digest of each value; arbitrary at nulls."""
     kind = series.dtype
     if kind in (pl.String, pl.Binary):
         return digest(series)
@@ -144,6 +144,6 @@ def _digest(series: pl.Series) -> Words:
         words: Words = wide.fill_null(0).to_numpy().view(np.uint64)
         return words
     if kind.is_float():
-        numbers = series.cast(pl.Float64).fill_null(0).to_numpy() + 0.0  # makes 0.0 of -0.0
-        return np.where(np.isnan(numbers), np.nan, numbers).view(np.uint64)
+        floats = series.cast(pl.Float64).fill_null(0).to_numpy() + 0.0  # turns -0.0 into 0.0
+        return np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
     return digest(_series(pc.cast(series.to_arrow(), pa.string())))

@@ -1,10 +1,10 @@
-"""A map of features as columns: which keys are worth a column of their own, and how rows are split between them.
+"""Flatten maps into columns: choose the keys that get a column of their own, and move their values there.
 
-Pure; runs in the tasks of `optimize`. A key whose value is there in at least `coverage` of the table's rows becomes the
-column `flattened_name(map, key)`, of the map's item type; the map column stays and holds the rest. Together they hold
-what the map held: of equal keys in one row the first moves, if its value is not null; entries with a null value and
-later entries of an equal key stay in the map, and so does the difference between a null and an empty map.
-The order of a map's entries is kept among those that stay, and lost between them and the columns.
+Pure; runs in the tasks of `optimize`. A key with a value in at least `coverage` of the table's rows becomes the column
+`flattened_name(map, key)`, of the map's item type; the map column keeps the rest. No value is lost: of equal keys in
+one row the first moves, if its value is not null; entries with a null value and later entries of an equal key stay in
+the map, and null and empty maps stay distinct. The order of entries is preserved within the map, but not between map
+and columns.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of maps that are not null, in order: the row of each, its place among the children, its key's code.
+    """The entries of non-null maps, in order: the row of each, its index among the children, its key's code.
 
-    `first`: no earlier entry of that row has its key.
+    `first`: no earlier entry of that row has its key. `keys`: the key of each code.
     """
 
     rows: Int64s
-    places: Int64s
+    positions: Int64s
     codes: Int64s
     first: npt.NDArray[np.bool_]
-    words: list[Key]
+    keys: list[Key]
 
 
 def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
-    """Raise TableArgumentError for a column that cannot be flattened: no map, or keys of another kind than words."""
+    """Raise TableArgumentError for columns that are no maps, or whose keys are neither strings nor integers."""
     for name in names:
         kind = schema.field(name).type
         if not pat.is_map(kind):
@@ -52,23 +52,23 @@ def refuse_maps(schema: pa.Schema, names: Sequence[str]) -> None:
 
 
 def count_keys(maps: pa.MapArray) -> Counter[Key]:
-    """In how many rows each key has a value: those that flattening would move."""
+    """Count the rows in which each key has a value that flattening would move."""
     entries = _entries(maps)
     moving = entries.codes[_movable(maps, entries)]
-    counts = np.bincount(moving, minlength=len(entries.words))
-    return Counter({key: int(count) for key, count in zip(entries.words, counts, strict=True) if count})
+    counts = np.bincount(moving, minlength=len(entries.keys))
+    return Counter({key: int(count) for key, count in zip(entries.keys, counts, strict=True) if count})
 
 
 def keys_worth(counts: Mapping[Key, int], rows: int, coverage: float) -> tuple[Key, ...]:
-    """The keys that reach the coverage, the most frequent first."""
+    """Return the keys that reach the coverage, most frequent first."""
     kept = [key for key, count in counts.items() if count and count >= coverage * rows]
     return tuple(sorted(kept, key=lambda key: (-counts[key], isinstance(key, str), key)))
 
 
 def flatten(maps: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
-    """One array per key, then the maps without what moved there."""
+    """Return one array per key, then the maps without the moved entries."""
     entries = _entries(maps)
-    codes = {word: code for code, word in enumerate(entries.words)}
+    codes = {key: code for code, key in enumerate(entries.keys)}
     movable = np.flatnonzero(_movable(maps, entries))
     movable = movable[np.argsort(entries.codes[movable], kind="stable")]
     sorted_codes = entries.codes[movable]
@@ -77,11 +77,11 @@ def flatten(maps: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
     for key in keys:
         code = codes.get(key, -1)
         low, high = np.searchsorted(sorted_codes, [code, code + 1]) if code >= 0 else (0, 0)
-        moved = movable[low:high]
+        moving = movable[low:high]
         index = np.full(len(maps), -1, np.int64)
-        index[entries.rows[moved]] = entries.places[moved]
+        index[entries.rows[moving]] = entries.positions[moving]
         columns.append(items.take(pa.array(index, mask=index < 0)))
-        stays[moved] = False
+        stays[moving] = False
     return [*columns, _rest(maps, entries, stays)]
 
 
@@ -93,30 +93,30 @@ def _entries(maps: pa.MapArray) -> _Entries:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     rows = np.repeat(np.arange(len(maps)), lengths)
-    places = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
-    keys = maps.keys.take(pa.array(places)).dictionary_encode()
-    codes = keys.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    words: list[Key] = keys.dictionary.to_pylist()
+    positions = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    encoded = maps.keys.take(pa.array(positions)).dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    keys: list[Key] = encoded.dictionary.to_pylist()
     first = np.zeros(total, np.bool_)
-    _, where = np.unique(rows * max(len(words), 1) + codes, return_index=True)
-    first[where] = True
-    return _Entries(rows, places, codes, first, words)
+    _, first_entries = np.unique(rows * max(len(keys), 1) + codes, return_index=True)
+    first[first_entries] = True
+    return _Entries(rows, positions, codes, first, keys)
 
 
 def _movable(maps: pa.MapArray, entries: _Entries) -> npt.NDArray[np.bool_]:
     items = maps.items
     if not items.null_count:
         return entries.first
-    there = items.is_valid().to_numpy(zero_copy_only=False)
-    movable: npt.NDArray[np.bool_] = entries.first & there[entries.places]
+    valid = items.is_valid().to_numpy(zero_copy_only=False)
+    movable: npt.NDArray[np.bool_] = entries.first & valid[entries.positions]
     return movable
 
 
 def _rest(maps: pa.MapArray, entries: _Entries, stays: npt.NDArray[np.bool_]) -> pa.MapArray:
     counts = np.bincount(entries.rows[stays], minlength=len(maps))
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    places = pa.array(entries.places[stays])
+    positions = pa.array(entries.positions[stays])
     mask = maps.is_null() if maps.null_count else None
     return pa.MapArray.from_arrays(
-        pa.array(offsets), maps.keys.take(places), maps.items.take(places), type=maps.type, mask=mask
+        pa.array(offsets), maps.keys.take(positions), maps.items.take(positions), type=maps.type, mask=mask
     )

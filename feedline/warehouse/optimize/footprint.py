@@ -1,8 +1,8 @@
-"""The bytes that a table takes on disk and that reading some of its columns fetches, counted from footers.
+"""Measure from footers the bytes of a table on disk and the bytes fetched to read some of its columns.
 
 Runs where a report is made (`footprint`) and in its tasks (`measure_files`). Requests are those that Feedline would
-make of an object store for a projection, row group by row group (`storage/ranges`): neighbouring column chunks are one
-request over the hole between them. The bytes fetched are those of the requests, holes included.
+send to an object store for a projection, row group by row group (`storage/ranges`): neighbouring column chunks are one
+request that spans the hole between them. The bytes fetched include these holes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class ProjectionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """A table: files and their bytes, row groups, rows, bytes of column chunks before and after compression.
+    """The size of a table: files, their bytes, row groups, rows, bytes of column chunks before and after compression.
 
-    `column_bytes`: after compression, by column. `column_encodings`: what a column is stored as, in all leaves and row
-    groups: `dictionary zstd`. `notes`: the key-value metadata that all files have in common.
+    `column_bytes`: compressed bytes by column. `column_encodings`: encodings and codecs of a column, of all leaves and
+    row groups: `dictionary zstd`. `notes`: the key-value metadata that all files have in common.
     """
 
     files: int
@@ -55,18 +55,18 @@ class Footprint:
 
     @property
     def ratio(self) -> float:
-        """Uncompressed over compressed."""
+        """Uncompressed over compressed bytes."""
         return self.uncompressed_bytes / self.compressed_bytes if self.compressed_bytes else 1.0
 
     @property
     def requests_per_row_group(self) -> float:
-        """Of the projection."""
+        """Mean requests per row group for the projection."""
         return self.projection.requests / self.row_groups if self.row_groups else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintTask:
-    """Files to look at, and the columns of the projection."""
+    """Files to measure, and the columns of the projection."""
 
     fragments: tuple[Fragment, ...]
     columns: tuple[str, ...]
@@ -74,7 +74,7 @@ class FootprintTask:
 
 @dataclass(slots=True)
 class FootprintSums:
-    """Sums over some files: the footprint's, and of the projection chunk bytes, requests, requested bytes."""
+    """Sums over some files; of the projection: `projected` chunk bytes, `requests`, `requested` bytes."""
 
     uncompressed: int = 0
     projected: int = 0
@@ -85,7 +85,7 @@ class FootprintSums:
     notes: dict[bytes, bytes] | None = None
 
     def add(self, other: FootprintSums) -> None:
-        """Of more files."""
+        """Add the sums over other files."""
         self.uncompressed += other.uncompressed
         self.projected += other.projected
         self.requests += other.requests
@@ -96,14 +96,14 @@ class FootprintSums:
         self.agree(other.notes)
 
     def agree(self, notes: Mapping[bytes, bytes] | None) -> None:
-        """Keep what other files note, too."""
+        """Keep only the notes that other files share."""
         if notes is not None:
-            mine = notes if self.notes is None else self.notes
-            self.notes = {key: value for key, value in mine.items() if notes.get(key) == value}
+            common = notes if self.notes is None else self.notes
+            self.notes = {key: value for key, value in common.items() if notes.get(key) == value}
 
 
 def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Footprint:
-    """Measure a table; columns of the projection that are partition keys, or not there, cost nothing."""
+    """Measure a table; in the projection, partition keys and missing columns cost nothing."""
     fragments = [whole_file(snapshot, file) for file in range(len(snapshot.files))]
     parts = [tuple(fragments[start : start + _TASK_FILES]) for start in range(0, len(fragments), _TASK_FILES)]
     tasks = [FootprintTask(fragments=part, columns=tuple(projection)) for part in parts]
@@ -125,13 +125,13 @@ def footprint(snapshot: Snapshot, projection: Sequence[str], *, map: Map) -> Foo
 
 
 def measure_files(task: FootprintTask) -> FootprintSums:
-    """Run one task."""
+    """Run one task: measure its files."""
     total = FootprintSums()
     for fragment in task.fragments:
         metadata, schema = footer_of(fragment)
         total.agree(metadata.metadata or {})
-        places = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
-        leaves = [leaf for name in task.columns for leaf in places.get(name, ())]
+        leaves_of = dict(zip(schema.names, column_leaves(schema, metadata.num_columns, fragment.uri), strict=True))
+        leaves = [leaf for name in task.columns for leaf in leaves_of.get(name, ())]
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = [group.column(leaf) for leaf in range(group.num_columns)]
@@ -140,14 +140,14 @@ def measure_files(task: FootprintTask) -> FootprintSums:
             total.projected += sum(chunks[leaf].total_compressed_size for leaf in leaves)
             total.requests += len(found)
             total.requested += sum(stop - start for start, stop in found)
-            for name, column in places.items():
+            for name, column in leaves_of.items():
                 total.columns[name] += sum(chunks[leaf].total_compressed_size for leaf in column)
                 total.encodings[name].update((chunks[leaf].compression, *chunks[leaf].encodings) for leaf in column)
     return total
 
 
 def _encodings(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Codecs and encodings of chunks as the names that `optimize` has for them; levels' encodings count for nothing."""
+    """Name codecs and encodings of chunks as `optimize` does, ignoring the encodings of levels."""
     names = set()
     for codec, *encodings in found:
         data = sorted(set(encodings) - _OF_LEVELS) or ["RLE"]

@@ -1,15 +1,14 @@
-"""Make written partitions visible in the target, and recognise those that are complete by the notes in their footers.
+"""Make written partitions visible in the target, and recognise complete ones by the notes in their footers.
 
 Runs where `optimize` is planned and in its tasks. On a local disk a partition's files are written below the target's
-hidden folder `_feedline/`, under names that no reader takes for data, and land when all of them are there: by one
-rename of their folder where the partition has a folder of its own, else file by file, the last one last. A folder that
-is there already changes places with the new one in one step (`exchange`); where the system lacks that, it is renamed
-first, and missing for a moment. An object store shows an object when it is complete, and has no renames: there files
-are written in place, one after the other.
+hidden folder `_feedline/`, under names that no reader takes for data, and land once all are written: by one rename of
+their folder if the partition has a folder of its own, else file by file in order. An existing folder is exchanged with
+the new one in one step (`exchange`); where the system lacks that, it is renamed first, and missing for a moment. An
+object store shows complete objects only, and has no renames: there files are written in place, one after the other.
 
-Nothing but the files themselves says what is finished: each carries a note in its footer (`writing.NOTE_KEY`) with the
-fingerprints of the settings and of the source files it was made from, its unit and its number, and whether it is its
-unit's last. A partition is finished when its files agree and none is missing, whenever and however a run was killed.
+Completeness is recorded in the files alone: each has a note in its footer (`writer.NOTE_KEY`) with the fingerprints of
+the settings and of its source files, its unit and its number, and whether it is its unit's last. A partition is
+finished if its files agree and none is missing, whenever and however a run was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from feedline.warehouse.parquet.footer import file_notes
 from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX, UNFINISHED
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, shown
+from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, redact
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 HIDDEN = "_feedline"
@@ -43,14 +42,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFile:
-    """A file that `optimize` wrote: its path below the target's root, and its note."""
+    """A file written by `optimize`: its path below the target's root, and its note."""
 
     path: str
     note: Mapping[str, Any]
 
 
 class Target:
-    """The table that is written: a folder, and how partitions get there. Cheap: every task makes its own."""
+    """The folder to which a table is written. Cheap to construct: every task has its own."""
 
     def __init__(self, uri: str) -> None:
         self.uri = absolute(uri)
@@ -60,77 +59,79 @@ class Target:
 
     @property
     def suffix(self) -> str:
-        """The suffix of files that are being written."""
+        """The suffix of files while they are written."""
         return UNFINISHED if self.is_local else SUFFIX
 
-    def hidden(self, *names: str) -> str:
-        """A path in the hidden folder."""
+    def hidden_path(self, *names: str) -> str:
+        """Return a path in the hidden folder."""
         return "/".join([join(self.root, HIDDEN), *names])
 
     def begin(self, folder: str, slug: str) -> str:
-        """The empty folder that a partition's files are to be written to."""
-        stage = self.hidden("stage", slug) if self.is_local else self.folder(folder)
+        """Create the empty folder for a partition's files, and return its path."""
+        stage = self.hidden_path("stage", slug) if self.is_local else self.folder(folder)
         if self.is_local:
             self.remove(stage)
         else:
             self._delete_files(folder)
-        self.make(stage)
+        self.make_folder(stage)
         return stage
 
-    def make(self, path: str) -> None:
-        """Make a folder where there are folders: an object store would show an empty object in its place."""
+    def make_folder(self, path: str) -> None:
+        """Create a folder on a local disk; an object store would show an empty object instead."""
         if self.is_local:
             self.filesystem.create_dir(path, recursive=True)
 
     def stage(self, folder: str, slug: str) -> str:
-        """The folder that `begin` made."""
-        return self.hidden("stage", slug) if self.is_local else self.folder(folder)
+        """Return the folder that `begin` created."""
+        return self.hidden_path("stage", slug) if self.is_local else self.folder(folder)
 
     def land(self, folder: str, slug: str, names: Sequence[str], *, alone: bool) -> None:
-        """Make a partition's files visible, in place of those that were there; `names` in the order of their units.
+        """Make a partition's files visible, replacing older ones; `names`: in the order of their units.
 
-        `alone`: no other partition lands in its folder, which would be replaced with it.
+        `alone`: no other partition lands in its folder, so the folder as a whole can be replaced.
         """
         if not self.is_local:
             return
-        stage, final = self.hidden("stage", slug), self.folder(folder)
+        stage, final = self.hidden_path("stage", slug), self.folder(folder)
         for name in names:
             self.filesystem.move(f"{stage}/{name}", f"{stage}/{_visible_name(name)}")
         kind = self.filesystem.get_file_info(final).type
-        old = self.hidden("old", slug)
+        old = self.hidden_path("old", slug)
         if kind != pafs.FileType.NotFound and folder and alone and not self._has_folders(final):
             if exchange(stage, final):
-                self.remove(stage)  # the old files; a run killed before this leaves them to `clean`
+                self.remove(stage)  # the old files; if the run is killed before this, `clean` removes them
                 return
             self.remove(old)
-            self.make(old.rpartition("/")[0])
+            self.make_folder(old.rpartition("/")[0])
             self.filesystem.move(final, old)
             kind = pafs.FileType.NotFound
         if kind == pafs.FileType.NotFound:
-            self.make(final.rpartition("/")[0])
+            self.make_folder(final.rpartition("/")[0])
             try:
                 self.filesystem.move(stage, final)
-            except OSError:  # another partition that lies in this one's folder came in between
+            except OSError:  # a partition within this one's folder landed meanwhile
                 kind = pafs.FileType.Directory
         if kind != pafs.FileType.NotFound:
             visible = [_visible_name(name) for name in names]
-            self._delete_files(folder, but=visible if len(visible) == 1 else ())  # a rename replaces one by one
+            self._delete_files(
+                folder, but=visible if len(visible) == 1 else ()
+            )  # a rename replaces a single file atomically
             for name in visible:
                 self.filesystem.move(f"{stage}/{name}", f"{final}/{name}")
             self.remove(stage)
         self.remove(old)
 
     def remove(self, path: str) -> None:
-        """Delete a folder and what is in it, if it is there."""
+        """Delete a folder with its content, if it exists."""
         if self.filesystem.get_file_info(path).type == pafs.FileType.Directory:
             self.filesystem.delete_dir(path)
 
     def clean(self) -> None:
         """Delete the hidden folder."""
-        self.remove(self.hidden())
+        self.remove(self.hidden_path())
 
     def remove_partition(self, folder: str) -> None:
-        """Delete a partition that the source no longer has, and folders that are empty then."""
+        """Delete a partition that the source no longer has, and folders thereby emptied."""
         self._delete_files(folder)
         while folder:
             path = self.folder(folder)
@@ -140,11 +141,13 @@ class Target:
             folder = folder.rpartition("/")[0]
 
     def files_by_folder(self) -> dict[str, list[TargetFile]]:
-        """The files of earlier runs by partition folder. Raises TableError where the target holds any other."""
-        with explain_errors(shown(self.uri)):
-            kind = with_retries(lambda: self.filesystem.get_file_info(self.root), self.filesystem, shown(self.uri)).type
+        """Return the files of earlier runs by partition folder. Raises TableError if the target holds any other."""
+        with explain_errors(redact(self.uri)):
+            kind = with_retries(
+                lambda: self.filesystem.get_file_info(self.root), self.filesystem, redact(self.uri)
+            ).type
             if kind == pafs.FileType.File:
-                raise self._foreign("a file")
+                raise self._foreign_file_error("a file")
             infos = [] if kind == pafs.FileType.NotFound else list_tree(locate(self.uri))
         sizes: dict[str, int] = {}
         for info in infos:
@@ -152,27 +155,27 @@ class Target:
             if info.type != pafs.FileType.File or path.split("/")[0] == HIDDEN:
                 continue
             if not path.endswith(SUFFIX):
-                raise self._foreign(path)
+                raise self._foreign_file_error(path)
             sizes[path] = info.size
         found: dict[str, list[TargetFile]] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-landed") as pool:
             for path, note in zip(sizes, pool.map(self._note, sizes, sizes.values()), strict=True):
                 if note is None:
-                    raise self._foreign(path)
+                    raise self._foreign_file_error(path)
                 found.setdefault(path.rpartition("/")[0], []).append(TargetFile(path=path, note=note))
         return found
 
     def folder(self, folder: str) -> str:
-        """A partition's folder."""
+        """Return the path of a partition's folder."""
         return join(self.root, folder) if folder else self.root
 
     def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
-        note = file_notes(self.filesystem, join(self.root, path), size, join(shown(self.uri), path)).get(NOTE_KEY)
+        note = file_notes(self.filesystem, join(self.root, path), size, join(redact(self.uri), path)).get(NOTE_KEY)
         return None if note is None else dict(json.loads(note))
 
-    def _foreign(self, what: str) -> TableError:
+    def _foreign_file_error(self, what: str) -> TableError:
         return TableArgumentError(
-            f"{shown(self.uri)} is not empty: it holds {what}, which feedline optimize did not write. "
+            f"{redact(self.uri)} is not empty: it holds {what}, which feedline optimize did not write. "
             "Name an empty or missing folder, or the target of an earlier run"
         )
 
@@ -188,7 +191,7 @@ class Target:
 
 
 def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> bool:
-    """Whether these are all the files of a partition, made with those settings from those sources."""
+    """Whether these are all the files of a partition, written with these settings from these sources."""
     numbers: dict[int, list[tuple[int, bool]]] = {}
     units = set()
     for file in files:
@@ -206,37 +209,37 @@ def is_complete(files: Sequence[TargetFile], settings: str, sources: str) -> boo
 
 
 def refuse_overlap(sources: Sequence[str], target: str) -> None:
-    """Raise TableError where a source lies inside the target or around it; for a glob, its folder."""
-    place = _resolve(absolute(target))
+    """Raise TableArgumentError if a source (of a glob, its folder) contains the target or lies within it."""
+    target_path = _resolve(absolute(target))
     for source in sources:
-        pair = _resolve(absolute(source)), place
+        pair = _resolve(absolute(source)), target_path
         if any(inner == outer or inner.startswith(outer.rstrip("/") + "/") for inner, outer in (pair, pair[::-1])):
             raise TableArgumentError(
-                f"source and target overlap: got {shown(source)} and {shown(target)}, expected two folders, none "
+                f"source and target overlap: got {redact(source)} and {redact(target)}, expected two folders, neither "
                 "inside the other. Name another target"
             )
 
 
 def partition_folder(path: str) -> str:
-    """The Hive partition that a file of that path (below a table's root) belongs to, as folders: `ds=2026-01-01`."""
+    """Return the Hive partition of a file, from its path below the root, as folders: `ds=2026-01-01`."""
     return "/".join(segment for segment in path.split("/")[:-1] if is_partition(segment))
 
 
 @contextmanager
 def room_for(uri: str) -> Iterator[None]:
-    """Turn what a full or forbidden disk raises in the body into an error that says what to do."""
+    """Turn an OSError of the body (disk full, access denied) into a TableError with a remedy."""
     try:
         yield
     except TableError:
         raise
     except OSError as error:
-        text = str(error)
-        if error.errno in _FULL or "No space left" in text:
+        reason = str(error)
+        if error.errno in _FULL or "No space left" in reason:
             raise TableError(
-                f"{shown(uri)} has no space left: {text}. Partitions that are finished stay; make room and run the "
+                f"{redact(uri)} has no space left: {reason}. Finished partitions stay; make room and run the "
                 "same command again to continue"
             ) from error
-        raise TableError(f"{shown(uri)} could not be written: {text}") from error
+        raise TableError(f"{redact(uri)} could not be written: {reason}") from error
 
 
 def _visible_name(name: str) -> str:
@@ -244,5 +247,5 @@ def _visible_name(name: str) -> str:
 
 
 def _resolve(uri: str) -> str:
-    """The location without links and connection options, and of a glob the folder before its first wildcard."""
-    return _WILDCARD.sub("", shown(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))
+    """Resolve links, and drop connection options and everything from the first wildcard of a glob on."""
+    return _WILDCARD.sub("", redact(uri)) if is_uri(uri) else os.path.realpath(_WILDCARD.sub("", uri))

@@ -1,6 +1,6 @@
-"""The settings of `optimize`, checked against a table, as a recipe for its partitions.
+"""Check the settings of `optimize` against a table, and turn them into a recipe for its partitions.
 
-Runs where `optimize` is planned. The recipe lacks its encodings until rows have been sampled.
+Runs where `optimize` is planned. The recipe has no encodings until rows have been sampled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feedline.warehouse.storage.parallel import Map
 Names = str | Sequence[str]
 
 _VERSION = 1
-# What files note beside their columns and says how they are read: it would be wrong of columns that moved or are new.
+# Metadata about columns, which would be wrong where columns move or are added.
 _ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata", b"iceberg.schema", NOTE_KEY}
 
 
@@ -37,10 +37,10 @@ _ABOUT_COLUMNS = {b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row
 class Settings:
     """How `optimize` writes a table.
 
-    `cluster_by`, `sort_by`: columns; none keeps the order. `order`: the columns that come first in files;
-    `popular`: they come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
-    bytes; `file_bytes`: a file is ended before the row group that would pass them. `small_partitions`: a partition with
-    fewer rows than a row group becomes one file (`merge`), or keeps its files, each rewritten by itself (`keep`).
+    `cluster_by`, `sort_by`: columns; none keeps the row order. `order`: the columns that come first in files;
+    `popular`: these come from the usage record. `goal`: what encodings are chosen for. `row_group_bytes`: decoded
+    bytes; `file_bytes`: a file ends before the row group that would exceed them. `small_partitions`: a partition with
+    fewer rows than a row group becomes one file (`merge`), or each of its files is rewritten by itself (`keep`).
     `flatten`: map columns; `flatten_coverage`: the share of rows that must have a key. `keep_nullable`: columns without
     nulls stay nullable.
     """
@@ -60,7 +60,7 @@ class Settings:
 
     @classmethod
     def of(cls, *, order: Names = "keep", **options: Any) -> Settings:
-        """Settings whose columns are named by one string or several; `order` may be "keep" or "popular", too."""
+        """Build settings from column names given as one string or several; `order` may also be "keep" or "popular"."""
         options |= {name: names_of(options.pop(name, ())) for name in ("cluster_by", "sort_by", "flatten")}
         first = () if order in ("keep", "popular") else names_of(order)
         return cls(order=first, popular=order == "popular", **options)
@@ -86,12 +86,12 @@ class Settings:
 
 
 def names_of(names: Names) -> tuple[str, ...]:
-    """Columns that are named by one string or several."""
+    """Return column names given as one string or several."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def check_settings(snapshot: Snapshot, settings: Settings, projection: Sequence[str]) -> None:
-    """Raise TableArgumentError for columns that the table has not, or that cannot be used so."""
+    """Raise TableArgumentError for unknown columns, and for columns whose type does not allow their use."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
     for option, names in (
         ("--cluster-by", settings.cluster_by),
@@ -119,18 +119,19 @@ def _refuse_unknown(name: str, names: Sequence[str], option: str) -> None:
 def recipe_for(
     snapshot: Snapshot, target: str, settings: Settings, *, map: Map, notes: Mapping[bytes, bytes] | None = None
 ) -> Recipe:
-    """What is done to every partition; `map` runs the survey of what the snapshot does not know.
+    """Build the recipe for all partitions; `map` runs the survey of what the snapshot does not tell.
 
     `notes`: the key-value metadata that the source's files have in common.
     """
-    keys_too = key_columns(snapshot)
-    known = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
+    stored_keys = key_columns(snapshot)
+    table_survey = survey(snapshot, settings.flatten, map=map, keep_nullable=settings.keep_nullable)
     keys = tuple(
-        (name, keys_worth(known.keys[name], snapshot.rows, settings.flatten_coverage)) for name in settings.flatten
+        (name, keys_worth(table_survey.keys[name], snapshot.rows, settings.flatten_coverage))
+        for name in settings.flatten
     )
     columns = [snapshot.schema.field(name) for name in snapshot.file_columns]
-    source = pa.schema([*columns, *keys_too])
-    schema = _target_schema(snapshot, source, known, dict(keys), settings)
+    source = pa.schema([*columns, *stored_keys])
+    schema = _target_schema(snapshot, source, table_survey, dict(keys), settings)
     schema = with_field_ids(schema, snapshot.file_schemas)
     return Recipe(
         uri=target,
@@ -150,7 +151,7 @@ def recipe_for(
 
 
 def _target_schema(
-    snapshot: Snapshot, source: pa.Schema, known: Survey, keys: dict[str, tuple[Key, ...]], settings: Settings
+    snapshot: Snapshot, source: pa.Schema, table_survey: Survey, keys: dict[str, tuple[Key, ...]], settings: Settings
 ) -> pa.Schema:
     fields: dict[str, pa.Field] = {}
     for field in source:
@@ -158,13 +159,13 @@ def _target_schema(
             name = flattened_name(field.name, key)
             if name in snapshot.schema.names:
                 raise TableError(
-                    f"--flatten {field.name} makes a column {name!r}, which the table has: expected a free name. "
+                    f"--flatten {field.name} creates a column {name!r}, which the table has: expected a free name. "
                     "Rename it, or raise --flatten-coverage"
                 )
-            everywhere = known.keys[field.name][key] == snapshot.rows and not settings.keep_nullable
+            everywhere = table_survey.keys[field.name][key] == snapshot.rows and not settings.keep_nullable
             fields[name] = pa.field(name, field.type.item_type, nullable=not everywhere)
         is_key = field.name in snapshot.partition_columns
-        fields[field.name] = field if is_key else without_nulls(field, known.nulls)
+        fields[field.name] = field if is_key else without_nulls(field, table_survey.nulls)
     for name in settings.order:
         if not settings.popular:
             _refuse_unknown(name, list(fields), "--order")
@@ -173,7 +174,7 @@ def _target_schema(
 
 
 def _fingerprint(settings: Settings, target: pa.Schema) -> str:
-    """Of what decides a partition's rows, their order and their types; popularity may change without a rewrite."""
+    """Hash what decides a partition's rows, their order and types; popularity may change without a rewrite."""
     facts: list[Any] = [_VERSION, *(getattr(settings, name) for name in Settings.__slots__ if name != "order")]
     facts.append("popular" if settings.popular else settings.order)
     facts.append(sorted((field.name, str(field.type), field.nullable) for field in target))

@@ -1,12 +1,13 @@
 """The tasks of `optimize`: write the new files of one partition.
 
 Runs wherever the `map` of the job runs them. A partition is written in units: without clustering a unit is a run of its
-row groups, streamed one by one; with clustering it is the whole partition, or, where that is larger than a task may
-hold, a range of key hashes. Such a partition is scattered first: each task reads some row groups, and writes their rows
-to one spill file, a record batch per bucket; a unit then is some neighbouring buckets of all spill files.
+row groups, streamed one by one; with clustering it is the whole partition or, if that is too large for a task, a range
+of key hashes. Such a partition is scattered first: each task reads some row groups and writes their rows to one spill
+file, a record batch per bucket; a unit is then a range of buckets of all spill files.
 
-Memory: a task holds one unit's rows, decoded, and one row group of gathered ones (and one column twice for a moment);
-a streaming task two row groups. Rows of one key are never cut apart, so a key larger than a unit makes it larger.
+Memory: a task holds one unit's rows, decoded, plus one row group of gathered rows (and for a moment one column twice);
+a streaming task holds two row groups. The rows of a key are never separated, so a unit is at least as large as its
+largest key.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from feedline.expressions.column_parts import flattened_name
 from feedline.warehouse.optimize.clustering import Gatherer, buckets_of, key_hashes, row_order, whole
 from feedline.warehouse.optimize.flattening import Key, flatten
 from feedline.warehouse.optimize.landing import Target, room_for
-from feedline.warehouse.optimize.survey import fragment_of_group, places_with_nulls, places_without_nulls
+from feedline.warehouse.optimize.survey import fragment_of_group, null_paths, required_paths
 from feedline.warehouse.parquet.writer import Encoding, Limits, TableWriter, WrittenFile, upload
 from feedline.warehouse.reading.fragment import Fragment
 from feedline.warehouse.reading.read import read_arrow
 from feedline.warehouse.storage.retry import with_retries
 
-_READ_ROWS = 1 << 20  # decoded in one piece: row groups are wanted whole
+_READ_ROWS = 1 << 20  # rows decoded at once: row groups are read whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How every partition is written.
 
-    `source` and `target`: the schemas of files; `flatten`: per map column the keys that become columns; `settings`: the
-    fingerprint that goes into the files' notes.
+    `source`, `target`: the schemas of files; `flatten`: per map column the keys that become columns; `settings`: the
+    fingerprint for the files' notes.
     """
 
     uri: str
@@ -54,7 +55,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """The rows of one unit: row groups of the source, or buckets (from `first` to before `stop`) of spill files."""
+    """The rows of one unit: row groups of the source, or the buckets [first, stop) of spill files."""
 
     number: int
     units: int
@@ -66,7 +67,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTask:
-    """One partition to write and land, its units one after the other."""
+    """One partition to write and land, unit by unit."""
 
     recipe: Recipe
     folder: str
@@ -78,7 +79,7 @@ class PartitionTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """One unit of a partition whose staging folder is there; nothing lands."""
+    """One unit to write into its partition's existing staging folder, without landing."""
 
     recipe: Recipe
     folder: str
@@ -89,7 +90,7 @@ class UnitTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterTask:
-    """Row groups to be cut into buckets, and the spill file for them."""
+    """Row groups to divide into buckets, and the spill file for them."""
 
     recipe: Recipe
     fragments: tuple[Fragment, ...]
@@ -120,19 +121,19 @@ def rewrite_unit(task: UnitTask) -> list[WrittenFile]:
 
 
 def scatter(task: ScatterTask) -> list[int]:
-    """Write a spill file; the decoded bytes of each bucket."""
+    """Write a spill file and return the decoded bytes of each bucket."""
     recipe, target = task.recipe, Target(task.recipe.uri)
     table = pa.concat_tables(list(target_rows(recipe, task.fragments)))
     buckets = buckets_of(key_hashes(table, recipe.cluster_by), task.buckets)
     order = np.argsort(buckets, kind="stable")
     borders = np.searchsorted(buckets[order], np.arange(task.buckets + 1))
-    held = [table]
+    tables = [table]
     del table
-    rows = Gatherer(held)
+    rows = Gatherer(tables)
     sizes = []
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with room_for(target.uri):
-        target.make(task.path.rpartition("/")[0])
+        target.make_folder(task.path.rpartition("/")[0])
         sink = target.filesystem.open_output_stream(task.path) if target.is_local else pa.BufferOutputStream()
         with pa.ipc.new_file(sink, recipe.target, options=options) as spill:
             for low, high in pairwise(borders):
@@ -147,7 +148,7 @@ def scatter(task: ScatterTask) -> list[int]:
 
 
 def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Table]:
-    """The source's rows in the target's columns, one table per row group, in order."""
+    """Yield the source's rows in the target's columns, one table per row group, in order."""
     for fragment in fragments:
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
@@ -156,7 +157,7 @@ def target_rows(recipe: Recipe, fragments: Sequence[Fragment]) -> Iterator[pa.Ta
 
 
 def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
-    """The rows with the keys of their maps as columns."""
+    """Move the recipe's map keys into columns of their own."""
     columns = {name: table[name] for name in table.schema.names}
     for name, keys in recipe.flatten:
         *parts, rest = flatten(whole(columns[name]), keys)
@@ -166,32 +167,32 @@ def flatten_maps(table: pa.Table, recipe: Recipe) -> pa.Table:
 
 
 def conform_to_target(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
-    """The rows with exactly the target's columns.
+    """Cast the rows to exactly the target's columns.
 
-    Raises DataError, naming the file, for a null where the table was found to have none.
+    Raises DataError, naming the file, for a null in a column without nulls according to the survey.
     """
     arrays = []
     for field in schema:
         array = whole(table[field.name])
-        wrong = set(places_with_nulls(field.name, array)) & set(places_without_nulls(field))
-        if wrong:
+        null_in = set(null_paths(field.name, array)) & set(required_paths(field))
+        if null_in:
             raise DataError(
-                f"column {field.name!r} of {file} holds a null: got one in {min(wrong)}, expected none, as the footers "
-                "of the table say. Keep every column nullable (--keep-nullable), or rewrite the file"
+                f"column {field.name!r} of {file} holds a null: got one in {min(null_in)}, expected none "
+                "by the footers of the table. Keep every column nullable (--keep-nullable), or rewrite the file"
             )
         arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _write_unit(target: Target, recipe: Recipe, place: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
+def _write_unit(target: Target, recipe: Recipe, partition: PartitionTask | UnitTask, unit: Unit) -> list[WrittenFile]:
     writer = TableWriter(
         target.filesystem,
-        target.stage(place.folder, place.slug),
+        target.stage(partition.folder, partition.slug),
         f"part-{unit.number:04d}",
         schema=recipe.target,
         encodings=recipe.encodings,
         limits=recipe.limits,
-        note={"settings": recipe.settings, "sources": place.sources, "unit": unit.number, "units": unit.units},
+        note={"settings": recipe.settings, "sources": partition.sources, "unit": unit.number, "units": unit.units},
         suffix=target.suffix,
     )
     try:
@@ -207,11 +208,11 @@ def _write_unit(target: Target, recipe: Recipe, place: PartitionTask | UnitTask,
 
 
 def _write_clustered(target: Target, recipe: Recipe, unit: Unit, writer: TableWriter) -> None:
-    tables = _read_spills(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
-    held = [pa.concat_tables([recipe.target.empty_table(), *tables])]
+    parts = _read_spills(target, recipe, unit) if unit.spills else target_rows(recipe, unit.fragments)
+    tables = [pa.concat_tables([recipe.target.empty_table(), *parts])]
     keys = dict.fromkeys([*recipe.cluster_by, *recipe.sort_by])
-    order = row_order(held[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
-    rows = Gatherer(held)
+    order = row_order(tables[0].select(list(keys)), recipe.cluster_by, recipe.sort_by)
+    rows = Gatherer(tables)
     for start in range(0, len(order), recipe.limits.row_group_rows):
         writer.write(rows.take(order[start : start + recipe.limits.row_group_rows]))
 

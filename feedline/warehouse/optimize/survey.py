@@ -1,13 +1,12 @@
-"""What `optimize` has to know of a whole table before it writes a file: where nulls are, and the keys of its maps.
+"""Survey a whole table before `optimize` writes it: where nulls are, and the keys of its maps.
 
-Runs where `optimize` is planned (`survey`) and in its tasks (`survey_files`). A column without a null anywhere is
-stored without the levels that mark nulls, which decode faster. Footers prove it for most columns: the snapshot has the
-null counts of flat ones, and the statistics of a list's leaf count null and empty lists, too, so that zero there proves
-lists and elements. What footers do not prove is read, and so is every map that is to be flattened. Structs, maps and
-lists of them stay nullable.
+Runs where `optimize` is planned (`survey`) and in its tasks (`survey_files`). A column without nulls is stored without
+definition levels, which decodes faster. Footers prove this for most columns: the snapshot has the null counts of flat
+ones, and the statistics of a list's leaf include null and empty lists, so zero there covers lists and elements. Columns
+without such a proof are read, and so is every map to be flattened. Structs, maps and lists of them stay nullable.
 
-A place of a column is its name, `name[]` for the elements of its lists, and so on. (A column that is called so only
-makes the elements count as nullable.)
+The path of a column is its name, of the elements of its lists `name[]`, and so on. (If a column has such a name, the
+elements merely count as nullable.)
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TASK_FILES, _TASK_BYTES = 32, 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Places that hold a null somewhere, or may; per map how many rows have a value for each key."""
+    """`nulls`: paths that hold, or may hold, a null; `keys`: per map, how many rows have a value for each key."""
 
     nulls: frozenset[str]
     keys: dict[str, Counter[Key]]
@@ -44,7 +43,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyTask:
-    """Whole files to look at; `columns` whose nulls are not known, `maps` whose keys are counted."""
+    """Whole files to survey; `columns`: those with unknown null counts; `maps`: those whose keys to count."""
 
     fragments: tuple[Fragment, ...]
     schema: pa.Schema
@@ -53,83 +52,83 @@ class SurveyTask:
 
 
 def survey(snapshot: Snapshot, maps: Sequence[str], *, map: Map, keep_nullable: bool = False) -> Survey:
-    """Survey a table: from its snapshot, the rest with `map`. `keep_nullable`: nulls do not matter."""
+    """Survey a table from its snapshot, and with `map` where that is not enough; `keep_nullable`: ignore nulls."""
     schema = pa.schema([snapshot.schema.field(name) for name in snapshot.file_columns])
-    unknown, nulls = [], set()
+    uncounted, nulls = [], set()
     for field in schema:
         if keep_nullable or not _is_simple(field.type):
-            nulls |= set(_places(field.name, field.type))
+            nulls |= set(_paths(field.name, field.type))
             continue
         counts = snapshot.column_facts(field.name).field("nulls").to_numpy()
         if (counts < 0).any():
-            unknown.append(field.name)
+            uncounted.append(field.name)
         elif counts.any():
             nulls.add(field.name)
     keys: dict[str, Counter[Key]] = {name: Counter() for name in maps}
-    if unknown or maps:
-        tasks = list(_tasks(snapshot, schema, tuple(unknown), tuple(maps)))
+    if uncounted or maps:
+        tasks = list(_tasks(snapshot, schema, tuple(uncounted), tuple(maps)))
         for found in map(survey_files, tasks):
             nulls |= found.nulls
-            for name, counted in found.keys.items():
-                keys[name].update(counted)
+            for name, counts in found.keys.items():
+                keys[name].update(counts)
     return Survey(nulls=frozenset(nulls), keys=keys)
 
 
 def survey_files(task: SurveyTask) -> Survey:
-    """Run one task: per file, read the maps, and those columns whose nulls its footer does not prove to be none."""
+    """Run one task: per file, read the maps, and the columns that its footer does not prove to be free of nulls."""
     nulls: set[str] = set()
     keys: dict[str, Counter[Key]] = {name: Counter() for name in task.maps}
     for fragment in task.fragments:
-        proven = _proven(fragment, task.columns)
-        wanted = [name for name in task.columns if name not in proven]
+        without_null = _columns_without_nulls(fragment, task.columns)
+        unproven = [name for name in task.columns if name not in without_null]
         for row_group in fragment.row_groups:
             one = fragment_of_group(fragment, row_group)
-            for name in dict.fromkeys([*wanted, *task.maps]):
+            for name in dict.fromkeys([*unproven, *task.maps]):
                 column = whole(read_arrow(one, [name], None, task.schema)[name])
-                if name in wanted:
-                    nulls |= set(places_with_nulls(name, column))
+                if name in unproven:
+                    nulls |= set(null_paths(name, column))
                 if name in keys:
                     keys[name].update(count_keys(column))
     return Survey(nulls=frozenset(nulls), keys=keys)
 
 
 def without_nulls(field: pa.Field, nulls: frozenset[str]) -> pa.Field:
-    """The field, not nullable where its places hold no null: the column itself, the elements of lists in lists."""
+    """Make the field, and the elements of its lists, non-nullable where their paths hold no null."""
     return pa.field(field.name, _type_without(field.type, field.name, nulls), nullable=field.name in nulls)
 
 
-def places_with_nulls(name: str, array: pa.Array) -> Iterator[str]:
-    """The places of a column's array that hold a null."""
+def null_paths(name: str, array: pa.Array) -> Iterator[str]:
+    """Yield the paths of a column's array that hold a null."""
     if array.null_count:
         yield name
     if pat.is_list(array.type) or pat.is_large_list(array.type):
-        yield from places_with_nulls(f"{name}[]", array.flatten())
+        yield from null_paths(f"{name}[]", array.flatten())
 
 
-def places_without_nulls(field: pa.Field) -> Iterator[str]:
-    """The places of a column that are not nullable."""
+def required_paths(field: pa.Field) -> Iterator[str]:
+    """Yield the paths of a column that are not nullable."""
     kind, name = field.type, field.name
     if not field.nullable:
         yield name
     if pat.is_list(kind) or pat.is_large_list(kind):
-        yield from places_without_nulls(kind.value_field.with_name(f"{name}[]"))
+        yield from required_paths(kind.value_field.with_name(f"{name}[]"))
 
 
 def footer_of(fragment: Fragment) -> tuple[pq.FileMetaData, pa.Schema]:
-    """A file's footer and Arrow schema."""
+    """Return a file's footer and Arrow schema."""
     location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
         return file.metadata, file.schema
 
 
 def whole_file(snapshot: Snapshot, file: int) -> Fragment:
-    """The order to read all of a file's rows."""
+    """Return the fragment of all of a file's rows."""
     groups = snapshot.row_groups_of(file)
     return fragment_at(snapshot, file, groups, np.full(len(groups), UNCOUNTED))
 
 
 def fragment_of_group(fragment: Fragment, row_group: int) -> Fragment:
-    """The order to read one row group of a file, by its index there."""
+    """Return the fragment of one row group, by its index in the file."""
     return replace(fragment, row_groups=(row_group,), expected=(UNCOUNTED,))
 
 
@@ -146,34 +145,34 @@ def _tasks(
         yield SurveyTask(fragments=tuple(fragments), schema=schema, columns=columns, maps=maps)
 
 
-def _proven(fragment: Fragment, columns: Sequence[str]) -> set[str]:
-    """The columns of which a file's footer says that no value, list or element is null."""
+def _columns_without_nulls(fragment: Fragment, columns: Sequence[str]) -> set[str]:
+    """Return the columns in which, by the file's footer, no value, list or element is null."""
     metadata, schema = footer_of(fragment)
     leaves = column_leaves(schema, metadata.num_columns, fragment.uri)
-    places = dict(zip(schema.names, leaves, strict=True))
-    proven = set()
+    leaves_of = dict(zip(schema.names, leaves, strict=True))
+    without_null = set()
     for name in columns:
-        if name not in places or not _is_simple(schema.field(name).type):
+        if name not in leaves_of or not _is_simple(schema.field(name).type):
             continue
-        (leaf,) = places[name]
+        (leaf,) = leaves_of[name]
         chunks = [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups)]
         counts = [chunk.statistics.null_count if chunk.is_stats_set else None for chunk in chunks]
         if all(count == 0 for count in counts):
-            proven.add(name)
-    return proven
+            without_null.add(name)
+    return without_null
 
 
 def _is_simple(kind: pa.DataType) -> bool:
-    """Whether it is a list of lists … of flat values: one leaf, and no struct or map on the way."""
+    """Whether a type has a single leaf with only lists around it, no struct or map."""
     while pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         kind = kind.value_type
     return not pat.is_nested(kind)
 
 
-def _places(name: str, kind: pa.DataType) -> Iterator[str]:
+def _paths(name: str, kind: pa.DataType) -> Iterator[str]:
     yield name
     if pat.is_list(kind) or pat.is_large_list(kind):
-        yield from _places(f"{name}[]", kind.value_type)
+        yield from _paths(f"{name}[]", kind.value_type)
 
 
 def _type_without(kind: pa.DataType, name: str, nulls: frozenset[str]) -> pa.DataType:

@@ -1,8 +1,8 @@
-"""Decide the columns of a table that `optimize` writes: names, order, nulls, field ids, and keys that folders mistype.
+"""Add field ids, and partition keys whose type folders cannot convey, to the schema that `optimize` writes.
 
-Pure; runs where `optimize` is planned. Folders spell the values of partition keys and not their types. Where a table's
-log types them, a key that folders alone would type otherwise (`zip=007` is a string there) becomes a column of the
-files too, which lends the folders its type. A key that cannot be read back so is refused.
+Pure; runs where `optimize` is planned. Folder names give the values of partition keys, but not their types. Where a
+table's log declares them, a key that folders alone would read with another type (`zip=007`, a string in the log) is
+also stored in the files as a column, which determines its type. A key that still cannot be read back is refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FIELD_ID = b"PARQUET:field_id"
 
 
 def key_columns(snapshot: Snapshot) -> list[pa.Field]:
-    """The partition keys that have to be columns of the rewritten files, so that they keep their type.
+    """Return the partition keys that must be columns of the rewritten files to keep their type.
 
-    Raises TableError for a key that only the table's log knows, or whose values folders cannot spell.
+    Raises TableError for a key that is only in the table's log, or whose values cannot be folder names.
     """
     if not snapshot.logged or not snapshot.partition_columns:
         return []
@@ -34,7 +34,7 @@ def key_columns(snapshot: Snapshot) -> list[pa.Field]:
         unspelled = [name for name in snapshot.partition_columns if name not in keys_of(path)]
         if unspelled:
             raise TableError(
-                f"partition key {unspelled[0]!r} of {snapshot.uri} is known to its log alone: got the path {path!r}, "
+                f"partition key {unspelled[0]!r} of {snapshot.uri} exists only in its log: got the path {path!r}, "
                 f"expected a folder {unspelled[0]}=…, which the rewritten table would have too. {_REMEDY}"
             )
     found = []
@@ -57,24 +57,24 @@ _REMEDY = "Write the table to a new folder with the key as an ordinary column, a
 
 
 def with_field_ids(schema: pa.Schema, files: Iterable[pa.Schema]) -> pa.Schema:
-    """The schema with the field ids on which all files agree that number anything, inside of columns too."""
-    held: dict[str, list[pa.Field]] = {}
+    """Add the field ids, nested ones too, on which all files that have them agree."""
+    others: dict[str, list[pa.Field]] = {}
     for stored in files:
         for field in stored:
-            held.setdefault(field.name, []).append(field)
-    fields = [_number(field, held.get(field.name, [])) for field in schema]
+            others.setdefault(field.name, []).append(field)
+    fields = [_with_id(field, others.get(field.name, [])) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
 
 def field_ids(schema: pa.Schema) -> list[tuple[str, str]]:
-    """The places of a schema that have a field id, with it; empty for tables without."""
+    """Return (path, field id) of a schema's fields that have one; empty for tables without."""
     found: list[tuple[str, str]] = []
 
-    def add(field: pa.Field, place: str) -> None:
-        if (number := (field.metadata or {}).get(FIELD_ID)) is not None:
-            found.append((place, number.decode()))
+    def add(field: pa.Field, path: str) -> None:
+        if (field_id := (field.metadata or {}).get(FIELD_ID)) is not None:
+            found.append((path, field_id.decode()))
         for child in children(field.type):
-            add(child, f"{place}.{child.name}")
+            add(child, f"{path}.{child.name}")
 
     for field in schema:
         add(field, field.name)
@@ -82,7 +82,7 @@ def field_ids(schema: pa.Schema) -> list[tuple[str, str]]:
 
 
 def _same(read: pa.Array, values: pa.Array) -> bool:
-    """Whether a key that is read back has the values of the log; the width of integers and offsets does not matter."""
+    """Whether a key read back has the log's values, ignoring the width of integers and offsets."""
     alike = (pat.is_integer, lambda kind: pat.is_string(kind) or pat.is_large_string(kind))
     if read.type != values.type and not any(test(read.type) and test(values.type) for test in alike):
         return False
@@ -92,25 +92,25 @@ def _same(read: pa.Array, values: pa.Array) -> bool:
         return False
 
 
-def _number(field: pa.Field, held: Sequence[pa.Field]) -> pa.Field:
-    numbers = {(other.metadata or {}).get(FIELD_ID) for other in held} - {None}
-    metadata = {FIELD_ID: numbers.pop()} if len(numbers) == 1 else None
-    return field.with_type(_inside(field.type, [other.type for other in held])).with_metadata(metadata)
+def _with_id(field: pa.Field, others: Sequence[pa.Field]) -> pa.Field:
+    ids = {(other.metadata or {}).get(FIELD_ID) for other in others} - {None}
+    metadata = {FIELD_ID: ids.pop()} if len(ids) == 1 else None
+    return field.with_type(_with_inner_ids(field.type, [other.type for other in others])).with_metadata(metadata)
 
 
-def _inside(kind: pa.DataType, held: Sequence[pa.DataType]) -> pa.DataType:
-    """The type with the ids of its fields."""
+def _with_inner_ids(kind: pa.DataType, others: Sequence[pa.DataType]) -> pa.DataType:
+    """Add field ids to a type's fields."""
     mine = children(kind)
     if not mine or not (pat.is_struct(kind) or pat.is_list(kind) or pat.is_large_list(kind) or pat.is_map(kind)):
         return kind
     if pat.is_struct(kind):
-        below: list[Mapping[str, pa.Field]] = [{field.name: field for field in children(other)} for other in held]
+        below: list[Mapping[str, pa.Field]] = [{field.name: field for field in children(other)} for other in others]
         return pa.struct(
-            [_number(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
+            [_with_id(field, [fields[field.name] for fields in below if field.name in fields]) for field in mine]
         )
     inner = [
-        _number(field, [children(other)[place] for other in held if len(children(other)) == len(mine)])
-        for place, field in enumerate(mine)
+        _with_id(field, [children(other)[index] for other in others if len(children(other)) == len(mine)])
+        for index, field in enumerate(mine)
     ]
     if pat.is_map(kind):
         return pa.map_(inner[0], inner[1], keys_sorted=kind.keys_sorted)

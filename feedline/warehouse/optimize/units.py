@@ -1,7 +1,7 @@
-"""Cut the work of `optimize` into partitions, units and buckets, sized by a sample of rows.
+"""Divide the work of `optimize` into partitions, units and buckets, sized by a sample of rows.
 
-Runs where `optimize` is planned. A partition is one task where its rows, decoded, fit a unit (and, without clustering,
-where they make few files); else its units are tasks of their own, after a scattering pass if it is clustered.
+Runs where `optimize` is planned. A partition is one task if its rows, decoded, fit a unit (and, without clustering, if
+they make few files); otherwise its units are tasks of their own, after a scattering pass if it is clustered.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
-_SAMPLE_ROWS = 65_536  # rows that encodings are measured on, or a row group's if that is less
-_SAMPLE_READ_ROWS = 262_144  # rows read for them: only whole keys are kept, and keys may be spread over a file
+_SAMPLE_ROWS = 65_536  # rows on which encodings are measured, or a row group's if that is less
+_SAMPLE_READ_ROWS = 262_144  # rows read for the sample: it has whole keys, which may be spread over a file
 _SAMPLE_BYTES = 128 << 20
-_BUCKETS_PER_UNIT, _MAX_BUCKETS = 4, 4096  # so that units can be evened out by what buckets really hold
-_FILES_PER_TASK = 2  # an unclustered partition of more files than this is several tasks
+_BUCKETS_PER_UNIT, _MAX_BUCKETS = 4, 4096  # several per unit, so that units come out even
+_FILES_PER_TASK = 2  # an unclustered partition of more files is divided into several tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Partition:
     """A Hive partition of the source: its folder, files (indices in the snapshot), rows and bytes.
 
     `sources`: the fingerprint of its files (path, bytes, time, footer). `alone`: no other partition lies in its folder.
-    `slug`: a name for its scratch folders.
+    `slug`: the name of its scratch folders.
     """
 
     folder: str
@@ -53,28 +53,30 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Decoded bytes that a unit may have; decoded bytes of a row and of a stored byte, as sampled."""
+    """The decoded bytes that a unit may have; decoded bytes per row and per stored byte, from the sample."""
 
     unit_bytes: int
     row_bytes: float
     decoded_per_stored: float
 
-    def decoded(self, rows: int, stored_bytes: int) -> float:
-        """About how many bytes these rows take in memory: the larger of two guesses."""
+    def decoded_bytes(self, rows: int, stored_bytes: int) -> float:
+        """Estimate the bytes of these rows in memory: the larger of two estimates."""
         return max(rows * self.row_bytes, stored_bytes * self.decoded_per_stored)
 
 
 def partitions_of(snapshot: Snapshot) -> list[Partition]:
-    """The table's partitions, in the table's order."""
-    places: dict[str, list[int]] = {}
+    """Return the table's partitions, in the table's order."""
+    files_of: dict[str, list[int]] = {}
     for file, path in enumerate(snapshot.files["path"].to_pylist()):
-        places.setdefault(_folder(snapshot, path), []).append(file)
+        files_of.setdefault(_folder(snapshot, path), []).append(file)
     facts = {
         name: snapshot.files[name].to_pylist() for name in ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     }  # fmt: skip
-    around = {"/".join(keys[:count]) for keys in (folder.split("/") for folder in places) for count in range(len(keys))}
+    parents = {
+        "/".join(keys[:count]) for keys in (folder.split("/") for folder in files_of) for count in range(len(keys))
+    }
     found = []
-    for folder, files in places.items():
+    for folder, files in files_of.items():
         names = ("path", "bytes", "mtime_ns")
         identity = [[facts[name][file] for name in names] + [facts["footer_digest"][file].hex()] for file in files]
         found.append(
@@ -84,7 +86,7 @@ def partitions_of(snapshot: Snapshot) -> list[Partition]:
                 rows=sum(facts["rows"][file] for file in files),
                 bytes=sum(facts["bytes"][file] for file in files),
                 sources=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
-                alone=folder not in around,
+                alone=folder not in parents,
             )
         )
     return found
@@ -109,10 +111,10 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
 
     Clustered rows are those of a range of key hashes, so that keys are whole as far as they lie in the rows read.
     """
-    wanted = min(_SAMPLE_ROWS, recipe.limits.row_group_rows)
+    sample_size = min(_SAMPLE_ROWS, recipe.limits.row_group_rows)
     groups = list(_row_groups(snapshot, partition))
     groups = groups[len(groups) // 2 :] + groups[: len(groups) // 2]
-    read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else wanted)
+    read, total = 0, min(partition.rows, _SAMPLE_READ_ROWS if recipe.cluster_by else sample_size)
     kept: list[pa.Table] = []
     row_bytes = 0.0
     for fragment in groups:
@@ -122,22 +124,22 @@ def sample_rows(snapshot: Snapshot, partition: Partition, recipe: Recipe) -> tup
             read += table.num_rows
             if not row_bytes and table.num_rows:
                 row_bytes = table.nbytes / table.num_rows
-                wanted = max(1, min(wanted, int(_SAMPLE_BYTES / max(row_bytes, 1))))
-            kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, wanted / total)))
-    held = [pa.concat_tables([recipe.target.empty_table(), *kept])]
+                sample_size = max(1, min(sample_size, int(_SAMPLE_BYTES / max(row_bytes, 1))))
+            kept.append(_of_low_hash(table, recipe.cluster_by, min(1.0, sample_size / total)))
+    tables = [pa.concat_tables([recipe.target.empty_table(), *kept])]
     if recipe.cluster_by:
-        order = row_order(held[0], recipe.cluster_by, recipe.sort_by)[:wanted]
-        return Gatherer(held).take(order), row_bytes
-    return held[0].slice(0, wanted), row_bytes
+        order = row_order(tables[0], recipe.cluster_by, recipe.sort_by)[:sample_size]
+        return Gatherer(tables).take(order), row_bytes
+    return tables[0].slice(0, sample_size), row_bytes
 
 
 def small_units(
     snapshot: Snapshot, partition: Partition, recipe: Recipe, sizes: Sizes, *, keep_files: bool
 ) -> list[Unit] | None:
-    """The units of a partition that is one task; None for one that is too large for that."""
+    """Return the units of a partition that is one task; None if it is too large for that."""
     if not partition.rows:
         return [Unit(number=0, units=1)]
-    if recipe.cluster_by and sizes.decoded(partition.rows, partition.bytes) > sizes.unit_bytes:
+    if recipe.cluster_by and sizes.decoded_bytes(partition.rows, partition.bytes) > sizes.unit_bytes:
         return None
     if not recipe.cluster_by and partition.bytes > _FILES_PER_TASK * recipe.limits.file_bytes:
         return None
@@ -151,8 +153,8 @@ def small_units(
 def write_large(
     snapshot: Snapshot, target: Target, partition: Partition, recipe: Recipe, sizes: Sizes, map: Map
 ) -> None:
-    """Write and land a partition whose units are tasks."""
-    spill = target.hidden("spill", partition.slug)
+    """Write and land a partition whose units are separate tasks."""
+    spill = target.hidden_path("spill", partition.slug)
     groups = list(_row_groups(snapshot, partition))
     if recipe.cluster_by:
         units = _scatter_units(partition, groups, recipe, sizes, spill, map)
@@ -160,48 +162,48 @@ def write_large(
         runs = list(_runs(groups, partition, lambda rows, stored: stored, recipe.limits.file_bytes))
         units = [Unit(number=index, units=len(runs), fragments=run) for index, run in enumerate(runs)]
     target.begin(partition.folder, partition.slug)
-    place = {"folder": partition.folder, "slug": partition.slug, "sources": partition.sources}
-    tasks = [UnitTask(recipe=recipe, unit=unit, **place) for unit in units]
+    partition_fields = {"folder": partition.folder, "slug": partition.slug, "sources": partition.sources}
+    tasks = [UnitTask(recipe=recipe, unit=unit, **partition_fields) for unit in units]
     names = [file.name for written in map(rewrite_unit, tasks) for file in written]
     target.land(partition.folder, partition.slug, names, alone=partition.alone)
     target.remove(spill)
 
 
 def join_buckets(sizes: Sequence[int], unit_bytes: int) -> list[tuple[int, int]]:
-    """Neighbouring buckets, [first, stop), joined while they fit a unit."""
-    joined: list[tuple[int, int]] = []
-    first, held = 0, 0
+    """Group neighbouring buckets into ranges [first, stop) that fit a unit."""
+    ranges: list[tuple[int, int]] = []
+    first, total = 0, 0
     for bucket, size in enumerate(sizes):
-        if held and held + size > unit_bytes:
-            joined.append((first, bucket))
-            first, held = bucket, 0
-        held += size
-    return [*joined, (first, len(sizes))]
+        if total and total + size > unit_bytes:
+            ranges.append((first, bucket))
+            first, total = bucket, 0
+        total += size
+    return [*ranges, (first, len(sizes))]
 
 
 def _scatter_units(
     partition: Partition, groups: Sequence[Fragment], recipe: Recipe, sizes: Sizes, spill: str, map: Map
 ) -> list[Unit]:
-    decoded = sizes.decoded(partition.rows, partition.bytes)
-    buckets = min(_MAX_BUCKETS, math.ceil(_BUCKETS_PER_UNIT * decoded / sizes.unit_bytes))
-    runs = _runs(groups, partition, sizes.decoded, sizes.unit_bytes)
+    decoded_bytes = sizes.decoded_bytes(partition.rows, partition.bytes)
+    buckets = min(_MAX_BUCKETS, math.ceil(_BUCKETS_PER_UNIT * decoded_bytes / sizes.unit_bytes))
+    runs = _runs(groups, partition, sizes.decoded_bytes, sizes.unit_bytes)
     tasks = [
         ScatterTask(recipe=recipe, fragments=run, buckets=buckets, path=f"{spill}/{number:05d}.arrow")
         for number, run in enumerate(runs)
     ]
     totals = np.array(list(map(scatter, tasks)), np.int64).sum(axis=0)
-    joined = join_buckets(totals.tolist(), sizes.unit_bytes)
+    ranges = join_buckets(totals.tolist(), sizes.unit_bytes)
     spills = tuple(task.path for task in tasks)
     return [
-        Unit(number=number, units=len(joined), spills=spills, first=first, stop=stop)
-        for number, (first, stop) in enumerate(joined)
+        Unit(number=number, units=len(ranges), spills=spills, first=first, stop=stop)
+        for number, (first, stop) in enumerate(ranges)
     ]
 
 
 def _runs(
     groups: Sequence[Fragment], partition: Partition, size: Callable[[int, int], float], limit: float
 ) -> Iterator[tuple[Fragment, ...]]:
-    """Neighbouring row groups, as many as stay below the limit; their rows and bytes taken as even shares."""
+    """Yield runs of row groups whose sizes stay below the limit, assuming even shares of the partition."""
     share = size(partition.rows, partition.bytes) / max(len(groups), 1)
     count = max(1, int(limit / max(share, 1e-9)))
     for start in range(0, len(groups), count):
@@ -209,7 +211,7 @@ def _runs(
 
 
 def _row_groups(snapshot: Snapshot, partition: Partition) -> Iterator[Fragment]:
-    """The partition's row groups in order, one fragment each."""
+    """Yield the partition's row groups in order, one fragment each."""
     rows = snapshot.rows_per_row_group
     for file in partition.files:
         for group in snapshot.row_groups_of(file).tolist():

@@ -1,12 +1,12 @@
 """The usage record: which columns and partitions of a table runs read, and how popular each column is.
 
 `record_usage` runs in the feeder of rank 0 when a job begins, `load_uses` and `popularity` in commands. A run is one
-JSON line in a file of its own, `usage/<table>/<time>-<number>.json` below `work_dir`: it appears whole or not at all,
+JSON line in a file of its own, `usage/<table>/<time>-<random>.json` below `work_dir`: it appears whole or not at all,
 on disks and object stores, and hosts that share a `work_dir` share the record. The last `KEPT` runs of a table are
-kept. A record that cannot be written is a warning, never a failed run; one that cannot be read is left out.
+kept. A record that cannot be written is a warning, never a failed run; one that cannot be read is skipped.
 
-Popularity: a column's reads are the bytes of it that runs read. With columns in the order of reads per stored byte, the
-curve says which share of the table's bytes serves the first half, 80 %, … of all reads.
+Popularity: a column's reads are the bytes of it that runs read. With columns ordered by reads per stored byte, the
+curve gives the share of the table's bytes that serves half, 80 %, … of all reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from feedline.warehouse.reading.columns import column_bytes
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.content_store import get, put
 from feedline.warehouse.storage.faults import explain_errors
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.parallel import in_threads
 from feedline.warehouse.storage.retry import with_retries
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 KEPT = 500  # runs of one table; of a table with thousands of columns a record has 100 KB
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
-_PARTITIONS = 1000  # named in a record, at most
+_PARTITIONS = 1000  # at most, named in a record
 _THREADS = 16
 
 
@@ -102,9 +102,9 @@ class Popularity:
 def record_usage(
     work_dir: str, snapshot: Snapshot, parts: Iterable[str], rows: npt.NDArray[np.int64], *, job: str
 ) -> None:
-    """Record what a run reads: columns and `parts` of columns, of the row groups of which it keeps `rows`.
+    """Record what a run reads: the columns and column parts `parts`, in the row groups with kept `rows`.
 
-    A store or disk that fails is logged, not raised.
+    Failures of the store or disk are logged, not raised.
     """
     try:
         use = _use(snapshot, parts, np.flatnonzero(rows), job)
@@ -115,13 +115,13 @@ def record_usage(
         for stale in _names(location, folder)[:-KEPT]:
             location.filesystem.delete_file(join(location.path, f"{folder}/{stale}"))
     except (OSError, FeedlineError, pa.ArrowException) as error:
-        logger.warning("the usage record in %s could not be written: %s", shown(work_dir), error)
+        logger.warning("the usage record in %s could not be written: %s", redact(work_dir), error)
 
 
 def load_uses(work_dir: str, table: str) -> list[Use]:
-    """The recorded runs on a table (the root's path or URI), oldest first.
+    """Load the recorded runs on a table (the root's path or URI), oldest first.
 
-    Raises StoreError where the store of `work_dir` kept failing, TableError where it may not be listed.
+    Raises StoreError if the store of `work_dir` keeps failing, TableError if it may not be listed.
     """
     location, folder = locate(absolute(work_dir)), _folder(absolute(table))
 
@@ -130,7 +130,7 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
             facts: dict[str, Any] = json.loads(bytes(get(location, f"{folder}/{name}")))
             return Use(**{**facts, "partitions": tuple(facts["partitions"])})
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
-            logger.warning("the usage record %s cannot be read: it is left out", name)
+            logger.warning("the usage record %s cannot be read and is skipped", name)
             return None
 
     found = in_threads(load, _names(location, folder), threads=_THREADS)
@@ -138,7 +138,7 @@ def load_uses(work_dir: str, table: str) -> list[Use]:
 
 
 def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
-    """The popularity of the table's columns as it is now, in the recorded runs."""
+    """Compute the popularity of the table's current columns in the recorded runs."""
     stored = {name: int(snapshot.column_facts(name).field("bytes").to_numpy().sum()) for name in snapshot.file_columns}
     runs, read = Counter(name for use in uses for name in use.columns), Counter[str]()
     for use in uses:
@@ -167,22 +167,23 @@ def popularity(uses: Sequence[Use], snapshot: Snapshot) -> Popularity:
 
 
 def popular_columns(uses: Sequence[Use]) -> tuple[str, ...]:
-    """The columns that runs read, the most often read first; equally popular ones in the order of the latest run."""
+    """Return the columns that runs read, most often read first; ties in the order of the latest run."""
     runs = Counter(name for use in reversed(uses) for name in use.columns)
     return tuple(name for name, _ in runs.most_common())
 
 
 def _use(snapshot: Snapshot, parts: Iterable[str], row_groups: npt.NDArray[np.int64], job: str) -> Use:
     own = set(snapshot.file_columns)
-    asked = {name: None for name in parts if name in own or part_of(name) is not None}
-    sizes = {name: int(each[row_groups].sum()) for name, each in column_bytes(snapshot, asked)}
-    read = [name for name in source_columns(snapshot.schema, asked) if name in own and (name in asked or sizes[name])]
+    own_parts = {name: None for name in parts if name in own or part_of(name) is not None}
+    sizes = {name: int(size[row_groups].sum()) for name, size in column_bytes(snapshot, own_parts)}
+    sources = source_columns(snapshot.schema, own_parts)
+    read = [name for name in sources if name in own and (name in own_parts or sizes[name])]
     folders = [partition_folder(path) for path in snapshot.files["path"].to_pylist()]
     kept = dict.fromkeys(folders[file] for file in np.unique(snapshot.file_of_row_group[row_groups]))
     return Use(
         time=datetime.now(UTC).isoformat(timespec="microseconds"),
         job=job,
-        table=shown(snapshot.uri),
+        table=redact(snapshot.uri),
         snapshot=snapshot.id,
         columns={name: sizes[name] for name in read},
         partitions=tuple(kept)[:_PARTITIONS],
@@ -200,18 +201,18 @@ def _curve(columns: Sequence[ColumnUse], total: int) -> tuple[tuple[float, float
     used.sort(key=lambda column: -column.read_bytes / max(column.stored_bytes, 1))
     read = np.cumsum([0, *(column.read_bytes for column in used)], dtype=np.float64)
     stored = np.cumsum([0, *(column.stored_bytes for column in used)], dtype=np.float64)
-    held = np.interp(SHARES, read / read[-1], stored / total)
-    return tuple(zip(SHARES, held.tolist(), strict=True))
+    serving = np.interp(SHARES, read / read[-1], stored / total)
+    return tuple(zip(SHARES, serving.tolist(), strict=True))
 
 
 def _names(location: Location, folder: str) -> list[str]:
-    """The records' names, oldest first."""
-    files, name = location.filesystem, join(shown(location.uri), folder)
+    """Return the records' names, oldest first."""
+    files, name = location.filesystem, join(redact(location.uri), folder)
     selector = pafs.FileSelector(join(location.path, folder), allow_not_found=True)
-    with explain_errors(name, doing="listed"):
-        infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+    with explain_errors(name, verb="listed"):
+        infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
     return sorted(info.base_name for info in infos if info.base_name.endswith(".json"))
 
 
 def _folder(uri: str) -> str:
-    return f"usage/{hashlib.sha256(shown(uri).encode()).hexdigest()[:16]}"
+    return f"usage/{hashlib.sha256(redact(uri).encode()).hexdigest()[:16]}"

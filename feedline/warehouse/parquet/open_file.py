@@ -138,7 +138,7 @@ class _RemoteFile(OpenFile):
             return
         size = self._seen.size_bytes
         fetched = SparseFile(size)
-        fetched.want(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
+        fetched.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
 
         def fetch() -> None:
             try:

@@ -206,7 +206,7 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
         with filesystem.open_output_stream(path) as sink:
             sink.write(content)
 
-    with_retries(write, filesystem, path, doing="written")
+    with_retries(write, filesystem, path, verb="written")
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:

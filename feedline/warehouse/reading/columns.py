@@ -1,11 +1,11 @@
-"""Choose the Parquet columns of a file to decode for some columns and parts, and make those of what was decoded.
+"""Choose the Parquet columns to decode for columns and column parts, and build the requested fields from them.
 
 Runs in every process that reads, on the calling thread; `part_bytes` where a plan is made. Pure, over Arrow arrays.
 
-A `FileColumns` is made for one file, because each file may hold a part in another way: a struct's fields are decoded
-alone (their Parquet columns are picked, at any depth), a map is decoded whole, keys as a dictionary where they are
-stored as one, and a file that keeps the key of a map as a column of its own (`column_parts.flattened_name`) gives that
-column. Where every key wanted of a map has such a column, the map is not read.
+Each file has its own `FileColumns`, because files may store the same part differently: of a struct only the needed
+fields are decoded (their Parquet columns are picked, at any depth); a map is decoded whole, its keys as a dictionary if
+they are stored as one; a map key that the file stores as a column of its own (`column_parts.flattened_name`) is read
+from that column. A map is skipped if all requested keys have such columns.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from feedline.expressions.column_parts import (
     has_column,
     part_of,
 )
-from feedline.expressions.extraction import Keys, extracted
+from feedline.expressions.extraction import Keys, extract_parts
 from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
-_ENTRIES = 4_000_000  # of a map, decoded at once: keys, values and what finds them take about 100 MB
+_ENTRIES = 4_000_000  # map entries decoded at once: keys, values and their indices take about 100 MB
 _LEAST_ROWS = 1024
 _DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-_AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # what pyarrow can read as one
+_AS_DICTIONARY = _DICTIONARY | {"PLAIN", "RLE", "BIT_PACKED"}  # all that pyarrow can read as a dictionary
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a field comes from: a partition key, or a stored column at some keys (None: nulls).
+    """The origin of a field: a partition key, or a stored column and the keys within it (None: nulls).
 
-    `doubled`: the map's column and keys, where the file has a column for the key and the map is read all the same.
+    `doubled`: the map's column and keys, if the file has a column for the key but the map is read as well.
     """
 
     field: pa.Field
@@ -55,9 +55,9 @@ class _Source:
 
 
 class FileColumns:
-    """The columns of one file for some fields of its table: `fields`, columns and parts, in the types of the table.
+    """The stored columns of one file from which `fields` are built: columns and parts, in the table's types.
 
-    `stored`: the file's columns with the range of their Parquet columns. `leaves`: those to decode.
+    `stored`: the file's columns, each with its range of Parquet columns. `leaves`: the Parquet columns to decode.
     """
 
     def __init__(
@@ -70,32 +70,32 @@ class FileColumns:
     ) -> None:
         self._schema = pa.schema(fields)
         self._partition = partition
-        self._wanted: dict[str, PartTree] = {}
+        self._trees: dict[str, PartTree] = {}
         found = [_source(field, schema, stored, partition) for field in fields]
         for source in found:
             if source.column is not None:
-                self._wanted.setdefault(source.column, PartTree()).add(source.keys)
+                self._trees.setdefault(source.column, PartTree()).add(source.keys)
         self._sources = [self._find_doubled(source) for source in found]
         self.leaves: list[int] = []
         self._map_keys: list[tuple[int, bool]] = []
-        for name in list(self._wanted):
-            picked = len(self.leaves)
-            self._pick(file_schema.field(name).type, stored[name].start, self._wanted[name])
-            if len(self.leaves) == picked:  # a struct without any of the fields
-                del self._wanted[name]
-        # What is decoded as the table has it, and needs no check: most columns of most files.
+        for name in list(self._trees):
+            first_leaf = len(self.leaves)
+            self._pick(file_schema.field(name).type, stored[name].start, self._trees[name])
+            if len(self.leaves) == first_leaf:  # a struct that has none of the fields
+                del self._trees[name]
+        # Decoded in the table's type already, and needing no check: most columns of most files.
         self._plain = {
             source.column
             for source in self._sources
-            if source.column in self._wanted
+            if source.column in self._trees
             and source.column == source.field.name
-            and not self._wanted[source.column].parts
+            and not self._trees[source.column].parts
             and file_schema.field(source.column).type == source.field.type
             and not is_unchecked(source.field.type)
         }
 
     def dictionaries(self, metadata: pq.FileMetaData, row_groups: Iterable[int]) -> list[str]:
-        """The paths of map keys to read as dictionaries: decoding 9 million keys takes 0.15 s instead of 0.8."""
+        """Return the paths of map keys to read as dictionaries: 9 million keys decode in 0.15 s instead of 0.8 s."""
         groups = [metadata.row_group(index) for index in row_groups]
         found = []
         for leaf in [leaf for leaf, as_dictionary in self._map_keys if as_dictionary]:
@@ -103,25 +103,25 @@ class FileColumns:
             if encodings and all(each & _DICTIONARY and each <= _AS_DICTIONARY for each in encodings):
                 found.append(metadata.schema.column(leaf).path)
         paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)] if found else []
-        return [path for path in found if paths.count(path) == 1]  # names with dots can make two of a kind
+        return [path for path in found if paths.count(path) == 1]  # with dots in names, two columns can have one path
 
     def chunk_rows(self, row_group: pq.RowGroupMetaData, most: int) -> int:
-        """Rows to decode at once: fewer than `most` where rows have thousands of entries in a map."""
+        """Return how many rows to decode at once: `most`, or fewer if rows have thousands of map entries."""
         entries = max((row_group.column(leaf).num_values for leaf, _ in self._map_keys), default=0)
         fitting = _ENTRIES * row_group.num_rows // max(entries, 1)
         return min(most, max(_LEAST_ROWS, fitting)) if entries > _ENTRIES else most
 
     def batch(self, decoded: pa.RecordBatch, uri: str, row_group: int) -> pa.RecordBatch:
-        """The fields, from a batch of the file's columns as pyarrow decodes them.
+        """Build the fields from a batch of the file's columns as pyarrow decodes them.
 
-        Raises CorruptFileError for values that are not valid, DataError for those that do not fit the table's types.
+        Raises CorruptFileError for invalid values, DataError for values that do not fit the table's types.
         """
-        held: dict[tuple[str, Keys], pa.Array] = {}
-        for name, wanted in self._wanted.items():
+        parts: dict[tuple[str, Keys], pa.Array] = {}
+        for name, tree in self._trees.items():
             if name in self._plain:
                 continue
             array = _validate(decoded.column(name), name, uri, row_group)
-            held.update({(name, keys): part for keys, part in extracted(array, wanted).items()})
+            parts.update({(name, keys): part for keys, part in extract_parts(array, tree).items()})
         arrays = []
         for source in self._sources:
             if source.column in self._plain:
@@ -129,12 +129,12 @@ class FileColumns:
             elif source.key:
                 constant = pa.scalar(self._partition[source.field.name], source.field.type)
                 arrays.append(pa.repeat(constant, decoded.num_rows))
-            elif source.column not in self._wanted:
+            elif source.column not in self._trees:
                 arrays.append(pa.nulls(decoded.num_rows, source.field.type))
             else:
-                array = held[source.column, source.keys]
+                array = parts[source.column, source.keys]
                 if source.doubled is not None:
-                    _refuse_doubled(source, array, held[source.doubled], uri, row_group)
+                    _refuse_doubled(source, array, parts[source.doubled], uri, row_group)
                 arrays.append(_conform(array, source.field, uri, row_group))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -142,35 +142,35 @@ class FileColumns:
         part = None if source.column == source.field.name else part_of(source.field.name)
         if part is None or source.column in (None, part.column) or not self._reads_keys(part.column):
             return source
-        self._wanted[part.column].add(part.keys)
+        self._trees[part.column].add(part.keys)
         return _Source(source.field, column=source.column, keys=source.keys, doubled=(part.column, part.keys))
 
     def _reads_keys(self, column: str) -> bool:
-        return column in self._wanted and bool(self._wanted[column].parts)
+        return column in self._trees and bool(self._trees[column].parts)
 
-    def _pick(self, kind: pa.DataType, start: int, wanted: PartTree) -> None:
-        """Add the leaves that hold what is wanted of a type whose first leaf is `start`."""
+    def _pick(self, kind: pa.DataType, start: int, tree: PartTree) -> None:
+        """Add the leaves that hold the parts in `tree` of a type whose first leaf is `start`."""
         if pat.is_map(kind):
             self.leaves.append(start)
-            if wanted.parts:
-                self._map_keys.append((start, not wanted.whole and _is_text(kind.key_type)))
-            below = PartTree(whole=wanted.whole)
-            for each in wanted.parts.values():
+            if tree.parts:
+                self._map_keys.append((start, not tree.whole and _is_text(kind.key_type)))
+            below = PartTree(whole=tree.whole)
+            for each in tree.parts.values():
                 _join(below, each)
             self._pick(kind.item_type, start + leaves(kind.key_type), below)
-        elif pat.is_struct(kind) and not wanted.whole:
+        elif pat.is_struct(kind) and not tree.whole:
             for field in children(kind):
-                if field.name in wanted.parts:
-                    self._pick(field.type, start, wanted.parts[field.name])
+                if field.name in tree.parts:
+                    self._pick(field.type, start, tree.parts[field.name])
                 start += leaves(field.type)
         else:
             self.leaves.extend(range(start, start + leaves(kind)))
 
 
 def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64]:
-    """Compressed bytes, per row group, of the columns that these columns and parts are read from.
+    """Return the compressed bytes per row group of the columns that these columns and parts are read from.
 
-    Exact for columns and map keys. A struct counts whole, whichever of its fields are read: an upper bound.
+    Exact for columns and map keys. A struct counts in full, whichever of its fields are read: an upper bound.
     """
     total = np.zeros(len(snapshot.rows_per_row_group), np.int64)
     for _, sizes in column_bytes(snapshot, names):
@@ -179,9 +179,9 @@ def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64
 
 
 def column_bytes(snapshot: Snapshot, names: Iterable[str]) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """The columns that these columns and parts are read from, each once, with what `part_bytes` adds up.
+    """Yield each column that these columns and parts are read from, once, with its compressed bytes per row group.
 
-    A map has no bytes in row groups where every key wanted has a column of its own.
+    A map has no bytes in row groups where every requested key has a column of its own.
     """
     whole: set[str] = set()
     keyed: dict[str, set[str | None]] = {}
@@ -243,7 +243,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
-    """The array, after the checks that pyarrow's reader leaves out."""
+    """Return the array after the checks that pyarrow's reader omits."""
     if is_unchecked(array.type):
         try:
             array.validate(full=True)
@@ -255,7 +255,7 @@ def _validate(array: pa.Array, name: str, uri: str, row_group: int) -> pa.Array:
 
 
 def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.Array:
-    """The array in the table's type."""
+    """Cast the array to the table's type."""
     if pat.is_null(array.type):
         return pa.nulls(len(array), field.type)
     try:
@@ -268,7 +268,7 @@ def _conform(array: pa.Array, field: pa.Field, uri: str, row_group: int) -> pa.A
 
 
 def _refuse_doubled(source: _Source, array: pa.Array, doubled: pa.Array, uri: str, row_group: int) -> None:
-    """A key's column stands for the key, so its map may not hold a value where the column holds none."""
+    """Raise DataError where a map holds a value for a key whose own column is null."""
     assert source.doubled is not None
     column, keys = source.doubled
     if pc.any(pc.and_(array.is_null(), doubled.is_valid())).as_py():

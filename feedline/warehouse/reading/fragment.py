@@ -1,8 +1,8 @@
-"""The order to read some row groups of one file, and the rows that come of it.
+"""Fragments, the row groups of one file that a task reads, and the chunks of rows read from them.
 
-Pure values: a `Fragment` says which row groups of a file a task reads, how many rows of each the filter must keep, and
-which of the kept rows are left out (`excluded`, one bit per kept row, lowest bit first: 8 KiB for 65,536 rows). It is
-made from a snapshot and a selection where work is planned, and travels with the request.
+Pure values: a `Fragment` lists the row groups of a file, how many rows of each the filter must keep, and which of the
+kept rows to omit (`excluded`, one bit per kept row, lowest bit first: 8 KiB for 65,536 rows). It is derived from a
+snapshot and a selection where work is planned, and travels with the request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.splits import Splits
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 
-UNCOUNTED = -1  # in `expected`: the rows a filter keeps are not known beforehand, and not checked
+UNCOUNTED = -1  # in `expected`: the kept rows have not been counted, so they are not checked
 
-_Digest = bytes  # `Fragment.bytes` hides the type of that name
+_Digest = bytes  # within `Fragment` the field `bytes` hides the type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Fragment:
     """The row groups of one file that one task reads.
 
     `table`: the root's URI; `path`: the file below it; `bytes`, `mtime_ns`, `footer_digest`, `footer_bytes`: the file
-    as the snapshot saw it. `row_groups`: indices in the file; `expected`: rows kept of each, or UNCOUNTED;
-    `proven`: what statistics prove of each (bits of `row_filter`), empty where nothing is known. `partition`: the
-    file's keys and typed values. `excluded`: per row group, which of the kept rows `read_fragment` leaves out (bits,
-    see `pack_mask`), or None for none of them; empty where none of any.
+    as of the snapshot. `row_groups`: indices in the file; `expected`: kept rows of each, or UNCOUNTED; `proofs`: what
+    statistics prove about each (bits of `row_filter`), empty if nothing. `partition`: the file's keys and typed values.
+    `excluded`: per row group, the kept rows that `read_fragment` omits (bits, see `pack_mask`) or None; empty if no
+    row group has any.
     """
 
     table: str
@@ -49,21 +49,21 @@ class Fragment:
     row_groups: tuple[int, ...]
     expected: tuple[int, ...]
     partition: tuple[tuple[str, object], ...] = ()
-    proven: tuple[int, ...] = ()
+    proofs: tuple[int, ...] = ()
     excluded: tuple[_Digest | None, ...] = ()
 
     @property
     def uri(self) -> str:
-        """The file, as messages name it."""
-        return join(shown(self.table), self.path)
+        """The file's URI for messages."""
+        return join(redact(self.table), self.path)
 
-    def proven_of(self, position: int) -> int:
-        """What statistics say of one of its row groups."""
-        return self.proven[position] if self.proven else 0
+    def proofs_of(self, position: int) -> int:
+        """Return what statistics prove about the row group at that position."""
+        return self.proofs[position] if self.proofs else 0
 
     @property
-    def seen(self) -> FileVersion:
-        """The file as the snapshot saw it."""
+    def file_version(self) -> FileVersion:
+        """The file's state in the snapshot."""
         return FileVersion(
             uri=self.uri,
             size_bytes=self.bytes,
@@ -75,9 +75,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some kept rows of one row group, in file order.
+    """Kept rows of one row group, in file order.
 
-    `position`: of the row group in the fragment. `start`: rows that the row group delivered before these.
+    `position`: the row group's index in the fragment. `start`: rows that the row group delivered before these.
     """
 
     frame: pl.DataFrame
@@ -87,25 +87,25 @@ class Chunk:
 
     @property
     def row_group(self) -> int:
-        """Its index in the file."""
+        """The row group's index in the file."""
         return self.fragment.row_groups[self.position]
 
     @property
     def uri(self) -> str:
-        """The file, as messages name it."""
+        """The file's URI for messages."""
         return self.fragment.uri
 
     def part(self, start: int, stop: int) -> Chunk:
-        """Its rows [start, stop)."""
+        """Return the rows [start, stop)."""
         return replace(self, frame=self.frame.slice(start, stop - start), start=self.start + start)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameBatch:
-    """Decoded rows in the table's types, before the filter; `position` of their row group in the fragment.
+    """Decoded rows in the table's types, before filtering; `position`: their row group's index in the fragment.
 
-    `first_row`: index of the first of them in the file, where that was asked for (else 0). `row_filter`: the conditions
-    that are left to decide.
+    `first_row`: the first row's index in the file if row numbers were requested, else 0. `row_filter`: the conditions
+    still to be evaluated.
     """
 
     position: int
@@ -119,12 +119,12 @@ def fragment_of(
     splits: Splits,
     selection_rows: npt.NDArray[np.int64],
     split_index: int,
-    proven: npt.NDArray[np.uint8] | None = None,
+    proofs: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
-    """The order to read one split: its row groups that keep rows (`selection_rows`: rows kept per row group)."""
+    """Return the fragment of one split: its row groups that keep rows (`selection_rows`: kept rows per row group)."""
     first, stop = int(splits.first_row_group[split_index]), int(splits.stop_row_group[split_index])
     file, row_groups = int(splits.file[split_index]), np.arange(first, stop)
-    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proven)
+    return fragment_at(snapshot, file, row_groups, selection_rows[first:stop], proofs)
 
 
 def fragment_at(
@@ -132,11 +132,11 @@ def fragment_at(
     file: int,
     row_groups: npt.NDArray[np.int64],
     expected: npt.NDArray[np.int64],
-    proven: npt.NDArray[np.uint8] | None = None,
+    proofs: npt.NDArray[np.uint8] | None = None,
 ) -> Fragment:
-    """The order to read some row groups (indices in the table) of one file; those that keep no row are left out.
+    """Return the fragment of some row groups (indices in the table) of one file, without those that keep no row.
 
-    `proven`: what statistics say of every row group of the table, see `Fragment`.
+    `proofs`: per row group of the table, see `Fragment`.
     """
     kept = np.flatnonzero(expected)
     facts = snapshot.files
@@ -151,12 +151,12 @@ def fragment_at(
         row_groups=tuple(places.tolist()),
         expected=tuple(expected[kept].tolist()),
         partition=snapshot.partition_of(file),
-        proven=() if proven is None else tuple(proven[row_groups[kept]].tolist()),
+        proofs=() if proofs is None else tuple(proofs[row_groups[kept]].tolist()),
     )
 
 
 def field_of(schema: pa.Schema, name: str) -> pa.Field:
-    """A table's column or part of one; raises TableError, naming the nearest one, where there is none of that name."""
+    """Return the field of a column or column part. Raises TableArgumentError, naming the nearest, if there is none."""
     index = schema.get_field_index(name)
     if index >= 0:
         return schema.field(index)
@@ -165,24 +165,24 @@ def field_of(schema: pa.Schema, name: str) -> pa.Field:
         try:
             return part_field(schema, part).with_name(name)
         except PartError as error:
-            raise TableArgumentError(f"{error}. Name a column, or one with a key that it has") from None
+            raise TableArgumentError(f"{error}. Name a column, or one of its keys") from None
     near = difflib.get_close_matches(name, schema.names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(schema.names[:20])}"
     raise TableArgumentError(f"column {name!r} is not in the table. {hint}")
 
 
 def pack_mask(mask: Bools) -> bytes:
-    """bool [rows] as bits."""
+    """Pack bool [rows] into bits."""
     return np.packbits(mask, bitorder="little").tobytes()
 
 
 def unpack_mask(bits: bytes | None, rows: int) -> Bools:
-    """Bits as bool [rows]; None stands for a row group of which nothing is left out."""
+    """Unpack bits into bool [rows]; None stands for all false."""
     if bits is None:
         return np.zeros(rows, np.bool_)
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def count_excluded(bits: bytes | None) -> int:
-    """How many rows the bits leave out."""
+    """Count the rows that the bits exclude."""
     return 0 if bits is None else int(np.bitwise_count(np.frombuffer(bits, np.uint8)).sum())

@@ -1,13 +1,13 @@
 """Read the rows of one fragment as frames, or as Arrow tables: the hot path.
 
-Runs in every process that works on blocks, one call per split, on the calling thread alone. The file of a `Fragment` is
-opened once, after a check that it is the snapshot's (`parquet/open_file`), and pyarrow reads each row group in chunks
-of about `chunk_rows`: only the columns and parts of columns asked for (and the filter's, where the row group is not
-taken whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, and never reads.
+Runs in every process that computes blocks, one call per split, on the calling thread alone. The file of a `Fragment` is
+opened once, after a check that it is unchanged since the snapshot (`parquet/open_file`), and pyarrow reads each row
+group in chunks of about `chunk_rows`: only the requested columns and column parts (and the filter's, unless the row
+group is taken whole; see `columns`), in few requests, without Arrow's own threads. Polars filters, but never reads.
 
-Nothing wrong is delivered: a row group that holds fewer rows than its footer says, a page that does not decode or fails
-its checksum, a string that is not UTF-8, and a filter that keeps another number of rows than the plan counted are
-errors that name file and row group.
+Wrong rows are never delivered: a row group with fewer rows than its footer declares, a page that does not decode or
+fails its checksum, a string that is not UTF-8, and a filter that keeps a different number of rows than the plan counted
+are errors that name file and row group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import explain_errors, label
 from feedline.warehouse.storage.locations import join, locate
 
-CHUNK_ROWS = 32_768  # rows of reading and transforming whose columns stay in the caches, unlike a whole row group's
+CHUNK_ROWS = 32_768  # rows read and transformed at once: unlike a row group's, their columns stay in the caches
 
 
 def read_fragment(
@@ -47,20 +47,22 @@ def read_fragment(
     marks: Sequence[Mark] = (),
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
-    """The kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
+    """Yield the kept rows of a fragment, chunk by chunk, as Polars frames of `columns` in the types of `schema`.
 
-    With a sample `columns` may name `sample_weight`, a float32 of `schema` that no file has to hold. `marks`: Boolean
-    columns behind them.
+    With a sample, `columns` may include `sample_weight`, a float32 of `schema` that files need not store. `marks`:
+    Boolean columns appended to them.
 
-    Raises TableChangedError where the file is not the snapshot's, CorruptFileError where a row group does not decode,
-    DataError where the filter keeps another number of rows than expected (after the row group's last chunk).
+    Raises TableChangedError if the file changed since the snapshot, CorruptFileError if a row group does not decode,
+    DataError if the filter keeps a different number of rows than expected (after the row group's last chunk).
     """
     refuse_foreign(schema, columns)
     counts, delivered = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     row_filter = _row_filter(where, sample, columns)
     read = list(dict.fromkeys([*columns, *(part for mark in marks for part in sorted(mark.parts))]))
-    placed = any(mark.row_filter.sample is not None for mark in marks)
-    for batch in batches(fragment, read, row_filter, schema, chunk_rows=chunk_rows, counts=counts, placed=placed):
+    number_rows = any(mark.row_filter.sample is not None for mark in marks)
+    for batch in batches(
+        fragment, read, row_filter, schema, chunk_rows=chunk_rows, counts=counts, number_rows=number_rows
+    ):
         frame, position = _kept_frame(batch, columns, marks, fragment), batch.position
         del batch
         first = counts[position]
@@ -71,7 +73,7 @@ def read_fragment(
             held = [Chunk(frame=frame, fragment=fragment, position=position, start=delivered[position])]
             delivered[position] += frame.height
             del frame
-            yield held.pop()  # the caller's alone
+            yield held.pop()  # keeps no reference to the chunk
 
 
 def read_arrow(
@@ -83,7 +85,7 @@ def read_arrow(
     sample: BoundSample | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> pa.Table:
-    """The kept rows of a fragment as one Arrow table of `columns`; errors as `read_fragment`, but any Arrow type."""
+    """Read the kept rows of a fragment as an Arrow table of `columns`, of any Arrow type; raises as `read_fragment`."""
     counts = [0] * len(fragment.row_groups)
     kept = []
     for batch in batches(
@@ -104,7 +106,7 @@ def read_arrow(
 
 
 def decode_fragment(fragment: Fragment, columns: Sequence[str], schema: pa.Schema) -> None:
-    """Decode and check every value of these columns, and keep none; errors as `read_arrow`."""
+    """Decode and check every value of these columns, keeping none; raises as `read_arrow`."""
     for _ in batches(fragment, columns, RowFilter(), schema, counts=[0] * len(fragment.row_groups)):
         pass
 
@@ -118,29 +120,29 @@ def batches(
     chunk_rows: int = CHUNK_ROWS,
     counts: Sequence[int],
     skip: Callable[[OpenFile], Collection[int]] = lambda file: (),
-    placed: bool = False,
+    number_rows: bool = False,
 ) -> Iterator[FrameBatch]:
-    """Decode the fragment's row groups: `columns`, and what is needed to sift them.
+    """Decode the fragment's row groups: `columns`, and the columns that filter and sample read.
 
-    `counts` is where the caller adds up what it kept, checked group by group. `skip` is asked once which of the
-    fragment's row groups (their positions) need not be read. `placed`: `first_row` is wanted without a sample, too.
+    The caller adds the rows it keeps to `counts`, which is checked after each row group. `skip` is called once and
+    returns the positions of row groups not to read. `number_rows`: set `first_row` even without a sample.
     """
     refuse_foreign(schema, row_filter.parts)
     location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
         names = (*columns, *row_filter.parts)
         if not all(has_column(schema, name) for name in names):
             whole = _columns_of(file, fragment, schema, names)
             file.read_dictionaries(whole.dictionaries(file.metadata, fragment.row_groups))
         skipped = skip(file)
-        placed = placed or row_filter.sample is not None
-        starts = file.row_starts() if placed else None  # a footer may name thousands of row groups
+        number_rows = number_rows or row_filter.sample is not None
+        starts = file.row_starts() if number_rows else None  # a footer may name thousands of row groups
         needed: dict[tuple[str, ...], FileColumns] = {}
         for position, row_group in enumerate(fragment.row_groups):
             if position in skipped:
                 continue
             rows, expected = file.metadata.row_group(row_group).num_rows, fragment.expected[position]
-            here = row_filter.for_row_group(proven=fragment.proven_of(position), whole=expected == rows)
+            here = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=expected == rows)
             names = (*columns, *sorted(here.parts.difference(columns)))
             if names not in needed:
                 needed[names] = _columns_of(file, fragment, schema, names)
@@ -152,15 +154,15 @@ def batches(
                 yield held.pop()
             if expected not in (UNCOUNTED, counts[position]):
                 raise DataError(
-                    f"filter keeps another number of rows of {label(fragment.uri, row_group)} than was counted: "
+                    f"filter keeps a different number of rows of {label(fragment.uri, row_group)} than was counted: "
                     f"got {counts[position]}, expected {expected}. Delete the counts in work_dir and run again"
                 )
 
 
 def bytes_of(snapshot: Snapshot, row_groups: npt.NDArray[np.int64] | None, columns: Sequence[str]) -> int:
-    """Compressed bytes of these columns' and parts' chunks in these row groups (indices in the table; None for all).
+    """Return the compressed bytes of these columns and parts in these row groups (indices in the table; None: all).
 
-    Partition columns cost nothing; see `part_bytes`. Raises TableError for a column that the table has not.
+    Partition columns cost nothing; see `part_bytes`. Raises TableError for an unknown column.
     """
     for name in columns:
         field_of(snapshot.schema, name)
@@ -175,7 +177,7 @@ def _row_filter(where: BoundExpression | None, sample: BoundSample | None, colum
 
 
 def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Sequence[str]) -> FileColumns:
-    """How these columns and parts are made of what the file holds."""
+    """Resolve these columns and parts against the columns that the file stores."""
     fields = [field_of(schema, name) for name in names]
     return FileColumns(fields, schema, file.stored, file.schema, dict(fragment.partition))
 
@@ -183,23 +185,23 @@ def _columns_of(file: OpenFile, fragment: Fragment, schema: pa.Schema, names: Se
 def _decode(
     file: OpenFile, columns: FileColumns, fragment: Fragment, row_group: int, chunk_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """One row group in chunks, each with exactly the fields of `columns`."""
+    """Yield one row group in chunks, each with exactly the fields of `columns`."""
     group = file.metadata.row_group(row_group)
     batches = file.batches(row_group, columns.leaves, columns.chunk_rows(group, chunk_rows))
     rows = group.num_rows
-    left = rows
+    missing = rows
     while True:
         with explain_errors(fragment.uri, row_group=row_group, listed=True):
             batch = next(batches, None)
         if batch is None:
             break
-        left -= batch.num_rows
+        missing -= batch.num_rows
         held = [columns.batch(batch, fragment.uri, row_group)]
         del batch
-        yield held.pop()  # the caller's alone: one chunk in memory while the next is decoded would be one too many
-    if left:
+        yield held.pop()  # keeps no reference: a chunk held while the next one is decoded would double the memory
+    if missing:
         raise CorruptFileError(
-            f"{label(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - left}, "
+            f"{label(fragment.uri, row_group)} does not hold the rows of its footer: got {rows - missing}, "
             f"expected {rows}. Restore or rewrite the file"
         )
 
@@ -210,11 +212,11 @@ def _frame(data: pa.RecordBatch) -> pl.DataFrame:
 
 
 def _kept_frame(batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark], fragment: Fragment) -> pl.DataFrame:
-    """A chunk's kept rows, with exactly `columns` and `marks`."""
+    """Return the kept rows of a batch, with exactly `columns` and `marks`."""
     frame, row_filter = _frame(batch.data), batch.row_filter
     if marks:
-        told = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
-        frame, columns = frame.with_columns(told), [*columns, *(mark.name for mark in marks)]
+        columns_of_marks = [mark.of(batch.data, fragment.table, fragment.path, batch.first_row) for mark in marks]
+        frame, columns = frame.with_columns(columns_of_marks), [*columns, *(mark.name for mark in marks)]
     if row_filter.idle:
         return frame.select(columns) if marks else frame
     if row_filter.sample is None and not row_filter.weigh and row_filter.where is not None:
@@ -227,7 +229,7 @@ def _kept_frame(batch: FrameBatch, columns: Sequence[str], marks: Sequence[Mark]
 
 
 def refuse_foreign(schema: pa.Schema, columns: Iterable[str]) -> None:
-    """Refuse types that Polars cannot hold: it panics on some, past every `except Exception`."""
+    """Raise TableError for types that Polars cannot hold: on some it panics, past any `except Exception`."""
     for name in columns:
         kind = field_of(schema, name).type
         if _is_foreign(kind):

@@ -1,8 +1,7 @@
-"""Add to an error the file, row group and row that it is about.
+"""Add the file, row group and row to an error about a row.
 
-Runs where a block is computed, after something failed, and then only: chunks know how many rows their row group has
-delivered before them, and nothing else of where their rows stood. The row group is read once more, with just the
-columns that decide which rows stay, and its rows are counted.
+Runs where a block is computed, and only after a failure. A chunk knows just how many rows its row group delivered
+before it, so the row group is read again, with only the columns that filter and sample need, to count its rows.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ def with_row_position(
     *,
     sample: BoundSample | None = None,
 ) -> DataError:
-    """The error with its position at the end, of the row `error.row` of some chunks laid end to end.
+    """Return the error with the position of row `error.row` (of the concatenated chunks) appended to its message.
 
-    `where`, `schema` and `sample` are those that the chunks were read with. Rows are counted from 0. Where the file
-    cannot be read again the row is left out; an error without a row is about any, so the first chunk is named.
+    `where`, `schema` and `sample`: as the chunks were read. Rows count from 0. The row is omitted if the file cannot be
+    read again; an error without a row gets the position of the first chunk.
     """
     row = error.row
     if row is None:
@@ -42,39 +41,39 @@ def with_row_position(
     for chunk in chunks:
         if row < chunk.frame.height:
             try:
-                found = f", row {row_in_file(chunk, row, where, schema, sample=sample)}"
+                position = f", row {row_in_file(chunk, row, where, schema, sample=sample)}"
             except FeedlineError:
-                found = ""
-            return DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group}{found})")
+                position = ""
+            return DataError(f"{error} (file {chunk.uri}, row group {chunk.row_group}{position})")
         row -= chunk.frame.height
-    raise AssertionError(f"an error is about row {error.row} of chunks that have fewer")
+    raise AssertionError(f"the error names row {error.row}, but the chunks have fewer rows")
 
 
 def row_in_file(
     chunk: Chunk, row: int, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
 ) -> int:
-    """Which row of its file a row of a chunk is, counted from 0. Raises what reading raises."""
+    """Return the index in its file of a row of a chunk. Raises what reading raises."""
     fragment, position = chunk.fragment, chunk.position
     bits = fragment.excluded[position] if fragment.excluded else None
     alone = replace(
         fragment,
         row_groups=(chunk.row_group,),
         expected=(fragment.expected[position],),
-        proven=(fragment.proven_of(position),),
+        proofs=(fragment.proofs_of(position),),
         excluded=(),
     )
     column = next((name for name in chunk.frame.columns if name != SAMPLE_WEIGHT), schema.names[0])
-    counts, read, places = [0], 0, []
+    counts, read, kept_rows = [0], 0, []
     for batch in batches(alone, (column,), RowFilter(where=where, sample=sample), schema, counts=counts):
         stays = (
             None if batch.row_filter.idle else batch.row_filter.apply(batch.data, fragment.path, batch.first_row).stays
         )
         kept = np.arange(batch.data.num_rows) if stays is None else np.flatnonzero(stays)
-        places.append(kept + read)
+        kept_rows.append(kept + read)
         counts[0] += len(kept)
         read += batch.data.num_rows
-    delivered = np.concatenate(places)[~unpack_mask(bits, counts[0])]
+    delivered = np.concatenate(kept_rows)[~unpack_mask(bits, counts[0])]
     location = locate(fragment.table)
-    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.seen) as file:
+    with open_unchanged(location.filesystem, join(location.path, fragment.path), fragment.file_version) as file:
         first = file.row_starts()[chunk.row_group]
     return first + int(delivered[chunk.start + row])

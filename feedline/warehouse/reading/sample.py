@@ -1,17 +1,17 @@
-"""Choose the rows of a sample: the same on every machine, in every version, however the work is cut.
+"""Choose the rows of a sample: the same on every machine, in every version, however the work is divided.
 
 Pure; runs where a plan is made (whole row groups are counted by arithmetic) and wherever rows are read. Among the rows
 that `source.where` keeps, those for which the sample's own `where` is true are sampled, all others stay. A sampled row
-stays when its 64-bit hash, as an unsigned number, is below ⌊fraction · 2**64⌋; with the fraction 1 every row stays. So
-a smaller fraction of the same seed keeps a part of what a larger one keeps. In the words of `feedline.hashing`,
-modulo 2**64:
+stays if its 64-bit hash, as an unsigned integer, is below ⌊fraction · 2**64⌋; with the fraction 1 every row stays. So
+a smaller fraction keeps a subset of the rows that a larger one with the same seed keeps. With the functions of
+`feedline.hashing`, modulo 2**64:
 
 - **by position** (no `key`): `start = hash(digest(path))` with the sample's seed, `path` being the file's path below
   the table's root in UTF-8; the row with index i in the file (from 0, over all its row groups) has the hash
   `mix(start + (i + 1) * GOLDEN)`: the i-th output of the splitmix64 generator that is seeded with `start`.
 - **by key**: the hash of the key's columns as `feedline.hashing` defines it, with the sample's seed.
 
-Files and row groups make no difference to a key.
+A key's hash does not depend on files or row groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from feedline.spec.source_section import SampleSpec
 
 SAMPLE_WEIGHT = "sample_weight"  # the virtual column: 1 / fraction for sampled rows, 1 for all others
 
-_BLOCK_ROWS = 32_768  # hashes at once when nothing is read: 1.7 ns each, where twice as many take 7.5 (mapped anew)
+_BLOCK_ROWS = 32_768  # hashed at once when nothing is read: 1.7 ns a row; twice as many take 7.5 ns (fresh pages)
 
 Bools = npt.NDArray[np.bool_]
 
@@ -51,47 +51,47 @@ class Sample:
     key: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, asked: Sample | SampleSpec | Mapping[str, Any] | None) -> Sample | None:
-        """A sample as pipeline.yaml or an argument names it: `{"fraction": 0.1, "key": "user_id"}`.
+    def of(cls, value: Sample | SampleSpec | Mapping[str, Any] | None) -> Sample | None:
+        """Parse a sample as given in pipeline.yaml or an argument: `{"fraction": 0.1, "key": "user_id"}`.
 
-        Raises SpecError for what pipeline.yaml would not allow either.
+        Raises SpecError for anything that pipeline.yaml does not allow.
         """
-        if asked is None or isinstance(asked, Sample):
-            return asked
-        if not isinstance(asked, SampleSpec):
+        if value is None or isinstance(value, Sample):
+            return value
+        if not isinstance(value, SampleSpec):
             try:
-                asked = SampleSpec.model_validate(dict(asked))
+                value = SampleSpec.model_validate(dict(value))
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                place = ".".join(map(str, ("sample", *first["loc"])))
-                raise SpecError(f"{place}: {first['msg']}: got {first['input']!r}") from None
-        return cls(fraction=asked.fraction, where=asked.where, seed=asked.seed, key=asked.key or ())
+                location = ".".join(map(str, ("sample", *first["loc"])))
+                raise SpecError(f"{location}: {first['msg']}: got {first['input']!r}") from None
+        return cls(fraction=value.fraction, where=value.where, seed=value.seed, key=value.key or ())
 
     @property
     def weight(self) -> float:
-        """What a sampled row stands for."""
+        """How many rows a sampled row stands for."""
         return 1.0 / self.fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSample:
-    """A sample over the columns of one table: `where` bound, key columns known to have a hash."""
+    """A sample bound to a table: `where` is bound, and all key columns have a hash."""
 
     sample: Sample
     where: BoundExpression | None
 
     @property
     def columns(self) -> frozenset[str]:
-        """What has to be read to decide: the columns of its `where` and its key."""
+        """The columns to read: those of its `where` and its key."""
         return (self.where.columns if self.where is not None else frozenset()) | frozenset(self.sample.key)
 
     @property
     def parts(self) -> frozenset[str]:
-        """The same, by their parts where only parts of them are used."""
+        """The columns to read, or their parts where only parts are used."""
         return (self.where.parts if self.where is not None else frozenset()) | frozenset(self.sample.key)
 
-    def chosen(self, data: pa.RecordBatch, path: str, first_row: int) -> Bools:
-        """bool [rows]: which rows the hash keeps, whatever `where` says of them.
+    def hash_mask(self, data: pa.RecordBatch, path: str, first_row: int) -> Bools:
+        """bool [rows]: which rows the hash keeps, regardless of `where`.
 
         `data` holds the key's columns, `first_row` is the index of its first row in the file at `path`.
         """
@@ -104,9 +104,9 @@ class BoundSample:
 
 
 def bind_sample(sample: Sample, schema: pa.Schema) -> BoundSample:
-    """The sample over a table's columns.
+    """Bind a sample to a table's columns.
 
-    Raises ExpressionError for a `where` that does not fit, SpecError for a key column that is missing or has no hash.
+    Raises ExpressionError for an invalid `where`, SpecError for a key column that is missing or has no hash.
     """
     for name in sample.key:
         if name not in schema.names:
@@ -125,9 +125,9 @@ def bind_sample(sample: Sample, schema: pa.Schema) -> BoundSample:
 
 
 def with_weight(schema: pa.Schema, columns: Collection[str] | None) -> pa.Schema:
-    """A sampled table's columns, the virtual one with them; `columns` are those asked for (None: the table's own).
+    """Return a sampled table's schema with `sample_weight`; `columns`: those requested (None: the table's own).
 
-    Raises SpecError where `sample_weight` is asked for and the table has a column of that name.
+    Raises SpecError if `sample_weight` is requested and the table has a column of that name.
     """
     if SAMPLE_WEIGHT not in schema.names:
         return schema.append(pa.field(SAMPLE_WEIGHT, pa.float32()))
@@ -140,7 +140,7 @@ def with_weight(schema: pa.Schema, columns: Collection[str] | None) -> pa.Schema
 
 
 def sampled_rows(sample: Sample, path: str, first_row: int, rows: int) -> int:
-    """How many of a run of rows of one file stay, all of them being sampled by position; nothing is read."""
+    """Count how many of a run of rows of one file stay, all sampled by position; nothing is read."""
     start = _start(path, sample.seed)
     kept = 0
     for first in range(first_row, first_row + rows, _BLOCK_ROWS):
@@ -150,7 +150,7 @@ def sampled_rows(sample: Sample, path: str, first_row: int, rows: int) -> int:
 
 
 def weights(sample: Sample, sampled: Bools | None, rows: int) -> npt.NDArray[np.float32]:
-    """float32 [rows]: the column `sample_weight`; `sampled` is None where all rows are."""
+    """float32 [rows]: the column `sample_weight`; `sampled`: None if all rows are sampled."""
     heavy = np.float32(sample.weight)
     return np.full(rows, heavy) if sampled is None else np.where(sampled, heavy, np.float32(1))
 

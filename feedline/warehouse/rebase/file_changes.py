@@ -1,9 +1,9 @@
-"""Compare two snapshots of a table: which files are unchanged, and which belong together.
+"""Compare two snapshots of a table: which files are unchanged, and which old and new files share a partition.
 
-Pure. A file with the same path, size and footer digest is the same, whatever its modification time. The others are
-grouped by partition, since a rewritten row stays in its partition, but not in its file. A partition is
-the same by the values of its keys, or, where a key's type is another than it was (one new folder can change what all of
-them are read as), by what the folders of the paths spell.
+Pure. A file with the same path, size and footer digest is unchanged, whatever its modification time. The others are
+grouped by partition, since a rewritten row stays in its partition, but not in its file. Partitions are matched by the
+values of their keys, or, where a key's type changed (one new folder can change the type of all), by the strings in the
+folder names of the paths.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Partition: TypeAlias = tuple[tuple[str, str | None], ...]
 
 @dataclass(slots=True)
 class FileChanges:
-    """How an old and a new snapshot differ, by indices of files.
+    """How an old and a new snapshot differ, by file indices.
 
-    `unchanged`: old -> new. `old`, `new`: per partition the files that are not there any more, and those that were not
-    there. `rewritten`: how many of them have the same path.
+    `unchanged`: old -> new. `old`, `new`: per partition the files only in the old and only in the new snapshot.
+    `rewritten`: how many of these have the same path.
     """
 
     unchanged: dict[int, int] = field(default_factory=dict)
@@ -39,31 +39,31 @@ class FileChanges:
 
 
 def file_changes(old: Snapshot, new: Snapshot) -> FileChanges:
-    """The changes from the old snapshot's files to those of the new one.
+    """Compare the files of two snapshots.
 
-    Raises StateError where a partition key has another type than it had, and a path does not spell its value.
+    Raises StateError if a partition key changed its type and a path does not spell its value.
     """
     found = FileChanges()
-    spelled = [name for name in old.partition_columns if not same_text(_type(old, name), _type(new, name))]
+    spelled = [name for name in old.partition_columns if not same_string(_type(old, name), _type(new, name))]
     names = ("path", "bytes", "footer_digest")
-    now = {path: (place, rest) for place, (path, *rest) in enumerate(_facts(new, names))}
+    now = {path: (file, rest) for file, (path, *rest) in enumerate(_facts(new, names))}
     kept: set[int] = set()
-    for place, (path, *rest) in enumerate(_facts(old, names)):
+    for file, (path, *rest) in enumerate(_facts(old, names)):
         after, facts = now.get(path, (-1, None))
         if facts == rest:
-            found.unchanged[place] = after
+            found.unchanged[file] = after
             kept.add(after)
         else:
             found.rewritten += after >= 0
-            found.old.setdefault(_partition(old, place, spelled), []).append(place)
-    for place in range(len(new.files)):
-        if place not in kept:
-            found.new.setdefault(_partition(new, place, spelled), []).append(place)
+            found.old.setdefault(_partition(old, file, spelled), []).append(file)
+    for file in range(len(new.files)):
+        if file not in kept:
+            found.new.setdefault(_partition(new, file, spelled), []).append(file)
     return found
 
 
 def by_file(snapshot: Snapshot, row_groups: Sequence[int]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Some row groups of the table, in its order, file by file: the file, and those of it."""
+    """Group row groups of the table, in its order, by file: yields (file, its row groups)."""
     groups = np.asarray(row_groups, np.int64)
     files = snapshot.file_of_row_group[groups]
     for part in np.split(groups, np.flatnonzero(np.diff(files)) + 1) if len(groups) else ():
@@ -74,16 +74,18 @@ def _facts(snapshot: Snapshot, names: Sequence[str]) -> Iterator[tuple[Any, ...]
     return zip(*(snapshot.files[name].to_pylist() for name in names), strict=True)
 
 
-def same_text(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether equal values of two types of a partition key are the same as strings."""
+def same_string(was: pa.DataType, now: pa.DataType) -> bool:
+    """Whether equal values of two types of a partition key have the same string."""
     if pat.is_decimal(was) and pat.is_decimal(now):
         return bool(was.scale == now.scale)
     return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, _is_text))
 
 
 def same_filter(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether a filter decides the same on equal values of two types: literals of floats and times take the column's
-    type, comparisons and arithmetic of integers are exact in any width."""
+    """Whether a filter gives equal values of two types the same result.
+
+    Float and time literals take the column's type; comparisons and arithmetic of integers are exact in any width.
+    """
     if _is_list(was) and _is_list(now):
         return same_filter(was.value_type, now.value_type)
     return was.equals(now) or any(test(was) and test(now) for test in (pat.is_integer, _is_text, _is_bytes))
@@ -120,24 +122,24 @@ def _type(snapshot: Snapshot, name: str) -> pa.DataType:
 
 
 def _partition(snapshot: Snapshot, file: int, spelled: Collection[str]) -> Partition:
-    """A file's partition; of the keys `spelled`, as its path spells them."""
+    """Return a file's partition; the keys in `spelled` as strings from its path."""
     typed = dict(snapshot.partition_of(file))
     values = {name: None if value is None else str(value) for name, value in typed.items()}
     if spelled:
         path = snapshot.files["path"][file].as_py()
-        texts = keys_of(path)
+        spelled_keys = keys_of(path)
         for name in spelled:
-            text = texts.get(name)
-            if (text is None) != (typed[name] is None):
+            spelling = spelled_keys.get(name)
+            if (spelling is None) != (typed[name] is None):
                 raise StateError(
-                    f"partition key {name!r} has another type than it had, and paths do not spell its values: got "
+                    f"partition key {name!r} changed its type, and paths do not spell its values: got "
                     f"{path}, expected a folder {name}=... Finish the epoch on the old table, or begin the next one"
                 )
-            values[name] = _plain(text)
+            values[name] = _plain(spelling)
     return tuple(sorted(values.items()))
 
 
-def _plain(text: str | None) -> str | None:
-    """Whole numbers without leading zeros: `month=1` and `month=01` are one partition."""
-    digits = (text or "").removeprefix("-")
-    return str(int(text or "")) if digits.isascii() and digits.isdigit() else text
+def _plain(spelling: str | None) -> str | None:
+    """Strip leading zeros of integers: `month=1` and `month=01` are one partition."""
+    digits = (spelling or "").removeprefix("-")
+    return str(int(spelling or "")) if digits.isascii() and digits.isdigit() else spelling

@@ -1,10 +1,10 @@
 """Records of row identities under `work_dir/rows`, written while blocks are computed.
 
-Runs in Dask workers, which write, and where a rebase is planned, which reads. A record holds the identities of the rows
-that one piece of a block reads, in their order, 8 bytes per row. It is named by the identity, the file (its path and
-footer digest), the row groups, and, where it holds only some of their kept rows, which: so it says the same whoever
-writes it, and what is there already is neither hashed nor written again. A record that cannot be written or read, or
-that is damaged, is missing, and no more: a run goes on without.
+Written in Dask workers, read where a rebase is planned. A record holds the identities of the rows that one piece of a
+block reads, in their order, 8 bytes per row. Its name is derived from the identity, the file (path and footer digest),
+the row groups and, if it holds only some of their kept rows, which ones; so its content does not depend on its writer,
+and an existing record is neither hashed nor written again. A record that cannot be written or read, or is damaged,
+counts as missing; the run continues without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.rebase.row_identity import Identity
 from feedline.warehouse.selection.select import bind_sample_once, bind_where_once
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import absolute, join, locate, shown
+from feedline.warehouse.storage.locations import absolute, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _FOLDER = "rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The identity that a job's blocks record, and the `work_dir`: a small value that travels."""
+    """The identity that a job's blocks record, and the `work_dir` for it: a small value sent with each request."""
 
     identity: Identity
     work_dir: str
@@ -47,15 +47,15 @@ class Recording:
 
 @dataclass(slots=True)
 class RowIdentities:
-    """The recorded identities of one row group's kept rows, hashes of `shuffle.by`, and which rows these are."""
+    """Recorded identities of a row group's kept rows, hashes of their `shuffle.by`; `present`: which rows have them."""
 
     rows: Words
     runs: Words
-    known: npt.NDArray[np.bool_]
+    present: npt.NDArray[np.bool_]
 
     @classmethod
     def nothing(cls, rows: int) -> RowIdentities:
-        """Of none of them."""
+        """Return identities with no row present."""
         return cls(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64), np.zeros(rows, np.bool_))
 
 
@@ -72,16 +72,16 @@ class Recorder:
     runs: list[Words] = field(default_factory=list)
 
     def add(self, frame: pl.DataFrame) -> None:
-        """The piece's next rows."""
+        """Add the piece's next rows."""
         identity = self.recording.identity
         self.identities.append(identity.rows(frame))
         if identity.by is not None:
             self.runs.append(identity.runs(frame))
 
     def write(self) -> None:
-        """Save what was gathered. Where that fails, says so once per process, and the run goes on."""
+        """Write the record. A failure is logged once per process, and the run continues."""
         if sum(map(len, self.identities)) != self.rows:
-            return  # the block is about to fail, for it has other rows than were planned
+            return  # the block is about to fail: its rows are not those planned
         columns = {"identity": np.concatenate(self.identities)}
         if self.runs:
             columns["runs"] = np.concatenate(self.runs)
@@ -92,7 +92,7 @@ class Recorder:
             _say_once(self.recording.work_dir, str(error))
 
     def _spans(self) -> pa.Table:
-        """Per row group: its kept rows, what is left out of them, and which of the others (from, to) are recorded."""
+        """Per row group: its kept rows, the excluded ones, and which of the others (start, stop) are recorded."""
         spans = spans_of(self.fragment, self.skip, self.rows)
         excluded = self.fragment.excluded or (None,) * len(spans)
         return pa.table(
@@ -107,41 +107,42 @@ class Recorder:
 
 
 def recorder_of(recording: Recording | None, fragment: Fragment, skip: int, rows: int) -> Recorder | None:
-    """What records a piece; None where nothing is to be recorded, or where its record is there already."""
+    """Return the recorder of a piece; None if nothing is to be recorded or the record exists."""
     if recording is None or not rows:
         return None
     whole = _name(recording, fragment, "")
     partial = fragment.excluded or rows != remaining_rows(fragment)
     name = _name(recording, fragment, repr((skip, rows, fragment.excluded))) if partial else whole
     location = locate(absolute(recording.work_dir))
-    wanted = [f"{location.path}/{each}" for each in ("snapshots", whole, name)]
+    paths = [f"{location.path}/{each}" for each in ("snapshots", whole, name)]
     try:
-        there, *recorded = (info.type != pafs.FileType.NotFound for info in location.filesystem.get_file_info(wanted))
+        infos = location.filesystem.get_file_info(paths)
     except (OSError, pa.ArrowException) as error:
         _say_once(recording.work_dir, str(error))
         return None
-    if not there and is_local(recording.work_dir):
-        _say_once(recording.work_dir, "it is not there on this host")
+    work_dir_exists, *recorded = (info.type != pafs.FileType.NotFound for info in infos)
+    if not work_dir_exists and is_local(recording.work_dir):
+        _say_once(recording.work_dir, "it does not exist on this host")
         return None
     return None if any(recorded) else Recorder(recording, fragment, skip, rows, name)
 
 
 def is_local(work_dir: str) -> bool:
-    """Whether a record costs no request there."""
+    """Whether `work_dir` is on a local disk, so that records cost no requests."""
     return str(locate(absolute(work_dir)).filesystem.type_name) == "local"
 
 
 def remaining_rows(fragment: Fragment) -> int:
-    """Kept rows of a fragment that are not left out."""
+    """Count the kept rows of a fragment that are not excluded."""
     return sum(fragment.expected) - sum(count_excluded(bits) for bits in fragment.excluded)
 
 
 def spans_of(fragment: Fragment, skip: int, rows: int) -> list[tuple[int, int]]:
-    """Per row group of the fragment, which of its remaining rows (from, to) a piece reads."""
+    """Return, per row group of the fragment, which of its remaining rows (start, stop) a piece reads."""
     spans, first = [], 0
     for kept, bits in zip(fragment.expected, fragment.excluded or (None,) * len(fragment.expected), strict=True):
         remaining = kept - count_excluded(bits)
-        start, stop = (min(max(place - first, 0), remaining) for place in (skip, skip + rows))
+        start, stop = (min(max(row - first, 0), remaining) for row in (skip, skip + rows))
         spans.append((start, stop))
         first += remaining
     return spans
@@ -156,15 +157,15 @@ class Records:
 
     @functools.cached_property
     def _names(self) -> Mapping[str, Sequence[tuple[int, int, str]]]:
-        """Per file: first and last row group, and name, of each of its records."""
+        """Per file: (first row group, last row group, name) of each of its records."""
         location = locate(absolute(self._work_dir))
-        files, name = location.filesystem, join(shown(location.uri), self._folder)
+        files, name = location.filesystem, join(redact(location.uri), self._folder)
         selector = pafs.FileSelector(join(location.path, self._folder), allow_not_found=True)
         found: dict[str, list[tuple[int, int, str]]] = {}
         try:
-            infos = with_retries(lambda: files.get_file_info(selector), files, name, doing="listed")
+            infos = with_retries(lambda: files.get_file_info(selector), files, name, verb="listed")
         except (OSError, TableError, pa.ArrowException) as error:
-            logger.warning("%s cannot be listed (%s): nothing is known of rows that were delivered", name, error)
+            logger.warning("%s cannot be listed (%s): it is not known which rows were delivered", name, error)
             return found
         for info in infos:
             words = info.base_name.removesuffix(".arrow").split("-")
@@ -173,10 +174,10 @@ class Records:
         return found
 
     def of(self, path: str, footer_digest: bytes, kept: Mapping[int, int]) -> dict[int, RowIdentities]:
-        """The records of some row groups of a file (index in the file -> its kept rows)."""
+        """Load the records of some row groups of a file (`kept`: index in the file -> kept rows)."""
         found = {row_group: RowIdentities.nothing(rows) for row_group, rows in kept.items()}
         for first, last, name in self._names.get(_digest(path, footer_digest), ()):
-            if any(first <= row_group <= last and not found[row_group].known.all() for row_group in kept):
+            if any(first <= row_group <= last and not found[row_group].present.all() for row_group in kept):
                 self._fill(found, f"{self._folder}/{name}")
         return found
 
@@ -190,16 +191,20 @@ class Records:
         first = 0
         for span in spans.to_pylist():
             count = span["stop"] - span["start"]
-            place = slice(first, first + count)
+            part = slice(first, first + count)
             first += count
-            known = found.get(span["row_group"])
-            if known is not None and len(known.known) == span["kept"]:
-                left = np.flatnonzero(~unpack_mask(span["excluded"], span["kept"]))[span["start"] : span["stop"]]
-                known.rows[left], known.runs[left], known.known[left] = rows[place], runs[place], True
+            identities = found.get(span["row_group"])
+            if identities is not None and len(identities.present) == span["kept"]:
+                recorded = np.flatnonzero(~unpack_mask(span["excluded"], span["kept"]))[span["start"] : span["stop"]]
+                identities.rows[recorded], identities.runs[recorded], identities.present[recorded] = (
+                    rows[part],
+                    runs[part],
+                    True,
+                )
 
 
 def save_records(recording: Recording, fragment: Fragment, rows: Words, runs: Words | None) -> None:
-    """Record what was hashed elsewhere: all rows of the fragment, in their order."""
+    """Record hashes computed elsewhere, of all rows of the fragment in their order."""
     recorder = recorder_of(recording, fragment, 0, remaining_rows(fragment))
     if recorder is not None:
         recorder.identities.append(rows)
@@ -210,7 +215,7 @@ def save_records(recording: Recording, fragment: Fragment, rows: Words, runs: Wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifyTask:
-    """A fragment whose rows are to be hashed: a small picklable value; the filter travels as a string."""
+    """A fragment whose rows to hash: a small picklable value, with the filter as a string."""
 
     fragment: Fragment
     identity: Identity
@@ -220,7 +225,7 @@ class IdentifyTask:
 
 
 def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
-    """Read a fragment: the identities of its kept rows, and the hashes of their `shuffle.by` where there is one."""
+    """Read a fragment and return the identities of its kept rows and, with `shuffle.by`, the hashes of its values."""
     where = None if task.where is None else bind_where_once(task.where, task.schema)
     sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
     rows, runs = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
@@ -232,7 +237,7 @@ def identify_task(task: IdentifyTask) -> tuple[Words, Words | None]:
 
 
 def _name(recording: Recording, fragment: Fragment, part: str) -> str:
-    """Of the record of all the fragment's rows, or of a part of them."""
+    """Return the name of the record of all the fragment's rows, or of the part that `part` describes."""
     first, last = fragment.row_groups[0], fragment.row_groups[-1]
     content = f"{fragment.row_groups} {fragment.expected} {part}".encode()
     file, rows = _digest(fragment.path, fragment.footer_digest), hashlib.sha256(content).hexdigest()[:16]

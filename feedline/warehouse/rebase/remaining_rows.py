@@ -1,8 +1,8 @@
-"""The rest of an epoch after a rebase: the kept rows of a snapshot less those that were delivered.
+"""The rest of an epoch after a rebase: the kept rows of a snapshot minus those delivered before.
 
-Runs where a plan is made. Kept under `work_dir/rebases`, named by its content: the snapshot, the epoch, the first step
-of the rest, and per row group the rows that are left out, as bits. A `Rebase` is a pure function of the old state and
-the new snapshot, so every rank that makes one makes the same.
+Runs where a plan is made. Stored under `work_dir/rebases`, named by its content: the snapshot, the epoch, the first
+step of the rest, and per row group the excluded rows as bits. A `Rebase` is a pure function of the old state and the
+new snapshot, so all ranks compute the same one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feedline.errors import StateError
 from feedline.warehouse.reading.fragment import count_excluded, pack_mask, unpack_mask
 from feedline.warehouse.reading.sample import Bools
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import shown
+from feedline.warehouse.storage.locations import redact
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -33,10 +33,10 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rebase:
-    """The rest of `epoch`, from `first_step` on, of the snapshot with that id.
+    """The rest of `epoch`, from `first_step` on, over the snapshot with the id `snapshot`.
 
-    `excluded`: row group (in the table) -> its kept rows, and the bits of those that are left out. `changes`: plain
-    numbers about files and rows.
+    `excluded`: row group (in the table) -> its number of kept rows, and the bits of the excluded ones. `changes`:
+    counts of files and rows.
     """
 
     id: str
@@ -48,20 +48,20 @@ class Rebase:
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Per row group, how many of its kept rows are left out."""
+        """Per row group, how many of its kept rows are excluded."""
         return {row_group: count_excluded(bits) for row_group, (_, bits) in self.excluded.items()}
 
     def bits(self, row_group: int) -> bytes | None:
-        """What is left out of a row group; None for nothing."""
+        """Return the bits of a row group's excluded rows; None if none are."""
         found = self.excluded.get(row_group)
         return None if found is None else found[1]
 
     def mask(self, row_group: int, kept: int) -> Bools:
-        """bool [kept]: what is left out."""
+        """bool [kept]: which rows of a row group are excluded."""
         return unpack_mask(self.bits(row_group), kept)
 
     def remaining(self, kept: Int64s) -> Int64s:
-        """Rows left of each row group of the table. Raises StateError where others are kept than the rebase knew."""
+        """Return the remaining rows of each row group. Raises StateError if `kept` differs from the rebase's counts."""
         remaining = kept.copy()
         for row_group, (rows, _) in self.excluded.items():
             if row_group >= len(kept) or kept[row_group] != rows:
@@ -73,7 +73,7 @@ class Rebase:
         return remaining
 
     def save(self, work_dir: str) -> str:
-        """Write it below `work_dir`, where any host can `load` it by the id that is returned."""
+        """Write the rebase below `work_dir` and return its id, with which any host can `load` it."""
         facts = {"snapshot": self.snapshot, "epoch": self.epoch, "first_step": self.first_step}
         table = pa.table(
             {
@@ -88,15 +88,15 @@ class Rebase:
 
     @classmethod
     def load(cls, work_dir: str, id: str) -> Rebase:
-        """The rebase of that id.
+        """Load the rebase with that id.
 
-        Raises StateError where `work_dir` has none of that id, CorruptFileError for a damaged one.
+        Raises StateError if `work_dir` has none with that id, CorruptFileError if it is damaged.
         """
         try:
             (table,) = content_store.load(work_dir, _name(id), tables=1)
         except FileNotFoundError:
             raise StateError(
-                f"rebase {id} is not in {shown(work_dir)}: expected the file {_name(id)}. Name the work_dir in which "
+                f"rebase {id} is not in {redact(work_dir)}: expected the file {_name(id)}. Name the work_dir in which "
                 "the state was rebased"
             ) from None
         facts = json.loads(table.schema.metadata[b"facts"])
@@ -112,7 +112,7 @@ class Rebase:
 def make_rebase(
     *, snapshot: str, epoch: int, first_step: int, excluded: Mapping[int, Bools], changes: Mapping[str, Any]
 ) -> Rebase:
-    """A rebase that leaves out the rows where the masks (bool [kept rows] per row group) are true."""
+    """Build a rebase that excludes the rows where the masks (bool [kept rows] per row group) are true."""
     bits = {row_group: (len(mask), pack_mask(mask)) for row_group, mask in sorted(excluded.items()) if mask.any()}
     digest = hashlib.sha256(json.dumps([_VERSION, snapshot, epoch, first_step, sorted(changes.items())]).encode())
     for row_group, (rows, left_out) in bits.items():
@@ -128,7 +128,7 @@ def make_rebase(
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """A state's `snapshot`: the snapshot's id and, after a plus sign, the rebase's."""
+    """Split a state's `snapshot` into the snapshot's id and, after a plus sign, the rebase's id or None."""
     snapshot, _, rebase = name.partition("+")
     return snapshot, rebase or None
 

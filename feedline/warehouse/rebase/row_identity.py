@@ -1,11 +1,11 @@
-"""The hash of `source.row_key` that tells one row from another after its file has been rewritten.
+"""The hash of `source.row_key` that identifies a row after its file has been rewritten.
 
-Runs in every process that works on blocks, and where a rebase is planned. Pure. A row's identity is a 64-bit hash of
-its key columns. Each value becomes a 64-bit word, the words are added up, each times an odd constant made of its
+Runs in every process that computes blocks, and where a rebase is planned. Pure. A row's identity is a 64-bit hash of
+its key columns: each value becomes a 64-bit word, the words are summed, each times an odd constant derived from its
 column's name, and the sum is mixed once per row (`hashing.mix`, `hashing.digest`: the same on every machine and in
-every version). Of a list only length and first value are hashed. A null in a row key names no row: such rows have the
-identity `NAMELESS`, which is none. Runs of earlier versions that had no row key recorded identities made of up to
-eight columns that they read (`unkeyed_identity`); these still serve a rebase of those runs. See docs/decisions/0013.
+every version). Of a list only length and first value are hashed. A row with a null in its key has no identity: its hash
+is `NAMELESS`. Runs of earlier versions without a row key recorded identities of up to eight columns that they read
+(`unkeyed_identity`); these still serve a rebase of those runs. See docs/decisions/0013.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ import pyarrow.types as pat
 
 from feedline.hashing import Words, digest, mix
 
-NAMELESS = np.uint64(2**64 - 1)  # no value hashes to it but by chance (0 is what a key of zeros hashes to)
+NAMELESS = np.uint64(2**64 - 1)  # values hash to it only by chance (a key of zeros hashes to 0)
 _VERSION = 1
 _UNKEYED_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Columns and their kinds, what else decides which rows are kept (`kept`), and the column of `shuffle.by`.
+    """What identifies a row: columns and their kinds; `by`: the column of `shuffle.by`.
 
-    `unique`: the columns are a row key, which no two rows may share; false only for what `unkeyed_identity` makes.
+    `kept`: whatever else decides which rows are kept. `unique`: the columns are a row key, which no two rows may share;
+    false only for `unkeyed_identity`.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -44,7 +45,7 @@ class Identity:
 
     @cached_property
     def id(self) -> str:
-        """32 hexadecimal digits that stand for all of it."""
+        """The digest of all fields: 32 hexadecimal digits."""
         parts = [_VERSION, sorted(self.columns), self.by, self.kept, *(["key"] if self.unique else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -55,7 +56,7 @@ class Identity:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of a row key, which no feature has to read; none without one."""
+        """The columns of the row key, which features need not read; empty without one."""
         return tuple(name for name, _ in self.columns) if self.unique else ()
 
     @property
@@ -72,7 +73,7 @@ class Identity:
         return words
 
     def nameless(self, rows: Words) -> npt.NDArray[np.bool_]:
-        """bool [rows]: which identities are none."""
+        """bool [rows]: which rows have no identity."""
         return rows == NAMELESS if self.unique else np.zeros(len(rows), np.bool_)
 
     def runs(self, frame: pl.DataFrame) -> Words:
@@ -82,10 +83,10 @@ class Identity:
 
 
 def identity_of(schema: pa.Schema, key: Sequence[str], *, by: str | None = None, kept: str = "") -> Identity | None:
-    """The identity made of the columns of a row key; None where files store none of them.
+    """Return the identity over the columns of a row key; None if files store none of them.
 
-    `schema`: the columns, and parts of columns, that files store: a partition key, one value per file, is none. `by`:
-    the column of `shuffle.by`; `kept`: what decides which rows are kept.
+    `schema`: the columns and column parts that files store (no partition keys: one value per file identifies no row).
+    `by`: the column of `shuffle.by`; `kept`: what decides which rows are kept.
     """
     return _identity(schema, tuple(_kinds(schema, key).items()), by, kept, unique=True)
 
@@ -93,9 +94,9 @@ def identity_of(schema: pa.Schema, key: Sequence[str], *, by: str | None = None,
 def unkeyed_identity(
     schema: pa.Schema, columns: Sequence[str], *, by: str | None = None, kept: str = ""
 ) -> Identity | None:
-    """The identity that earlier versions recorded without a row key, for a pipeline that reads `columns`.
+    """Return the identity that earlier versions recorded without a row key, for a pipeline that reads `columns`.
 
-    It is made of a few columns of each kind in turn, far from each other: neighbours often repeat the same from row to
+    It takes a few columns of each kind in turn, far apart, since neighbouring columns often repeat together from row to
     row. Rows that are equal in all of them are interchangeable.
     """
     kinds = _kinds(schema, columns)
@@ -113,7 +114,7 @@ def unkeyed_identity(
 
 
 def _kinds(schema: pa.Schema, names: Sequence[str]) -> dict[str, str]:
-    """The stored columns among some, in that order, and how each is hashed; those that cannot be are left out."""
+    """Map the stored columns among `names`, in that order, to how each is hashed, without those that cannot be."""
     stored = set(schema.names)
     kinds = {name: kind_of(schema.field(name).type) for name in dict.fromkeys(names) if name in stored}
     return {name: kind for name, kind in kinds.items() if kind is not None}
@@ -129,7 +130,7 @@ def _identity(
 
 
 def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
-    """bool [rows]: which rows were delivered, as often as each identity was; among equal rows, the first ones."""
+    """bool [rows]: which rows were delivered; of rows with equal identities the first, as many as were delivered."""
     if not len(delivered) or not len(rows):
         return np.zeros(len(rows), np.bool_)
     names, counts = np.unique(delivered, return_counts=True)
@@ -143,7 +144,7 @@ def delivered_again(delivered: Words, rows: Words) -> npt.NDArray[np.bool_]:
 
 
 def kind_of(kind: pa.DataType) -> str | None:
-    """How a type is hashed; None for one that is not (structs, maps, fixed-size lists)."""
+    """Return how a type is hashed; None for structs, maps and fixed-size lists, which are not."""
     if pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind):
         return "integer"
     if pat.is_timestamp(kind) or pat.is_time(kind) or pat.is_duration(kind):
@@ -181,12 +182,14 @@ def _hash(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> Words:
 
 
 def _add(total: Words, word: Words, values: npt.NDArray[Any], name: str, nulls: npt.NDArray[np.bool_] | None) -> None:
-    """total += values * (the name's constant), or a constant for nulls; `word`: room to work in, that may hold the
-    values."""
+    """Add values * (the name's constant) to `total`, or a constant for nulls.
+
+    `word`: scratch memory, which may hold the values themselves.
+    """
     if values.dtype == np.uint64:
         np.multiply(values, _factor(name), out=word)
     else:
-        word[:] = values  # twice as fast as to multiply into another type; integers keep their sign
+        word[:] = values  # twice as fast as multiplying into another type; keeps the sign of integers
         np.multiply(word, _factor(name), out=word)
     if nulls is not None:
         np.copyto(word, _factor(f"{name}/null"), where=nulls)
@@ -194,14 +197,14 @@ def _add(total: Words, word: Words, values: npt.NDArray[Any], name: str, nulls: 
 
 
 def _bits(array: pa.Array, word: Words) -> npt.NDArray[Any]:
-    """A column of numbers as integers of its bits; what stands at a null is any value."""
+    """View a column of numbers as integers of its bits; values at nulls are arbitrary."""
     kind = array.type
     if pat.is_boolean(kind):
         return _numbers(array.cast(pa.uint8()), np.uint8)
     if pat.is_floating(kind) and kind.bit_width == 64:
         bits = _numbers(array, np.uint64)
-        np.right_shift(bits, np.uint64(32), out=word)  # whole numbers differ in the high bits alone,
-        np.bitwise_xor(word, bits, out=word)  # which the low bits of a product do not see
+        np.right_shift(bits, np.uint64(32), out=word)  # whole numbers differ in the high bits only,
+        np.bitwise_xor(word, bits, out=word)  # which do not affect the low bits of a product
         return word
     if pat.is_floating(kind):
         return _numbers(array.cast(pa.float32()), np.uint32)
@@ -227,7 +230,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _add_list(total: Words, word: Words, array: pa.Array, name: str, kind: str) -> None:
-    """Length and, where its type has one, the bits of the first value."""
+    """Add the length and, if its type is hashed, the bits of the first value."""
     offsets = array.offsets.to_numpy()
     lengths = np.diff(offsets)
     _add(total, word, lengths.view(np.uint64), name, _nulls(array))

@@ -1,1 +1,1 @@
-"""How many rows of each row group are read, and what decided on them."""
+"""How many rows of each row group are read, and what decided it."""

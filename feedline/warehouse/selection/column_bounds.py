@@ -1,8 +1,8 @@
-"""Turn a snapshot's Arrow columns into what `pruning` compares: numpy bounds, and literals in the same unit.
+"""Convert a snapshot's Arrow columns into what `pruning` compares: numpy bounds, and literals in the same unit.
 
 Pure; runs wherever a plan is made. Dates and timestamps are compared as integers in the column's own unit, booleans as
-0 and 1, float32 as float64 (exact, and what a float32 literal is as a Python float). Strings compare by code point in
-Python as by UTF-8 bytes in Polars: the order is the same. A partition key is its own exact bound.
+0 and 1, float32 as float64 (exact, like a float32 literal as a Python float). Strings compare by code point in Python
+and by UTF-8 bytes in Polars, which is the same order. A partition key is its own exact bound.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _FIRST_DAY = datetime.date(1970, 1, 1)
 
 
 def statistics_of(snapshot: Snapshot, columns: Iterable[str]) -> Statistics:
-    """The snapshot's statistics of these columns, per row group."""
+    """Return the snapshot's statistics of these columns, per row group."""
     found = {name: _column(snapshot, name) for name in columns}
     return Statistics(rows=snapshot.rows_per_row_group, columns=found)
 
 
 def key_statistics(partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64]) -> Statistics:
-    """Statistics of partition keys, file by file: their values and the files' rows."""
+    """Return statistics of partition keys per file, from their values and the files' rows."""
     return Statistics(rows=rows, columns={name: _key(values, rows) for name, values in partition.items()})
 
 
 def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[object, object] | None]:
-    """The least and the greatest value of these columns, as far as footers tell; None for one that is all null."""
+    """Return the least and greatest value of these columns where footers have them; None for a column of nulls."""
     found: dict[str, tuple[object, object] | None] = {}
     rows = snapshot.rows_per_row_group
     for name in columns:
@@ -55,7 +55,7 @@ def value_ranges(snapshot: Snapshot, columns: Iterable[str]) -> dict[str, tuple[
                 continue
         if not len(low):
             found[name] = None
-        elif not low.null_count:  # bounds of some row groups are none of all
+        elif not low.null_count:  # a row group without bounds leaves the column without
             found[name] = pc.min_max(low)["min"].as_py(), pc.min_max(high)["max"].as_py()
     return found
 
@@ -83,17 +83,17 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
 
 
 def _key(values: pa.Array, rows: npt.NDArray[np.int64]) -> ColumnStatistics:
-    """A key's value for each row group, or each file, and the rows there."""
-    known = values.is_valid().to_numpy(zero_copy_only=False)
+    """Return statistics of a partition key from its value per row group, or per file, and the rows there."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
     bound = _comparable(values)
-    nulls = np.where(known, 0, rows)
+    nulls = np.where(valid, 0, rows)
     return ColumnStatistics(
-        low=bound, high=bound, bounded=known, nulls=nulls, unit=_unit(values.type), exact=known, partition=True
+        low=bound, high=bound, bounded=valid, nulls=nulls, unit=_unit(values.type), exact=valid, partition=True
     )
 
 
 def _comparable(values: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
-    """Bounds as numpy values; what stands where there is none is never looked at."""
+    """Convert bounds to numpy values; entries without a bound are arbitrary and never read."""
     kind = values.type
     if pat.is_timestamp(kind):
         values = values.view(pa.int64())
@@ -151,7 +151,7 @@ def _day(value: object) -> int | None:
 
 
 def _instant(value: object, *, per_second: int, aware: bool) -> int | None:
-    """A moment in the column's unit; None where the unit is too coarse to hold it."""
+    """Convert a datetime to the column's unit; None if the unit is too coarse for it."""
     if not isinstance(value, datetime.datetime) or (value.tzinfo is not None) != aware:
         return None
     since = (value if aware else value.replace(tzinfo=datetime.UTC)) - _EPOCH

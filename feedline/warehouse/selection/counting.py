@@ -1,8 +1,8 @@
 """Count the rows of a fragment's row groups that filter and sample keep, reading as little as possible.
 
-Runs in counting tasks, wherever `map` runs them. Where no column decides (`RowFilter.parts` is empty), rows are counted
-by arithmetic. Else bloom filters are read first, where they are smaller than the columns; a row group that they exclude
-is not read. For the others, the columns of the filter and of the sample are.
+Runs in counting tasks, wherever `map` runs them. If no column is needed (`RowFilter.parts` is empty), rows are counted
+by arithmetic. Otherwise bloom filters are read first, if they are smaller than the columns; row groups that they
+exclude are not read. For all others the columns of the filter and of the sample are read.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from feedline.warehouse.reading.sample import BoundSample, sampled_rows
 
 
 class Count(NamedTuple):
-    """The count of one row group: rows kept, and rows that `where` keeps before the sample.
+    """The count of one row group: kept rows, and rows that `where` keeps before sampling.
 
-    `by_bloom`: bloom filters exclude every row, none was read. `bloom_bytes`: bytes of bloom filters that were read.
+    `by_bloom`: bloom filters excluded every row, and none was read. `bloom_bytes`: bytes of bloom filters read.
     """
 
     rows: int
@@ -37,23 +37,23 @@ class Count(NamedTuple):
 def count_fragment(
     fragment: Fragment, where: BoundExpression | None, schema: pa.Schema, *, sample: BoundSample | None = None
 ) -> tuple[Count, ...]:
-    """One count per row group of a fragment, all of them UNCOUNTED. Raises what reading raises."""
+    """Count each row group of a fragment whose row groups are all UNCOUNTED. Raises what reading raises."""
     row_filter = RowFilter(where=where, sample=sample)
-    known: dict[int, Count] = {}
+    unread: dict[int, Count] = {}
     bloom_bytes = [0] * len(fragment.row_groups)
 
     def skip(file: OpenFile) -> Collection[int]:
         filters = RowGroupFilters(file.parquet, file.stored, dict(fragment.partition), file.read_at, fragment.bytes)
         for position, row_group in enumerate(fragment.row_groups):
-            here = row_filter.for_row_group(proven=fragment.proven_of(position), whole=False)
-            if here.where is not None:
-                worth = _stored_bytes(file, row_group, here.where.columns)
-                excluded, bloom_bytes[position] = filters.refute(here.where.predicate, row_group, worth=worth)
+            conditions = row_filter.for_row_group(proofs=fragment.proofs_of(position), whole=False)
+            if conditions.where is not None:
+                worth = _stored_bytes(file, row_group, conditions.where.columns)
+                excluded, bloom_bytes[position] = filters.refute(conditions.where.predicate, row_group, worth=worth)
                 if excluded:
-                    known[position] = Count(0, 0, True, bloom_bytes[position])
-            elif not here.parts:
-                known[position] = _by_arithmetic(file, fragment, row_group, here.sample)
-        return known
+                    unread[position] = Count(0, 0, True, bloom_bytes[position])
+            elif not conditions.parts:
+                unread[position] = _by_arithmetic(file, fragment, row_group, conditions.sample)
+        return unread
 
     kept, matched = [0] * len(fragment.row_groups), [0] * len(fragment.row_groups)
     for batch in batches(fragment, (), row_filter, schema, counts=kept, skip=skip):
@@ -62,13 +62,13 @@ def count_fragment(
         kept[batch.position] += batch.data.num_rows if stays is None else int(np.count_nonzero(stays))
         matched[batch.position] += result.matched
     return tuple(
-        known.get(position) or Count(kept[position], matched[position], False, bloom_bytes[position])
+        unread.get(position) or Count(kept[position], matched[position], False, bloom_bytes[position])
         for position in range(len(fragment.row_groups))
     )
 
 
 def _stored_bytes(file: OpenFile, row_group: int, columns: Iterable[str]) -> int:
-    """Compressed bytes of some columns: what reading them costs, and what a filter may save."""
+    """Return the compressed bytes of these columns, which a bloom filter may save."""
     chunks = file.metadata.row_group(row_group)
     leaves = [leaf for name in columns for leaf in file.stored.get(name, range(0))]
     return sum(chunks.column(leaf).total_compressed_size for leaf in leaves)

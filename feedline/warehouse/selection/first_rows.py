@@ -1,6 +1,6 @@
 """Read the first rows that a filter and a sample keep, without counting the table first.
 
-Runs in: the process of a command, on the calling thread. Row groups that statistics rule out are not opened.
+Runs in the process of a command, on the calling thread. Row groups that statistics rule out are not opened.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ def screened_splits(
     sample: BoundSample | None,
     choose: Callable[[int], Iterable[int]] = range,
 ) -> Iterator[Fragment]:
-    """Splits that may keep rows, in the table's order, uncounted; `choose` names some of them by their number."""
+    """Yield splits that may keep rows, uncounted, in the table's order; `choose` picks the indices, given how many."""
     selection = screen_rows(snapshot, where, sample=sample)
     stored = snapshot.rows_per_row_group
     planned = np.where(selection.rows == UNCOUNTED, stored, selection.rows)
     splits = plan_splits(planned, snapshot.file_of_row_group, _SPLIT_ROWS)
-    unknown = np.where(selection.rows == 0, 0, UNCOUNTED)  # a fragment that is not read to its end counts nothing
+    uncounted = np.where(
+        selection.rows == 0, 0, UNCOUNTED
+    )  # fragments may not be read to the end, so nothing is checked
     for index in choose(len(splits)):
-        yield fragment_of(snapshot, splits, unknown, index, selection.proven)
+        yield fragment_of(snapshot, splits, uncounted, index, selection.proofs)
 
 
 def first_rows(
@@ -49,18 +51,18 @@ def first_rows(
     sample: BoundSample | None,
     marks: Sequence[Mark] = (),
 ) -> list[Chunk]:
-    """The first `count` rows that are kept, or all where there are fewer, in the table's order; see `read_fragment`."""
-    found: list[Chunk] = []
-    left = count
+    """Read the first `count` kept rows, or all if there are fewer, in the table's order; see `read_fragment`."""
+    first: list[Chunk] = []
+    missing = count
     for fragment in screened_splits(snapshot, where, sample):
         if not fragment.row_groups:
             continue
         chunks = read_fragment(fragment, columns, where, schema, sample=sample, marks=marks, chunk_rows=_CHUNK_ROWS)
         for chunk in chunks:
-            rows = min(left, chunk.frame.height)
+            rows = min(missing, chunk.frame.height)
             if rows:
-                found.append(chunk.part(0, rows))
-            left -= rows
-            if not left:
-                return found
-    return found
+                first.append(chunk.part(0, rows))
+            missing -= rows
+            if not missing:
+                return first
+    return first

@@ -1,4 +1,4 @@
-"""Cut a row selection into fragments: one per split of the rows that are, or may be, kept."""
+"""Divide a row selection into fragments, one per split of the rows that are, or may be, kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPLIT_ROWS = 65_536
 
 
 def plan_fragments(snapshot: Snapshot, selection: Selection, split_rows: int) -> list[Fragment]:
-    """The fragments in the table's order. Row groups that nobody counted are cut by the rows that they store."""
+    """Return the fragments in the table's order. Uncounted row groups are split by their stored rows."""
     planned = np.where(selection.rows == UNCOUNTED, snapshot.rows_per_row_group, selection.rows)
     splits = plan_splits(planned, snapshot.file_of_row_group, split_rows)
-    return [fragment_of(snapshot, splits, selection.rows, index, selection.proven) for index in range(len(splits))]
+    return [fragment_of(snapshot, splits, selection.rows, index, selection.proofs) for index in range(len(splits))]

@@ -1,8 +1,8 @@
-"""Find columns that a file to be read lacks, for `source.schema: {missing: error}`.
+"""Find columns that are missing from a file to be read, for `source.schema: {missing: error}`.
 
-Pure; runs where a plan is made, and in `feedline check`. Files that the partition keys alone rule out are left out:
-nobody reads them. Row-group statistics rule out no file here, as one without the filter's own column would be ruled
-out by its absence.
+Pure; runs where a plan is made, and in `feedline check`. Files that the partition keys alone rule out are never read,
+so they are not checked. Row-group statistics rule out no file here: they would rule out every file that lacks the
+filter's own column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 def first_absence(
     snapshot: Snapshot, columns: Collection[str], where: BoundExpression | None
 ) -> tuple[str, str, int] | None:
-    """The first of these columns that a file to be read lacks, that file's path, and how many files lack it."""
+    """Find the first of these columns missing from files to be read: (column, first such path, number of files)."""
     names = snapshot.partition_columns
     partition = {name: pc.struct_field(snapshot.files["partition"], name).combine_chunks() for name in names}
     asked = files_asked(partition, snapshot.files["rows"].to_numpy(), where)
@@ -41,7 +41,7 @@ def first_absence(
 
 
 def files_without(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
-    """The files that lack a column or a part of one (int64 [n], indices of `files`)."""
+    """Return the files that lack a column or column part (int64 [n], indices of `files`)."""
     lacking = np.array([not has(schema, name, snapshot.schema) for schema in snapshot.file_schemas], np.bool_)
     if not lacking.any():
         return np.empty(0, np.int64)
@@ -49,10 +49,10 @@ def files_without(snapshot: Snapshot, name: str) -> npt.NDArray[np.int64]:
 
 
 def has(file: pa.Schema, name: str, table: pa.Schema) -> bool:
-    """Whether a file of one schema has a column, or part of one, of a table of another.
+    """Whether a file with the schema `file` has a column, or column part, of a table with the schema `table`.
 
-    A part is where it is read from: in the column that holds its first key alone, if the file has that, else in the
-    column itself. There every field of a struct has to be; whether a map holds a key only its rows can tell.
+    A part is looked up where it is read from: in the column of its first key alone, if the file has that, else in the
+    column itself. Every field of a struct must exist; whether a map has a key cannot be known without its rows.
     """
     part = None if has_column(table, name) else part_of(name)
     if part is None:
@@ -66,7 +66,7 @@ def has(file: pa.Schema, name: str, table: pa.Schema) -> bool:
 def files_asked(
     partition: Mapping[str, pa.Array], rows: npt.NDArray[np.int64], where: BoundExpression | None
 ) -> npt.NDArray[np.bool_]:
-    """bool [files]: which files the partition keys leave; `partition` has one value per key and file."""
+    """bool [files]: which files the partition keys do not rule out; `partition`: per key one value per file."""
     keys = {} if where is None else {name: partition[name] for name in partition if name in where.columns}
     if where is None or not keys:
         return np.ones(len(rows), np.bool_)
@@ -82,4 +82,4 @@ def _reaches(kind: pa.DataType, keys: tuple[Key, ...]) -> bool:
             if field is None:
                 return False
             kind = field.type
-    return True  # a column of nothing but nulls is there, as one without keys is
+    return True  # a column of type null exists, as does one without keys

@@ -1,9 +1,9 @@
 """Count the nulls of columns among the selected rows from footers, and the files that lack a column.
 
-Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. Where a row group is
-selected in part, its rows with nulls may or may not be among them: there is a least and a most. Where
-the filter drops every row with a null in the column, both are 0. A file that lacks a column holds nulls of it in every
-row. Lists, structs and maps are left out: their footers count empty lists as nulls, too.
+Pure, over a snapshot's facts; runs where a plan is made, and in `feedline check`. Nothing is read. If only some rows of
+a row group are selected, its nulls may or may not be among them: hence a lower and an upper bound. If the filter drops
+every row with a null in the column, both are 0. A file that lacks a column counts as null in every row. Lists, structs
+and maps are skipped: their footers count empty lists as nulls, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullCount:
-    """Nulls of a column among the selected rows: at least and at most so many, in how many files, and the first one.
+    """Nulls of a column among the selected rows: bounds of their number, the files with any, and the first of these.
 
     file: its path below the table's root. read: how many files have selected rows.
     """
@@ -43,7 +43,7 @@ class NullCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentColumn:
-    """A column, or part of one, that some files with selected rows lack: how many of how many, with so many rows."""
+    """A column or column part missing from `files` of the `read` files with selected rows; `rows`: those rows."""
 
     column: str
     files: int
@@ -55,9 +55,9 @@ class AbsentColumn:
 def null_counts(
     snapshot: Snapshot, columns: Collection[str], rows: Int64s, where: BoundExpression | None
 ) -> dict[str, NullCount]:
-    """The columns that may hold nulls among the selected rows, by name; unknown counts are taken for none.
+    """Return the columns that may hold nulls among the selected rows, by name; unknown null counts count as 0.
 
-    rows: int64, selected rows per row group; below 0 where they were not counted.
+    rows: int64, selected rows per row group; below 0 if uncounted.
     """
     stored, found = snapshot.rows_per_row_group, {}
     kept = np.where(rows < 0, stored, rows)
@@ -83,7 +83,7 @@ def null_counts(
 
 
 def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -> list[AbsentColumn]:
-    """Which of these columns (or parts) are not in every file that has selected rows. `rows`: as in `null_counts`."""
+    """Return the columns (or parts) missing from files that have selected rows. `rows`: as in `null_counts`."""
     kept = np.where(rows < 0, snapshot.rows_per_row_group, rows)
     per_file = np.bincount(snapshot.file_of_row_group, weights=kept, minlength=len(snapshot.files)).astype(np.int64)
     found = []
@@ -106,7 +106,7 @@ def absent_columns(snapshot: Snapshot, columns: Collection[str], rows: Int64s) -
 
 
 def _files(snapshot: Snapshot, row_groups: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """bool [files]: which of them have one of these row groups."""
+    """bool [files]: which files have one of these row groups."""
     found = np.zeros(len(snapshot.files), np.bool_)
     found[snapshot.file_of_row_group[row_groups]] = True
     return found
@@ -117,14 +117,14 @@ def _path(snapshot: Snapshot, files: npt.NDArray[Any]) -> str:
 
 
 def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
-    """Nulls per row group, negative where unknown; None for a column without a verdict, or that cannot hold any."""
+    """Return nulls per row group, negative if unknown; None for a nested or non-nullable column."""
     if not has_column(snapshot.schema, name):
         return None
     field = snapshot.schema.field(name)
     if name in snapshot.partition_columns:
         keys = pc.struct_field(snapshot.files["partition"], name).combine_chunks()
-        known = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
-        return np.where(known, 0, snapshot.rows_per_row_group)
+        valid = keys.is_valid().to_numpy(zero_copy_only=False)[snapshot.file_of_row_group]
+        return np.where(valid, 0, snapshot.rows_per_row_group)
     if pat.is_nested(field.type) or not field.nullable:
         return None
     nulls: Int64s = snapshot.column_facts(name).field("nulls").to_numpy()
@@ -132,7 +132,7 @@ def _nulls(snapshot: Snapshot, name: str) -> Int64s | None:
 
 
 def _drops_nulls(where: BoundExpression, name: str) -> bool:
-    """Whether the filter keeps no row in which the column is null: asked as of a row group of nothing but nulls."""
+    """Whether the filter keeps no row in which the column is null, judged on a row group of only nulls."""
     if name not in where.columns:
         return False
     never = np.zeros(1, np.bool_)

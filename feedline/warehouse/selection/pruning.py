@@ -1,20 +1,20 @@
 """Judge which row groups a `where` can keep, from partition values and statistics alone.
 
 Pure: numpy arrays in, numpy arrays out; runs wherever a plan is made. For every row group and every node of the
-predicate the set of truth values that some row *may* have is computed, {true, false, null} as three boolean arrays:
+predicate, the set of truth values that a row *may* have is computed, {true, false, null} as three boolean arrays:
 
-- a leaf's set follows from the bounds, the null count and the kind of the column. Unknown statistics allow all three.
+- a leaf's set follows from the bounds, the null count and the type of the column. Unknown statistics allow all three.
 - `Not` swaps true and false; `And` and `Or` combine the sets of their items as if the items were independent, which
-  can only add values to the set that the rows really have.
+  can only enlarge the actual set.
 
-A row group where true is not in the set is NONE (no row can be kept), one where only true is in it is ALL (every row
-is), any other is SOME and has to be counted. Both verdicts are proofs, as the sets are never too small:
+A row group without true in its set is NONE (no row can be kept), one with only true is ALL (every row is kept), any
+other is SOME and has to be counted. NONE and ALL are proofs, since the sets are never too small:
 
-- bounds need not be values: min is a lower bound and max an upper one, so truncated strings do no harm to NONE. ALL is
-  never concluded from bounds that may be truncated (not `exact`);
-- float statistics hide NaN, for which `!=` is true and every other operator false: those are always in the set;
+- bounds need not be values: min is a lower and max an upper bound, so truncated strings are safe for NONE. ALL is never
+  concluded from bounds that may be truncated (not `exact`);
+- float statistics omit NaN, for which `!=` is true and every other operator false: both are always in the set;
 - a partition key that is NaN is its own bound: `!=` is true for it and every other comparison false;
-- -0.0 and 0.0 are equal, so it does not matter which of them a writer put into its statistics.
+- -0.0 and 0.0 are equal, so it does not matter which of them a writer stored in its statistics.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ Bools = npt.NDArray[np.bool_]
 class ColumnStatistics:
     """The bounds and null counts of one column, per row group.
 
-    `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); only where
-    `bounded`. `nulls`: int64, -1 where unknown. `unit`: what literals are converted with before they are compared
-    (None for a value that the column's statistics cannot judge). `exact`: bounds are values of the column, not
-    truncated ones. `floating`: NaN may hide among the values; a bound that is NaN is the only value. `partition`: the
-    column is a partition key.
+    `low`, `high`: comparable numpy values (int64, uint64, float64, or objects: str, bytes, Decimal); valid where
+    `bounded`. `nulls`: int64, -1 if unknown. `unit`: converts a literal before comparison (None: not
+    comparable with these statistics). `exact`: bounds are values of the column, not truncated ones. `floating`: NaN may
+    be among the values; a bound that is NaN is the only value. `partition`: the column is a partition key.
     """
 
     low: npt.NDArray[Any]
@@ -57,7 +56,7 @@ class ColumnStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Rows per row group (int64) and what is known of the columns; a column that is not in it is unknown."""
+    """Rows per row group (int64) and statistics by column; a column not among them is unknown."""
 
     rows: npt.NDArray[np.int64]
     columns: Mapping[str, ColumnStatistics]
@@ -65,20 +64,20 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """int8 per row group: NONE, SOME or ALL; and for NONE whether the partition keys alone decide it."""
+    """`outcome`: int8 per row group, NONE, SOME or ALL; `by_partition`: NONE because of partition keys alone."""
 
     outcome: npt.NDArray[np.int8]
     by_partition: Bools
 
     @property
     def by_statistics(self) -> Bools:
-        """Row groups that are NONE, but not by the partition keys alone."""
+        """Row groups that are NONE, but not because of partition keys alone."""
         return np.asarray(self.outcome == NONE) & ~self.by_partition
 
 
 @dataclass(frozen=True, slots=True)
 class _Truths:
-    """Per row group: may some row be true, false, null? `sure`: no truncated bound was trusted for it."""
+    """Per row group: may a row be true, false, null? `sure`: not derived from a truncated bound."""
 
     true: Bools
     false: Bools
@@ -87,7 +86,7 @@ class _Truths:
 
 
 def prune(predicate: Predicate, statistics: Statistics) -> Pruning:
-    """Judge every row group. A row group without rows is NONE."""
+    """Judge every row group; one without rows is NONE."""
     empty = statistics.rows == 0
     keys = {name: column for name, column in statistics.columns.items() if column.partition}
     by_partition = ~_truths(predicate, Statistics(rows=statistics.rows, columns=keys)).true
@@ -145,7 +144,7 @@ def _leaf(leaf: Comparison | Membership | IsNull, column: ColumnStatistics, rows
 
 
 def _compare(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bools]:
-    """May a value of the column make the comparison true, may one make it false? Only read where bounded."""
+    """bool [row groups], twice: may a value of the column make the comparison true; false? Valid where bounded."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         may = np.ones(len(column.bounded), np.bool_)
         return may, may
@@ -167,17 +166,17 @@ def _compare(op: str, value: Any, column: ColumnStatistics) -> tuple[Bools, Bool
 
 
 def _contain(values: list[Any], column: ColumnStatistics) -> tuple[Bools, Bools]:
-    """As `_compared`, for membership: the smallest listed value that is not below `low` has to be within `high`."""
+    """As `_compare`, for membership: true if the smallest listed value not below `low` is at most `high`."""
     if any(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
         may = np.ones(len(column.bounded), np.bool_)
         return may, may
-    wanted = np.empty(len(values), object)
-    wanted[:] = sorted(values)
+    members = np.empty(len(values), object)
+    members[:] = sorted(values)
     bounded = np.flatnonzero(column.bounded & ~_is_nan(column.low))
     low, high = column.low[bounded].astype(object), column.high[bounded].astype(object)
-    place = np.searchsorted(wanted, low)
-    inside = place < len(wanted)
-    nearest = wanted[np.minimum(place, len(wanted) - 1)] if len(wanted) else low
+    index = np.searchsorted(members, low)
+    inside = index < len(members)
+    nearest = members[np.minimum(index, len(members) - 1)] if len(members) else low
     hit = inside & (nearest <= high).astype(np.bool_)
     true = np.ones(len(column.bounded), np.bool_)
     false = true.copy()
@@ -192,8 +191,8 @@ def _is_nan(bounds: npt.NDArray[Any]) -> Bools:
 
 
 def _order(bounds: npt.NDArray[Any], value: Any, bounded: Bools) -> npt.NDArray[np.int8]:
-    """-1, 0 or 1 per row group as the bound is below, equal to or above the value; 0 where there is no bound."""
+    """Return -1, 0 or 1 per row group as the bound is below, equal to or above the value; 0 without a bound."""
     order = np.zeros(len(bounds), np.int8)
-    known = bounds[bounded]
-    order[bounded] = (known > value).astype(np.int8) - (known < value).astype(np.int8)
+    bounds_there = bounds[bounded]
+    order[bounded] = (bounds_there > value).astype(np.int8) - (bounds_there < value).astype(np.int8)
     return order

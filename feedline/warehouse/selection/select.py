@@ -1,12 +1,11 @@
 """Select the rows to read of each row group, reading as little as possible to count them.
 
-Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that can keep
-no row cost nothing, those that keep every row cost nothing either. What a sample keeps of rows that are all sampled by
-their place is arithmetic. For the rest the counting pass (`counting`) asks bloom filters, then reads the columns of the
-filter and of the sample, and counts. Counting tasks are small values that any `map` may run, in threads here or on a
-Dask cluster. What was counted is kept under `work_dir/counts`, named by snapshot, filter and sample, and used again by
-every later run; a file there that is damaged or does not fit is counted again. Tasks run in waves (`waves`), so that a
-count that is interrupted continues where it stopped.
+Runs where a plan is made. Partition values and statistics judge every row group first (`pruning`): those that keep no
+row or every row cost nothing more. Rows sampled by position are counted by arithmetic. For the rest the counting pass
+(`counting`) checks bloom filters, then reads the columns of the filter and of the sample, and counts. Counting tasks
+are small values that any `map` may run, in threads here or on a Dask cluster. Counts are stored under
+`work_dir/counts`, named by snapshot, filter and sample, and reused by later runs; a damaged or inconsistent file is
+ignored. Tasks run in waves (`waves`), so that an interrupted count resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from feedline.warehouse.selection.pruning_report import (
     BLOOM,
     COUNTED,
     PARTITION,
-    SAMPLED_BY_PLACE,
+    SAMPLED_BY_POSITION,
     STATISTICS,
     WHOLE,
     SelectionReport,
@@ -62,7 +61,7 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 
 _COUNTS_VERSION = 2
 _TASK_ROWS = 2_000_000  # rows that one counting task reads: tenths of a second
-_TASK_FILES = 32  # and files that it opens
+_TASK_FILES = 32  # files that one counting task opens
 
 _now_s = time.monotonic
 
@@ -71,10 +70,9 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
-    """The rows to read of every row group, and what decided on them.
+    """The rows to read of every row group, and what decided them.
 
-    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both UNCOUNTED where they
-    were not counted). `verdicts`: who decided, and what statistics have proven.
+    `rows`: int64, kept by filter and sample; `matched`: int64, kept by the filter alone (both may be UNCOUNTED).
     """
 
     rows: Int64s
@@ -83,14 +81,14 @@ class Selection:
     report: SelectionReport
 
     @property
-    def proven(self) -> npt.NDArray[np.uint8]:
-        """Bits of `row_filter`, per row group."""
-        return self.verdicts.proven
+    def proofs(self) -> npt.NDArray[np.uint8]:
+        """What statistics prove per row group, as bits of `row_filter`."""
+        return self.verdicts.proofs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTask:
-    """Row groups to count: a small picklable value; filter and sample travel unbound."""
+    """Row groups to count: a small picklable value, with filter and sample unbound."""
 
     fragments: tuple[Fragment, ...]
     where: str | None
@@ -108,13 +106,12 @@ def select_rows(
 ) -> Selection:
     """Count the rows that filter and sample keep of each row group, reading as little as possible.
 
-    `waves.on_count_progress` receives its progress.
-
-    Raises what reading raises: TableChangedError, CorruptFileError, TableError.
+    Progress goes to `waves.on_count_progress`. Raises what reading raises: TableChangedError, CorruptFileError,
+    TableError.
     """
     verdicts = _verdicts(snapshot, where, sample)
     rows, matched = _rows_by_verdict(snapshot, verdicts)
-    open_groups = np.flatnonzero((verdicts.fate == COUNTED) | (verdicts.fate == SAMPLED_BY_PLACE))
+    open_groups = np.flatnonzero((verdicts.fate == COUNTED) | (verdicts.fate == SAMPLED_BY_POSITION))
     cached, bloom_bytes = False, 0
     if len(open_groups):
         name = _counts_name(snapshot, where, sample)
@@ -122,17 +119,17 @@ def select_rows(
         cached = table is not None
         if table is None:
             lock = f"runs/{name.replace('/', '-')}"
-            with content_store.exclusive(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
+            with content_store.lock_file(locate(absolute(work_dir)), lock):  # one rank of a start counts for all
                 table = _load_counts(work_dir, name, snapshot, open_groups)
                 cached = table is not None
                 if table is None:
-                    begun = PartialCounts(work_dir, name.replace(".arrow", ".begun.arrow"))
+                    partial = PartialCounts(work_dir, name.replace(".arrow", ".begun.arrow"))
                     request = _CountRequest(
                         snapshot=snapshot, where=where, sample=sample, verdicts=verdicts, map=map or in_threads
                     )
-                    table = _count(request, open_groups, begun)
+                    table = _count(request, open_groups, partial)
                     content_store.create(work_dir, name, [table])
-                    begun.forget()
+                    partial.forget()
         rows[open_groups] = table["rows"].to_numpy()
         matched[open_groups] = table["matched"].to_numpy()
         verdicts.fate[open_groups[table["by_bloom"].to_numpy()]] = BLOOM
@@ -144,19 +141,19 @@ def select_rows(
 
 
 def screen_rows(snapshot: Snapshot, where: BoundExpression | None, *, sample: BoundSample | None = None) -> Selection:
-    """As `select_rows`, without reading anything: row groups that would have to be counted are UNCOUNTED."""
+    """As `select_rows`, but reading nothing: row groups that need a count are UNCOUNTED."""
     verdicts = _verdicts(snapshot, where, sample)
     rows, matched = _rows_by_verdict(snapshot, verdicts)
     if sample is not None:
-        known = np.flatnonzero(verdicts.fate == SAMPLED_BY_PLACE)
-        rows[known] = _by_place(snapshot, sample.sample, known)
-        matched[known] = snapshot.rows_per_row_group[known]
+        sampled = np.flatnonzero(verdicts.fate == SAMPLED_BY_POSITION)
+        rows[sampled] = _sample_counts(snapshot, sample.sample, sampled)
+        matched[sampled] = snapshot.rows_per_row_group[sampled]
     report = report_of(snapshot, where, sample, verdicts, rows=rows, matched=matched, bloom_bytes=0, cached=False)
     return Selection(rows=rows, matched=matched, verdicts=verdicts, report=report)
 
 
 def count_task(task: CountTask) -> tuple[Count, ...]:
-    """Run one task: a count for each row group of each fragment, one after the other."""
+    """Run one task: count each row group of each fragment."""
     where = None if task.where is None else bind_where_once(task.where, task.schema)
     sample = None if task.sample is None else bind_sample_once(task.sample, task.schema)
     return tuple(
@@ -165,37 +162,37 @@ def count_task(task: CountTask) -> tuple[Count, ...]:
 
 
 @lru_cache(maxsize=8)
-def bind_where_once(text: str, schema: pa.Schema) -> BoundExpression:
-    """A filter that travelled as a string, bound once per process."""
-    return bind_where(text, schema)
+def bind_where_once(where: str, schema: pa.Schema) -> BoundExpression:
+    """Bind the filter of a task, once per process."""
+    return bind_where(where, schema)
 
 
 @lru_cache(maxsize=8)
 def bind_sample_once(sample: Sample, schema: pa.Schema) -> BoundSample:
-    """A sample that travelled as values, bound once per process."""
+    """Bind the sample of a task, once per process."""
     return bind_sample(sample, schema)
 
 
 def _verdicts(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> Verdicts:
-    """What partition values and statistics say, before anything is read."""
+    """Judge row groups by partition values and statistics, before anything is read."""
     kept = _pruning(snapshot, where)
-    proven = np.where(kept.outcome == ALL, WHERE_TRUE, 0).astype(np.uint8)
-    fate = np.full(len(proven), COUNTED)
+    proofs = np.where(kept.outcome == ALL, WHERE_TRUE, 0).astype(np.uint8)
+    fate = np.full(len(proofs), COUNTED)
     fate[kept.outcome == ALL] = WHOLE
     fate[kept.outcome == NONE] = STATISTICS
     fate[kept.by_partition] = PARTITION
     if sample is None:
-        return Verdicts(fate=fate, proven=proven)
+        return Verdicts(fate=fate, proofs=proofs)
     if sample.sample.fraction == 1:
-        proven |= UNSAMPLED  # every row stays, and stands for itself
-        return Verdicts(fate=fate, proven=proven)
+        proofs |= UNSAMPLED  # every row stays, with weight 1
+        return Verdicts(fate=fate, proofs=proofs)
     sampled = _pruning(snapshot, sample.where).outcome
-    proven |= np.where(sampled == ALL, SAMPLED, np.where(sampled == NONE, UNSAMPLED, 0)).astype(np.uint8)
-    by_place = SAMPLED_BY_PLACE if not sample.sample.key else COUNTED
+    proofs |= np.where(sampled == ALL, SAMPLED, np.where(sampled == NONE, UNSAMPLED, 0)).astype(np.uint8)
+    by_position = SAMPLED_BY_POSITION if not sample.sample.key else COUNTED
     whole = fate == WHOLE
-    fate[whole & (sampled == ALL)] = by_place
+    fate[whole & (sampled == ALL)] = by_position
     fate[whole & (sampled != ALL) & (sampled != NONE)] = COUNTED
-    return Verdicts(fate=fate, proven=proven)
+    return Verdicts(fate=fate, proofs=proofs)
 
 
 def _pruning(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
@@ -206,7 +203,7 @@ def _pruning(snapshot: Snapshot, where: BoundExpression | None) -> Pruning:
 
 
 def _rows_by_verdict(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, Int64s]:
-    """Rows and matched rows: known where nothing has to be read or computed."""
+    """Return rows and matched rows, UNCOUNTED where they have to be read or computed."""
     rows = np.full(len(verdicts.fate), UNCOUNTED, np.int64)
     rows[(verdicts.fate == PARTITION) | (verdicts.fate == STATISTICS)] = 0
     whole = verdicts.fate == WHOLE
@@ -214,8 +211,8 @@ def _rows_by_verdict(snapshot: Snapshot, verdicts: Verdicts) -> tuple[Int64s, In
     return rows, rows.copy()
 
 
-def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
-    """Rows that the sample keeps of row groups whose rows are all sampled by their place."""
+def _sample_counts(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
+    """Return the rows that the sample keeps of row groups whose rows are all sampled by position."""
     stored = snapshot.rows_per_row_group
     before = np.cumsum(stored) - stored
     file = snapshot.file_of_row_group
@@ -232,7 +229,7 @@ def _by_place(snapshot: Snapshot, sample: Sample, row_groups: Int64s) -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CountRequest:
-    """A snapshot to count, by filter and sample, and the map that runs the tasks."""
+    """What to count: a snapshot, by filter and sample, with the map that runs the tasks."""
 
     snapshot: Snapshot
     where: BoundExpression | None
@@ -241,72 +238,74 @@ class _CountRequest:
     map: Map
 
 
-def _count(request: _CountRequest, row_groups: Int64s, begun: PartialCounts) -> pa.Table:
-    """The counts of row groups that are to be read, and of those that are arithmetic."""
-    placed = request.verdicts.fate[row_groups] == SAMPLED_BY_PLACE
+def _count(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -> pa.Table:
+    """Count row groups, by reading or by arithmetic."""
+    by_position = request.verdicts.fate[row_groups] == SAMPLED_BY_POSITION
     found = []
-    if request.sample is not None and placed.any():
-        rows = _by_place(request.snapshot, request.sample.sample, row_groups[placed])
-        stored, none = request.snapshot.rows_per_row_group[row_groups[placed]], np.zeros(len(rows), np.int64)
-        found.append(counts_table(row_groups[placed], [rows, stored, none, none]))
-    if not placed.all():
-        found.append(_read(request, row_groups[~placed], begun))
+    if request.sample is not None and by_position.any():
+        rows = _sample_counts(request.snapshot, request.sample.sample, row_groups[by_position])
+        stored, none = request.snapshot.rows_per_row_group[row_groups[by_position]], np.zeros(len(rows), np.int64)
+        found.append(counts_table(row_groups[by_position], [rows, stored, none, none]))
+    if not by_position.all():
+        found.append(_read(request, row_groups[~by_position], partial))
     return pa.concat_tables(found).sort_by("row_group").combine_chunks()
 
 
-def _read(request: _CountRequest, row_groups: Int64s, begun: PartialCounts) -> pa.Table:
-    """The counts of row groups that are to be read, wave by wave; those that an interrupted run counted are known.
+def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -> pa.Table:
+    """Count row groups by reading them, wave by wave, except those that an interrupted run counted.
 
-    Raises BadFilesMetError, with all of them, where the map raises it, after everything was counted.
+    Raises BadFilesMetError, with all bad files, after everything else was counted.
     """
     stored = request.snapshot.rows_per_row_group
-    found = begun.load(row_groups, stored)
-    left = np.setdiff1d(row_groups, found["row_group"].to_numpy())
+    found = partial.load(row_groups, stored)
+    uncounted = np.setdiff1d(row_groups, found["row_group"].to_numpy())
     all_rows, first, size = int(stored[row_groups].sum()), 0, FIRST_TASKS
     bad: dict[str, str] = {}
-    tasks = _tasks(request, left) if len(left) else iter(())
+    tasks = _tasks(request, uncounted) if len(uncounted) else iter(())
     while wave := list(itertools.islice(tasks, size)):
-        groups = left[first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)]
+        groups = uncounted[
+            first : first + sum(len(fragment.row_groups) for task in wave for fragment in task.fragments)
+        ]
         first += len(groups)
         began_s = _now_s()
         try:
             counts = [count for counts in request.map(count_task, wave) for count in counts]
-        except BadFilesMetError as met:
-            bad |= met.reasons
+        except BadFilesMetError as error:
+            bad |= error.reasons
             continue
         if len(counts) != len(groups):
             raise DataError(f"counting pass is incomplete: got {len(counts)} counts, expected {len(groups)}")
         counted = counts_table(groups, [np.array(values) for values in zip(*counts, strict=True)])
         size = next_tasks(len(wave), _now_s() - began_s)
-        found = begun.save([found, counted]) if first < len(left) else pa.concat_tables([found, counted])
+        found = partial.save([found, counted]) if first < len(uncounted) else pa.concat_tables([found, counted])
         report_progress(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
     if bad:
-        begun.forget()
+        partial.forget()
         raise BadFilesMetError(bad)
     return found
 
 
 def _tasks(request: _CountRequest, row_groups: Int64s) -> Iterator[CountTask]:
-    """Fragments in the table's order, file by file, gathered into tasks of about `_TASK_ROWS`."""
+    """Yield tasks of about `_TASK_ROWS` rows: fragments in the table's order, file by file."""
     snapshot, where, sample, verdicts = request.snapshot, request.where, request.sample, request.verdicts
     needed = (where.columns if where else frozenset()) | (sample.columns if sample else frozenset())
     schema = pa.schema([snapshot.schema.field(name) for name in sorted(needed)])
-    text, share = where.text if where else None, sample.sample if sample else None
-    gathered: list[Fragment] = []
+    where_text, unbound_sample = where.text if where else None, sample.sample if sample else None
+    fragments: list[Fragment] = []
     rows = 0
     for part in _runs(snapshot, row_groups):
         file = int(snapshot.file_of_row_group[part[0]])
-        gathered.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proven))
+        fragments.append(fragment_at(snapshot, file, part, np.full(len(part), UNCOUNTED), verdicts.proofs))
         rows += int(snapshot.rows_per_row_group[part].sum())
-        if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
-            yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
-            gathered, rows = [], 0
-    if gathered:
-        yield CountTask(fragments=tuple(gathered), where=text, sample=share, schema=schema)
+        if rows >= _TASK_ROWS or len(fragments) >= _TASK_FILES:
+            yield CountTask(fragments=tuple(fragments), where=where_text, sample=unbound_sample, schema=schema)
+            fragments, rows = [], 0
+    if fragments:
+        yield CountTask(fragments=tuple(fragments), where=where_text, sample=unbound_sample, schema=schema)
 
 
 def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
-    """The row groups cut at the borders of files, and where they reach `_TASK_ROWS`."""
+    """Split row groups at file borders, and where they reach `_TASK_ROWS`."""
     file = snapshot.file_of_row_group[row_groups]
     total = np.cumsum(snapshot.rows_per_row_group[row_groups])
     part = total // _TASK_ROWS
@@ -315,7 +314,7 @@ def _runs(snapshot: Snapshot, row_groups: Int64s) -> Iterator[Int64s]:
 
 
 def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: BoundSample | None) -> str:
-    """Named by all that the counts depend on, the versions that evaluate the filter included."""
+    """Return a name from all that the counts depend on, including the version of Polars that evaluates the filter."""
     request = None if sample is None else asdict(sample.sample)
     parts = [_COUNTS_VERSION, snapshot.id, where.text if where else None, request, pl.__version__]
     return f"counts/{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.arrow"
@@ -324,5 +323,5 @@ def _counts_name(snapshot: Snapshot, where: BoundExpression | None, sample: Boun
 def _load_counts(work_dir: str, name: str, snapshot: Snapshot, row_groups: Int64s) -> pa.Table | None:
     table = load_counts(work_dir, name, snapshot.rows_per_row_group)
     if table is None or not np.array_equal(table["row_group"].to_numpy(), row_groups):
-        return None  # or counted by a version that pruned otherwise
+        return None  # damaged, or written by a version with different pruning
     return table

@@ -1,9 +1,9 @@
-"""Count a table in waves, and keep what an interrupted count has counted.
+"""Count a table in waves, and save partial counts so that an interrupted count resumes.
 
-Runs where a plan is made. A table of a million files is 31,000 counting tasks, hours on few cores. So they are made and
-handed out in waves, in the table's order, and what all finished waves counted is kept in `work_dir` until the whole is:
-an interrupted count goes on where it stopped. A wave takes about `WAVE_S` at the pace of the one before, whatever the
-cluster: an interruption loses little, and a wave is long beside its last tasks, for which idle threads wait.
+Runs where a plan is made. A table of a million files makes 31,000 counting tasks, hours on few cores. So tasks are
+created and run in waves, in the table's order, and the counts of all finished waves are stored in `work_dir` until the
+whole is. A wave takes about `WAVE_S` at the pace of the one before, whatever the cluster: short enough that an
+interruption loses little, and long compared with its last tasks, for which idle threads wait.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ logger = logging.getLogger(__name__)
 COLUMNS = {"row_group": "int64", "rows": "int64", "matched": "int64", "by_bloom": "bool", "bloom_bytes": "int64"}
 WAVE_S = 30.0
 FIRST_TASKS = 64
-_MOST_TASKS = 4096  # of up to 32 files each: 130 MB of tasks
+_MOST_TASKS = 4096  # per wave, of up to 32 files each: 130 MB of tasks
 _GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountProgress:
-    """How far a count is: rows of the row groups that were read, or needed no reading any more, and of all to count."""
+    """Progress of a count: rows in counted row groups, and in all row groups to count."""
 
     rows: int
     all_rows: int
 
 
 Say: TypeAlias = Callable[[CountProgress], None]
-_listener: ContextVar[Say | None] = ContextVar("feedline_count_hearer", default=None)
+_listener: ContextVar[Say | None] = ContextVar("feedline_count_listener", default=None)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def on_count_progress(say: Say) -> Iterator[None]:
 
 
 def report_progress(progress: CountProgress) -> None:
-    """Report how far a count is to `on_count_progress`, else to the log."""
+    """Report progress to `on_count_progress`, or else to the log."""
     say = _listener.get()
     if say is not None:
         say(progress)
@@ -63,19 +63,19 @@ def report_progress(progress: CountProgress) -> None:
 
 
 def next_tasks(tasks: int, seconds: float) -> int:
-    """Tasks of the next wave, after one of so many that took so long."""
+    """Return the number of tasks in the next wave, after one of `tasks` tasks that took `seconds`."""
     most = min(_GROWTH * tasks, _MOST_TASKS)
     return most if seconds <= 0 else max(1, int(min(most, tasks * WAVE_S / seconds)))
 
 
 def counts_table(row_groups: npt.NDArray[np.int64], facts: list[npt.NDArray[np.generic]]) -> pa.Table:
-    """Counts by row group: rows, matched, by_bloom, bloom_bytes (see `counting.Count`)."""
+    """Build a table of counts by row group: rows, matched, by_bloom, bloom_bytes (see `counting.Count`)."""
     values = zip([row_groups, *facts], COLUMNS.values(), strict=True)
     return pa.table([np.asarray(array).astype(kind) for array, kind in values], names=list(COLUMNS))
 
 
 def load_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa.Table | None:
-    """A table of counts that lies in `work_dir`; None where there is none that can be right.
+    """Load a table of counts from `work_dir`; None if there is none, or it is damaged or inconsistent.
 
     `stored`: rows of each row group of the table.
     """
@@ -95,14 +95,14 @@ def load_counts(work_dir: str, name: str, stored: npt.NDArray[np.int64]) -> pa.T
 
 
 class PartialCounts:
-    """The counts of an unfinished count, in `work_dir` under a name of their own."""
+    """The stored counts of an unfinished count, in `work_dir` under a name of their own."""
 
     def __init__(self, work_dir: str, name: str) -> None:
         self._work_dir, self._name = work_dir, name
         self._saved = False
 
     def load(self, row_groups: npt.NDArray[np.int64], stored: npt.NDArray[np.int64]) -> pa.Table:
-        """What an earlier run counted of these row groups."""
+        """Load what an earlier run counted of these row groups."""
         table = load_counts(self._work_dir, self._name, stored)
         if table is None:
             return counts_table(np.zeros(0, np.int64), [np.zeros(0)] * (len(COLUMNS) - 1))
@@ -110,13 +110,13 @@ class PartialCounts:
         return table.filter(pa.array(np.isin(table["row_group"].to_numpy(), row_groups)))
 
     def save(self, tables: list[pa.Table]) -> pa.Table:
-        """Save these counts; all of them as one table."""
+        """Save these counts and return them as one table."""
         table = pa.concat_tables(tables).sort_by("row_group").combine_chunks()
         content_store.create(self._work_dir, self._name, [table])
         self._saved = True
         return table
 
     def forget(self) -> None:
-        """Remove them: the whole is kept elsewhere, or will never be."""
+        """Remove the stored counts: the full count is saved, or never will be."""
         if self._saved:
             content_store.remove(self._work_dir, self._name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from feedline.errors import CorruptFileError, StoreError, TableError
 from feedline.warehouse.parquet.footer import FileFacts, file_facts
 from feedline.warehouse.snapshot.packed_facts import FactBlock, blocks_of, join_blocks
-from feedline.warehouse.storage.locations import join, locate, shown
+from feedline.warehouse.storage.locations import join, locate, redact
 from feedline.warehouse.storage.parallel import Map, interruptible
 
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
@@ -71,7 +71,7 @@ def footer_task(task: FooterTask) -> FooterResult:
     def facts(file: tuple[int, str, int]) -> FileFacts | TableError:
         _, path, size = file
         try:
-            return file_facts(location.filesystem, join(location.path, path), size, join(shown(task.uri), path))
+            return file_facts(location.filesystem, join(location.path, path), size, join(redact(task.uri), path))
         except StoreError:
             raise
         except TableError as error:

@@ -27,7 +27,7 @@ from feedline.errors import CorruptFileError, TableError, TableNotFoundError
 from feedline.warehouse.snapshot.column_facts import Facts, arrange_facts, contiguous
 from feedline.warehouse.storage import content_store
 from feedline.warehouse.storage.content_store import StoredFile
-from feedline.warehouse.storage.locations import absolute, join, shown
+from feedline.warehouse.storage.locations import absolute, join, redact
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -112,7 +112,7 @@ class Snapshot:
         gone = pc.is_in(self.files["path"], value_set=pa.array(sorted(paths), pa.string())).to_numpy()
         kept = np.flatnonzero(~gone)
         if not len(kept):
-            raise TableError(f"{shown(self.uri)} has no file left: got {len(gone)} to leave out of {len(gone)}")
+            raise TableError(f"{redact(self.uri)} has no file left: got {len(gone)} to leave out of {len(gone)}")
         groups = np.flatnonzero(~gone[self.file_of_row_group])
         file = (np.cumsum(~gone) - 1).astype(np.int32)[self.file_of_row_group[groups]]
         files = self.files.take(pa.array(kept)).combine_chunks()
@@ -146,7 +146,7 @@ class Snapshot:
             snapshot, _ = cls.read(work_dir, _name(id))
         except FileNotFoundError:
             raise TableNotFoundError(
-                f"snapshot {id} is not in {shown(work_dir)}: expected the file {_name(id)}. "
+                f"snapshot {id} is not in {redact(work_dir)}: expected the file {_name(id)}. "
                 "Name the work_dir of the job that took it"
             ) from None
         if snapshot.id != id:
@@ -161,11 +161,11 @@ class Snapshot:
         """
         artifact = content_store.find(folder, name)
         if len(artifact) < len(_TABLES):
-            raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
+            raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         head, files, row_groups, schemas = (table.combine_chunks() for table in artifact.tables(len(_TABLES)))
         known = head.schema.metadata or {}
         if known.get(b"version") != str(_VERSION).encode():
-            raise CorruptFileError(f"{shown(join(folder, name))} is not a snapshot. Name a file that holds one")
+            raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
         schema, logged = head.schema.remove_metadata(), b"logged" in known
         snapshot = cls(
             id=identity(schema, files, row_groups, logged=logged),
@@ -219,7 +219,7 @@ def _is_whole(work_dir: str, name: str, uri: str) -> bool:
     """Whether a snapshot of that name is there, undamaged and with the same root."""
     try:
         artifact = content_store.find(work_dir, name)
-        artifact.prove()
+        artifact.verify()
         return bool(artifact.table(0).schema.metadata[b"uri"] == uri.encode())
     except (FileNotFoundError, CorruptFileError):
         return False

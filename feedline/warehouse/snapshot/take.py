@@ -30,7 +30,7 @@ from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.overflow import Overflow, overflow_folder
 from feedline.warehouse.snapshot.snapshot import Snapshot, identity
 from feedline.warehouse.storage import content_store
-from feedline.warehouse.storage.locations import join, shown
+from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map
 
 OnBad: TypeAlias = Callable[[str, CorruptFileError], None]
@@ -68,7 +68,7 @@ def snapshot_of(
     Warns where a partition key is also a column in the files: the key of the path wins.
     """
     if not len(listing.files):
-        raise TableNotFoundError(f"{shown(listing.uri)} is empty: expected at least one file")
+        raise TableNotFoundError(f"{redact(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
     last = None if work_dir is None else _recall(work_dir, listing)
     parts, unread = ([], np.arange(len(listing.files))) if last is None else _look_up(listing, *last)
@@ -97,7 +97,7 @@ def snapshot_of(
 
 
 def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
-    names = [join(shown(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
+    names = [join(redact(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
     schemas = list(zip(names, parts.schemas, strict=True))
     whole = unite_schemas(listing, schemas, rules)
     partition = partition_beside(listing, whole)
@@ -162,14 +162,14 @@ def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assem
 def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> pa.Schema:
     if both:
         warnings.warn(
-            f"{shown(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "
+            f"{redact(listing.uri)} has {', '.join(both)} both as partition key and as a column in its files: "
             "the partition key is used",
             UserWarning,
             stacklevel=5,
         )
     kept = [field for field in schema if field.name not in listing.partition]
     if not kept:
-        raise TableError(f"{shown(listing.uri)} has no column in its files: expected at least one besides its keys")
+        raise TableError(f"{redact(listing.uri)} has no column in its files: expected at least one besides its keys")
     return pa.schema(kept)
 
 
@@ -184,7 +184,9 @@ def _spare(
     """The listing without the corrupt files, and the parts with the places that the others have in it."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
     if not len(good):
-        raise TableError(f"{shown(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}")
+        raise TableError(
+            f"{redact(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}"
+        )
     moved = []
     for part in parts:
         place = np.searchsorted(good, part.files["file"].to_numpy())

@@ -1,8 +1,8 @@
-"""Write and read the files of `work_dir`: small immutable files of Arrow tables, each with checksums of its content.
+"""Write and read the files of `work_dir`: small immutable files of Arrow tables, with checksums of their content.
 
 Runs in every process. A file is written under another name and renamed into place, so a reader sees all of it or
-nothing and several writers of the same content do no harm; object stores show an object only once it is complete, so
-there it is written in place, and again where the store failed for a moment (`retry`). Nothing here is pickled.
+nothing and concurrent writers of the same content do no harm; object stores show an object only once it is complete, so
+there it is written in place, and rewritten where the store fails transiently (`retry`). Nothing is pickled.
 
 A file holds one Arrow IPC stream per table (its parts), an index with size and sha256 of each part, and a trailer:
 the index's size and sha256. A reader that needs one table of many reads that part alone. Everything read
@@ -26,22 +26,22 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import CorruptFileError, TableError
-from feedline.warehouse.storage.locations import Location, absolute, join, locate, shown
+from feedline.warehouse.storage.locations import Location, absolute, join, locate, redact
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 _DIGEST_BYTES = 32
-_ENTRY_BYTES = 8 + _DIGEST_BYTES  # of the index: a part's size (little-endian) and digest
+_ENTRY_BYTES = 8 + _DIGEST_BYTES  # an entry of the index: a part's size (little-endian) and digest
 _TRAILER_BYTES = 8 + _DIGEST_BYTES
-_GUESS_BYTES = 16 * 1024  # holds an index of 400 parts
-_RUN_BYTES = 4 * 2**20  # of parts read together: a request costs about as much as moving one or two megabytes
-_SPOOLED_BYTES = 64 * 2**20  # of what is written to a store, in memory; more goes to a temporary file first
-_OBJECT_STORES = {"s3", "gcs", "abfs"}  # they have no folders to be made
+_GUESS_BYTES = 16 * 1024  # the first read: enough for an index of 400 parts
+_RUN_BYTES = 4 * 2**20  # parts read in one request, which costs about as much as moving one or two megabytes
+_SPOOL_BYTES = 64 * 2**20  # content for a store kept in memory; more goes to a temporary file first
+_OBJECT_STORES = {"s3", "gcs", "abfs"}  # stores without folders to create
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file whose index was read and verified: `starts` and `digests` of its parts; nothing stays open."""
+    """A file whose index was read and verified: `starts` and `digests` of its parts. No handle stays open."""
 
     folder: str
     name: str
@@ -52,23 +52,23 @@ class StoredFile:
         return len(self.digests)
 
     def table(self, part: int) -> pa.Table:
-        """One of its tables. Raises as `load`."""
+        """Read one of its tables. Raises as `load`."""
         source, path = _open(self.folder, self.name)
         with source:
             content = source.read_buffer_at(self.starts[part], self.starts[part + 1])
-        return pa.ipc.open_stream(self._prove(part, content, path)).read_all()
+        return pa.ipc.open_stream(self._verify(part, content, path)).read_all()
 
     def tables(self, count: int | None = None) -> list[pa.Table]:
-        """The first ones, or all of them. Raises as `load`."""
+        """Read the first `count` tables (default: all). Raises as `load`."""
         return [pa.ipc.open_stream(content).read_all() for content in self._contents(count)]
 
-    def prove(self) -> None:
-        """Read all of it and verify its checksums. Raises as `load`."""
+    def verify(self) -> None:
+        """Read the whole file and verify its checksums. Raises as `load`."""
         for _ in self._contents():
             pass
 
     def _contents(self, count: int | None = None) -> Iterator[pa.Buffer]:
-        """The first parts, verified; small neighbours come in one request."""
+        """Read the first parts and verify them; small neighbours share a request."""
         source, path = _open(self.folder, self.name)
         starts, stop = self.starts, len(self) if count is None else count
         with source:
@@ -80,10 +80,10 @@ class StoredFile:
                 run = source.read_buffer_at(starts[first], starts[last])
                 for part in range(first, last):
                     content = run.slice(starts[part] - starts[first], starts[part + 1] - starts[part])
-                    yield self._prove(part, content, path)
+                    yield self._verify(part, content, path)
                 first = last
 
-    def _prove(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
+    def _verify(self, part: int, content: pa.Buffer, path: str) -> pa.Buffer:
         if hashlib.sha256(memoryview(content)).digest() != self.digests[part]:
             raise _altered_error(path)
         return content
@@ -91,7 +91,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file, read by position; `uri` as messages name it."""
+    """An open file, read at offsets; `uri` as messages name it."""
 
     filesystem: pafs.FileSystem
     uri: str
@@ -112,51 +112,51 @@ class _File:
 
 
 def create(work_dir: str, name: str, tables: Iterable[pa.Table], *, compression: str | None = "zstd") -> None:
-    """Write a file named `name` (`folder/file`) below `work_dir`, replacing what is there.
+    """Write the file `name` (`folder/file`) below `work_dir`, replacing an existing one.
 
-    `tables` may be a generator: each table is written before the next is asked for.
+    `tables` may be a generator: each table is written before the next is generated.
     """
     location = locate(absolute(work_dir))
     put(location, name, _content(tables, compression))
 
 
 def load(work_dir: str, name: str, tables: int) -> list[pa.Table]:
-    """The file's tables.
+    """Read a file's tables.
 
     Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written,
-    StoreError where the store kept failing.
+    StoreError where the store keeps failing.
     """
-    artifact = find(work_dir, name)
-    if len(artifact) != tables:
-        raise CorruptFileError(f"{shown(join(work_dir, name))} holds {len(artifact)} tables, expected {tables}")
-    return artifact.tables()
+    file = find(work_dir, name)
+    if len(file) != tables:
+        raise CorruptFileError(f"{redact(join(work_dir, name))} holds {len(file)} tables, expected {tables}")
+    return file.tables()
 
 
 def find(work_dir: str, name: str) -> StoredFile:
-    """The file of that name, without its tables. Raises as `load`."""
+    """Read a file's index. Raises as `load`."""
     source, path = _open(work_dir, name)
     with source:
         size = source.source.size()
         guess = min(size, _GUESS_BYTES)
         tail = source.read_buffer_at(size - guess, size).to_pybytes()
-        wanted = int.from_bytes(tail[-_TRAILER_BYTES:-_DIGEST_BYTES], "little") + _TRAILER_BYTES
-        if size < _TRAILER_BYTES or wanted > size:
+        trailer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-_DIGEST_BYTES], "little") + _TRAILER_BYTES
+        if size < _TRAILER_BYTES or trailer_bytes > size:
             raise _altered_error(path)
-        if wanted > guess:
-            tail = source.read_buffer_at(size - wanted, size).to_pybytes()
-    index = tail[-wanted:-_TRAILER_BYTES]
+        if trailer_bytes > guess:
+            tail = source.read_buffer_at(size - trailer_bytes, size).to_pybytes()
+    index = tail[-trailer_bytes:-_TRAILER_BYTES]
     if hashlib.sha256(index).digest() != tail[-_DIGEST_BYTES:] or len(index) % _ENTRY_BYTES:
         raise _altered_error(path)
-    entries = [index[place : place + _ENTRY_BYTES] for place in range(0, len(index), _ENTRY_BYTES)]
+    entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     sizes = [int.from_bytes(entry[:8], "little") for entry in entries]
     starts = tuple(np.cumsum([0, *sizes]).tolist())
-    if starts[-1] + wanted != size:
+    if starts[-1] + trailer_bytes != size:
         raise _altered_error(path)
     return StoredFile(work_dir, name, starts, tuple(entry[8:] for entry in entries))
 
 
 def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[bytes | pa.Buffer]:
-    """A file's content, piece by piece; each table is asked for when the one before is written."""
+    """A file's content, table by table."""
     index = b""
     for table in tables:
         stream = pa.BufferOutputStream()
@@ -171,58 +171,58 @@ def _content(tables: Iterable[pa.Table], compression: str | None) -> Iterator[by
 def _open(folder: str, name: str) -> tuple[_File, str]:
     location = locate(absolute(folder))
     filesystem, path = location.filesystem, join(location.path, name)
-    uri = join(shown(location.uri), name)
+    uri = join(redact(location.uri), name)
     return _File(filesystem, uri, with_retries(lambda: filesystem.open_input_file(path), filesystem, uri)), path
 
 
 def _altered_error(path: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{shown(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
+        f"{redact(path)} does not hold the bytes that were written: it is truncated or altered. Delete it"
     )
 
 
 def put(location: Location, name: str, parts: Iterable[bytes | pa.Buffer]) -> None:
-    """Write a small file below a folder, all of it or nothing, replacing what is there."""
+    """Write a small file below a folder atomically, replacing an existing one."""
     filesystem, target = location.filesystem, join(location.path, name)
     if is_local(filesystem):
         _write_aside(filesystem, target, parts)
         return
-    with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as held:  # to be written again, should the store fail
+    with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:  # for writing again if the store fails
         for part in parts:
-            held.write(memoryview(part))
+            spool.write(memoryview(part))
 
         def write() -> None:
-            held.seek(0)
+            spool.seek(0)
             if filesystem.type_name not in _OBJECT_STORES:
                 filesystem.create_dir(target.rpartition("/")[0], recursive=True)
             with filesystem.open_output_stream(target) as sink:
-                while content := held.read(_RUN_BYTES):
+                while content := spool.read(_RUN_BYTES):
                     sink.write(content)
 
-        with_retries(write, filesystem, join(shown(location.uri), name), doing="written")
+        with_retries(write, filesystem, join(redact(location.uri), name), verb="written")
 
 
 def remove(work_dir: str, name: str) -> None:
-    """Delete a file; one that is missing, or cannot be deleted, is left as it is."""
+    """Delete a file; ignores one that is missing or cannot be deleted."""
     location = locate(absolute(work_dir))
     with contextlib.suppress(OSError, TableError):
         location.filesystem.delete_file(join(location.path, name))
 
 
 def get(location: Location, name: str) -> bytes | pa.Buffer:
-    """A small file's content, unverified. Raises as `load`."""
+    """Read a small file whole, without verifying it. Raises as `load`."""
     filesystem, path = location.filesystem, join(location.path, name)
 
     def read() -> bytes | pa.Buffer:
         with filesystem.open_input_file(path) as source:
             return source.read_buffer() if is_local(filesystem) else read_range(source, 0, source.size())
 
-    return with_retries(read, filesystem, join(shown(location.uri), name))
+    return with_retries(read, filesystem, join(redact(location.uri), name))
 
 
 @contextlib.contextmanager
-def exclusive(location: Location, name: str) -> Iterator[None]:
-    """Lock a file below a folder against other processes; without effect on stores, which have no locks."""
+def lock_file(location: Location, name: str) -> Iterator[None]:
+    """Lock a file below a folder against other processes; has no effect on stores, which have no locks."""
     if not is_local(location.filesystem):
         yield
         return

@@ -1,7 +1,8 @@
-"""Exchange two folders of one disk in a single step, so that each path always names one of the two.
+"""Exchange two folders of one disk atomically, so that each path always names one of the two.
 
-Runs where partitions land. Linux offers it (`renameat2`, `RENAME_EXCHANGE`: ext4, XFS, Btrfs, tmpfs, overlayfs); Python
-and pyarrow do not, hence the C library's function. Other systems, NFS and most file systems in user space lack it.
+Runs where `optimize` replaces partitions. Linux offers it (`renameat2`, `RENAME_EXCHANGE`: ext4, XFS, Btrfs, tmpfs,
+overlayfs); Python and pyarrow do not, so the C library's function is called. Other systems, NFS and most FUSE file
+systems lack it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def exchange(one: str, other: str) -> bool:
-    """Whether both paths now name what the other one named. False: they were not exchanged, and nothing was changed.
+    """Exchange two paths. False: not possible here, and nothing was changed.
 
-    The reason is not reported: a caller that renames them instead meets the same one if it holds for renames, too.
+    The reason is not reported: a caller that falls back to renames gets the same error if it applies to renames, too.
     """
     if sys.platform != "linux":
         return False

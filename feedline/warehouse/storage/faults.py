@@ -1,13 +1,13 @@
-"""Classify exceptions of pyarrow and of stores: damage, denial, absence, or a failure that may pass.
+"""Classify exceptions of pyarrow and of stores: damage, denial, absence, or a transient failure.
 
 Runs in every process that reads. pyarrow reports damage in a page as `OSError` without an errno, damage in a footer
 as `ArrowInvalid` or `OSError`, a real failure of a disk as `OSError` with an errno, and one of an object store as
-`OSError` with the store's name in the text. Damage must never be confused with a permission or a network failure:
+`OSError` with the store's name in the message. Damage must never be confused with a permission or a network failure:
 a file may be left out of a plan for the first, never for the second.
 
-`outlook` says whether another attempt may help. The store's name for the failure, or its HTTP status, decides: server
-errors, throttling, timeouts and broken connections pass; denials, absence, wrong keys and addresses that do not
-resolve are final, and so is an unknown failure that does not look like a broken connection.
+`outlook` says whether another attempt may help, by the store's name for the failure or its HTTP status: server
+errors, throttling, timeouts and broken connections are transient; denials, absence, wrong keys and addresses that do
+not resolve are final, and so is an unknown failure that does not look like a broken connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from feedline.errors import CorruptFileError, FeedlineError, TableChangedError, 
 _STORE_FAILURE = re.compile(r"AWS Error|google::cloud|Azure Error|\bcurl\b|curlCode", re.IGNORECASE)
 _ENCRYPTED = re.compile(r"decrypt|encrypted", re.IGNORECASE)
 
-# What stores call their failures: AWS by the SDK's names, Google by gRPC's, Azure by its own.
+# The stores' names for failures: AWS uses the SDK's, Google gRPC's, Azure its own.
 _NAMED = re.compile(r"AWS Error (\w+)|google::cloud::Status\((\w+)|Azure Error: \[(\w+)\]")
 _STATUS = re.compile(r"HTTP status (-?\d+)|Azure Error: \[\w*\] (\d{3})\b")
 _CURL = re.compile(r"curlCode: (\d+)")
@@ -48,7 +48,7 @@ _ABSENT = {
     *("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND", "NOT_FOUND"),
     *("BlobNotFound", "ContainerNotFound", "PathNotFound", "FilesystemNotFound", "ResourceNotFound"),
 }
-# A proxy or host that does not resolve, a URL or certificate that is wrong: no attempt changes that.
+# A proxy or host that does not resolve, a wrong URL or certificate: another attempt cannot help.
 _FINAL_CURL = {1, 3, 5, 6, 51, 53, 54, 58, 59, 60, 66, 77, 82, 83, 90, 91}
 _THROTTLED_STATUS = {429, 503}
 _TRANSIENT_STATUS = {-1, 408, 500, 502, 504}  # -1: the answer could not be parsed
@@ -56,13 +56,13 @@ _TRANSIENT_ERRNO = {
     *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EAGAIN),
     *(errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN),
 }
-# What libraries under fsspec raise when a connection breaks; by name, for they are not imported.
+# Raised by libraries under fsspec when a connection breaks; by name, as they are not imported.
 _TRANSIENT_CLASSES = {
     *("ServerDisconnectedError", "ServerTimeoutError", "ClientPayloadError", "ClientOSError", "ClientConnectionError"),
     *("IncompleteRead", "RemoteDisconnected", "FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"),
     *("EndpointConnectionError", "ConnectionClosedError", "ServiceRequestError", "ServiceResponseError"),
 }
-_LONGEST_WORDS = 400  # libhdfs tells every place where it looked for Java
+_MESSAGE_CHARACTERS = 400  # libhdfs lists every folder where it looked for Java
 _URL_OPTIONS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"<>]*)\?[^\s'\"<>]*")
 _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]*:[^\s'\"<>]*@")
 _SECRET = re.compile(
@@ -71,7 +71,7 @@ _SECRET = re.compile(
 
 
 class Outlook(enum.Enum):
-    """Whether the same request may succeed later, and how soon to send it."""
+    """Whether the same request may succeed later, and whether to slow down first."""
 
     FINAL = "final"
     TRANSIENT = "transient"
@@ -79,7 +79,7 @@ class Outlook(enum.Enum):
 
 
 class ShortBodyError(OSError):
-    """A store answered with fewer bytes than were asked for: the request is to be repeated."""
+    """A store answered with fewer bytes than requested: repeat the request."""
 
 
 def outlook(error: BaseException) -> Outlook:
@@ -109,47 +109,47 @@ def is_denied(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or bool(_names(error) & _DENIED) or _status(error) in (401, 403)
 
 
-def last_words(error: BaseException) -> str:
-    """An error's message in one line, without anything that could be a secret."""
+def safe_message(error: BaseException) -> str:
+    """An error's message in one line, without anything that may be a secret."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     text = _URL_USER.sub(r"\1", _URL_OPTIONS.sub(r"\1?…", text))
     text = _SECRET.sub(r"\1…", text)
-    return text if len(text) <= _LONGEST_WORDS else text[:_LONGEST_WORDS] + "…"
+    return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "…"
 
 
 @contextmanager
 def explain_errors(
-    file: str, *, row_group: int | None = None, listed: bool = False, fetching: bool = False, doing: str = "read"
+    file: str, *, row_group: int | None = None, listed: bool = False, fetching: bool = False, verb: str = "read"
 ) -> Iterator[None]:
-    """Turn what pyarrow raises in the body into an error that names the file, and the row group where one is read.
+    """Turn exceptions of pyarrow in the body into errors that name the file, and the row group where one is read.
 
     `listed`: the file is part of a snapshot, so its absence means that the table changed. `fetching`: the body only
-    moves bytes, so whatever goes wrong is the store's failure, never damage.
+    moves bytes, so any error is the store's failure, never damage. `verb`: the participle for messages ("read").
     """
     try:
         yield
     except (FeedlineError, pa.ArrowCancelled):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=fetching) from error
+        raise _meaning(error, label(file, row_group), verb, listed=listed, fetching=fetching) from error
     except Exception as error:
         if not fetching:
             raise
-        raise _meaning(error, label(file, row_group), doing, listed=listed, fetching=True) from error
+        raise _meaning(error, label(file, row_group), verb, listed=listed, fetching=True) from error
 
 
 def encrypted_error(where: str) -> TableError:
-    """The refusal of a file that is encrypted, wholly or in part."""
+    """The error for a file that is encrypted, in whole or in part."""
     return TableError(f"{where} is encrypted: expected a plain Parquet file. Write it without encryption")
 
 
 def label(file: str, row_group: int | None) -> str:
-    """How messages name a file, or one row group of it."""
+    """A file, or one row group of it, as messages name it."""
     return file if row_group is None else f"{file}, row group {row_group}"
 
 
-def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetching: bool) -> TableError:
-    text = last_words(error)
+def _meaning(error: BaseException, where: str, verb: str, *, listed: bool, fetching: bool) -> TableError:
+    text = safe_message(error)
     names, status = _names(error), _status(error)
     if isinstance(error, FileNotFoundError) or names & _ABSENT or status == 404:
         if listed:
@@ -160,19 +160,19 @@ def _meaning(error: BaseException, where: str, doing: str, *, listed: bool, fetc
         detail = "" if isinstance(error, FileNotFoundError) else f" ({text})"
         return TableNotFoundError(f"{where} does not exist: expected a Parquet file or a folder of them{detail}")
     if isinstance(error, PermissionError):
-        return TableError(f"{where} may not be {doing}: permission denied. Ask for access, or name another place")
+        return TableError(f"{where} may not be {verb}: permission denied. Ask for access, or name another place")
     if is_denied(error):
         return TableError(
-            f"{where} may not be {doing}: the store denies it ({text}). Check the credentials and what they may do"
+            f"{where} may not be {verb}: the store denies it ({text}). Check the credentials and what they may do"
         )
     if isinstance(error, MemoryError):
-        return TableError(f"{where} asks for more memory than there is: {text}")
+        return TableError(f"{where} needs more memory than there is: {text}")
     if isinstance(error, NotImplementedError):
         return TableError(f"{where} holds what pyarrow cannot read: {text}")
     if _ENCRYPTED.search(text) and not fetching:
         return encrypted_error(where)
     if fetching or (isinstance(error, OSError) and (error.errno is not None or _STORE_FAILURE.search(text))):
-        return TableError(f"{where} could not be {doing}: {text}")
+        return TableError(f"{where} could not be {verb}: {text}")
     return CorruptFileError(f"{where} is not valid Parquet: {text}. Restore or rewrite the file")
 
 

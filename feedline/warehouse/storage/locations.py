@@ -1,11 +1,11 @@
-"""Resolve a path or URI to a pyarrow filesystem and a path on it, and list what lies below.
+"""Resolve a path or URI to a pyarrow filesystem and a path on it, and list folders.
 
 Runs in every process. A table, a file and a `work_dir` are all named by a local path, by any URI that `pyarrow.fs`
-knows, or else by one that fsspec knows. Relative local paths are made absolute once, where the user's string comes
-in, so that workers with another working directory resolve them alike. Filesystems are made once per process and URI:
-an S3 client costs milliseconds and holds connections.
+supports, or else by one that fsspec supports. Relative local paths are made absolute once, where the user's string
+enters, so that workers with another working directory resolve them alike. Filesystems are created once per process and
+URI: an S3 client costs milliseconds and holds connections.
 
-Credentials come from where each store's own tools look for them (environment, profiles, the machine's role), never
+Credentials come from the sources that each store's own tools use (environment, profiles, the machine's role), never
 from a URI: URIs are written into plans, snapshots, messages and logs.
 """
 
@@ -25,32 +25,32 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from feedline.errors import FeedlineError, TableError
-from feedline.warehouse.storage.faults import Outlook, explain_errors, last_words, outlook
+from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook, safe_message
 from feedline.warehouse.storage.retry import is_local, retry_transient, with_retries
 
-# One request of the SDK is one attempt: repeating is `retry`'s. The SDK's own retries stop for good after the
-# first hundred (pyarrow never hands its quota back), and until then would multiply with ours.
+# `retry` repeats requests, not the SDK, whose own retries stop for good after the first hundred (pyarrow never refills
+# its quota), and until then would multiply with ours.
 _SDK_ATTEMPTS = 1
-# A connection that takes longer is to a host that is not there; a transfer that stands still for longer is dead
-# (the SDK's defaults, 1 s and 3 s, give up on an S3 that is merely slow under load).
+# A host that takes longer to connect is not there; a transfer without progress for longer is dead (the SDK's defaults,
+# 1 s and 3 s, give up on an S3 that is merely slow under load).
 CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 20.0
-# Google's client repeats by itself, by default for minutes.
+# Google's client retries by itself, by default for minutes.
 _GCS_RETRY_S = 10
-# What an S3 URI may say that `S3FileSystem` cannot be told: such a URI keeps the file system that pyarrow makes of it.
+# Options of an S3 URI that `S3FileSystem` has no argument for: such a URI keeps the filesystem that pyarrow makes.
 _S3_URI_ONLY = re.compile(r"[?&](tls_verify_certificates|tls_ca_dir_path|smart_defaults)=")
 
 _ARROW_SCHEMES = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "mock"}
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-# A password may hold slashes: `key:ab/cd@bucket`. A port is no password.
+# A password may contain slashes: `key:ab/cd@bucket`. A port is not a password.
 _PASSWORD = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:(?!\d*(/|$))[^@]*@")
 _SECRET_OPTION = re.compile(
     r"[?&]((?:x-amz-(?:signature|credential|security-token)|sig|signature|[^=&]*(?:secret|password|token|_key|apikey)))=",
     re.IGNORECASE,
 )
 
-# Two threads that drop the same listing at once may fail: fsspec's `DirCache.pop` looks first and deletes then.
-_forgetting = threading.Lock()
+# Two threads that drop the same listing at once may fail: fsspec's `DirCache.pop` checks first and deletes then.
+_cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +62,33 @@ class Location:
     path: str
 
 
-def is_uri(text: str) -> bool:
-    """Whether the string names its filesystem (`s3://…`), rather than being a local path."""
-    return _SCHEME.match(text) is not None
+def is_uri(name: str) -> bool:
+    """Whether the string is a URI (`s3://…`), rather than a local path."""
+    return _SCHEME.match(name) is not None
 
 
-def absolute(text: str) -> str:
+def absolute(name: str) -> str:
     """The path or URI in a form that means the same in every process: local paths absolute, no trailing slash."""
-    if not text:
+    if not name:
         raise TableError("path is empty: expected a local path or a URI such as s3://bucket/table")
-    if not is_uri(text):
-        return os.path.normpath(Path(text).expanduser().absolute())
-    if _PASSWORD.match(text):
+    if not is_uri(name):
+        return os.path.normpath(Path(name).expanduser().absolute())
+    if _PASSWORD.match(name):
         raise TableError(
-            f"URI holds a password: got {shown(text)}, expected none. "
+            f"URI holds a password: got {redact(name)}, expected none. "
             "Leave credentials to the environment, the profile or the instance's role"
         )
-    if (secret := _SECRET_OPTION.search(text)) is not None:
+    if (secret := _SECRET_OPTION.search(name)) is not None:
         raise TableError(
-            f"URI holds a credential: got the option {secret[1]!r} in {shown(text)}, expected none. "
+            f"URI holds a credential: got the option {secret[1]!r} in {redact(name)}, expected none. "
             "Leave credentials to the environment, the profile or the instance's role"
         )
-    address, mark, options = text.partition("?")
+    address, mark, options = name.partition("?")
     return address.rstrip("/") + mark + options
 
 
-def shown(uri: str) -> str:
-    """The URI for messages: without a password and without connection options."""
+def redact(uri: str) -> str:
+    """Remove password and connection options from a URI, for messages."""
     if not is_uri(uri):
         return uri
     address = uri.partition("?")[0]
@@ -99,7 +99,7 @@ def shown(uri: str) -> str:
 def locate(uri: str) -> Location:
     """The filesystem and path of an absolute path or URI.
 
-    Raises TableError for a URI that cannot be parsed, or whose scheme neither pyarrow nor fsspec knows, naming the
+    Raises TableError for a URI that cannot be parsed, or whose scheme neither pyarrow nor fsspec supports, naming the
     package to install where fsspec names one.
     """
     try:
@@ -107,8 +107,8 @@ def locate(uri: str) -> Location:
     except FeedlineError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        # without its cause: pyarrow prints the URI whole
-        raise TableError(f"{shown(uri)} names no place that pyarrow or fsspec can open: {last_words(error)}") from None
+        # without its cause: pyarrow's message has the whole URI
+        raise TableError(f"{redact(uri)} cannot be opened by pyarrow or fsspec: {safe_message(error)}") from None
     return Location(uri, filesystem, path.rstrip("/") if is_uri(uri) else path)
 
 
@@ -117,14 +117,14 @@ def _is_arrow(uri: str) -> bool:
 
 
 def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
-    """pyarrow's file system of a URI, with our limits of time and attempts where it has any."""
+    """pyarrow's filesystem of a URI, with our limits of time and attempts where it supports them."""
     scheme = uri.partition("://")[0].lower()
     if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_GCS_RETRY_S}"
-    # parses the options, and asks S3 for the bucket's region where neither URI nor environment has it
-    filesystem, path = retry_transient(lambda: pafs.FileSystem.from_uri(uri), shown(uri), "found")
+    # parses the options, and requests the bucket's region from S3 where neither URI nor environment has it
+    filesystem, path = retry_transient(lambda: pafs.FileSystem.from_uri(uri), redact(uri), "found")
     if scheme == "s3" and _S3_URI_ONLY.search(uri) is None:
-        make, (options,) = filesystem.__reduce__()  # all that pyarrow made of the URI and the environment
+        make, (options,) = filesystem.__reduce__()  # all options, from the URI and the environment
         limits = {
             "connect_timeout": CONNECT_TIMEOUT_S,
             "request_timeout": STALL_TIMEOUT_S,
@@ -137,18 +137,18 @@ def _with_limits(uri: str) -> tuple[pafs.FileSystem, str]:
 
 def _by_fsspec(uri: str) -> tuple[pafs.FileSystem, str]:
     try:
-        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(uri)  # 20 ms that few runs need
+        filesystem, path = importlib.import_module("fsspec.core").url_to_fs(uri)  # an import of 20 ms that few need
     except ImportError as error:
-        raise TableError(f"{shown(uri)} needs a package that is not installed: {last_words(error)}") from None
+        raise TableError(f"{redact(uri)} needs a package that is not installed: {safe_message(error)}") from None
     return pafs.PyFileSystem(_Handler(filesystem)), path
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
-    """fsspec's files without their read-ahead: we ask for the ranges that we want.
+    """fsspec's files without read-ahead (we request exact ranges) and without cached listings.
 
-    And without what fsspec remembers: most of its file systems keep the listings that they once saw, one instance
-    serves the whole process, and an answer from there would prove nothing about a file that another process replaced.
-    So whatever looks at the store first drops what is kept of that place.
+    Most fsspec file systems cache listings, one instance serves the whole process, and an answer from the cache would
+    say nothing about a file that another process replaced. So every look at the store first drops the cached listings
+    of that path.
     """
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
@@ -162,7 +162,7 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         return infos
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        self._forget([path])  # or the file would end where a file of that name once ended
+        self._forget([path])  # else the file would have the size of a replaced file of that name
         if not self.fs.isfile(path):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return pa.PythonFile(self.fs.open(path, mode="rb", cache_type="none"), mode="r")
@@ -180,14 +180,14 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
         super().delete_dir(path)
 
     def _forget(self, paths: list[str]) -> None:
-        """Some fsspec classes drop the folders above a path as well, others exactly what is named."""
-        with _forgetting:
-            for place in {*paths, *(path.rstrip("/").rpartition("/")[0] for path in paths)}:
-                self.fs.invalidate_cache(place)
+        """Drop cached listings of paths and their folders, as only some fsspec classes drop the folders as well."""
+        with _cache_lock:
+            for folder in {*paths, *(path.rstrip("/").rpartition("/")[0] for path in paths)}:
+                self.fs.invalidate_cache(folder)
 
     def _forget_all(self) -> None:
-        """Not only what is kept of a folder: few fsspec classes drop what lies below a path."""
-        with _forgetting:
+        """Drop all cached listings, as few fsspec classes drop those of the folders below a path."""
+        with _cache_lock:
             self.fs.invalidate_cache()
 
 
@@ -227,18 +227,18 @@ def uri_on(location: Location, path: str) -> str:
 
 
 def list_tree(location: Location) -> list[pafs.FileInfo]:
-    """All that lies below a folder, in no particular order.
+    """All files and folders below a folder, in no particular order.
 
-    An object store lists a thousand names per request, and pyarrow begins a listing anew where one of its requests
-    fails: with hundreds of pages and a store that fails now and then it would never end. So a listing that fails is
-    taken apart: the folder alone, then each folder in it by itself, and so on down.
+    An object store lists a thousand names per request, and pyarrow restarts a listing when one of its requests fails:
+    with hundreds of pages and a store that fails now and then it would never end. So a listing that fails is divided:
+    the folder alone, then each folder in it, recursively.
 
-    Raises StoreError where a part could not be listed for too long, and what `faults.explain_errors` raises.
+    Raises StoreError where a part cannot be listed before the deadline, and what `faults.explain_errors` raises.
     """
     if is_local(location.filesystem):
         return _file_infos(location.filesystem, location.path, recursive=True)
-    with explain_errors(shown(location.uri), fetching=True, doing="listed"):
-        return _list_folder(location.filesystem, location.path, shown(location.uri))
+    with explain_errors(redact(location.uri), fetching=True, verb="listed"):
+        return _list_folder(location.filesystem, location.path, redact(location.uri))
 
 
 def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs.FileInfo]:
@@ -247,7 +247,7 @@ def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs
     except Exception as error:
         if outlook(error) is Outlook.FINAL:
             raise
-    found = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, doing="listed")
+    found = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, verb="listed")
     folders = [info for info in found if info.type == pafs.FileType.Directory]
     for folder in folders:
         found += _list_folder(filesystem, folder.path, join(name, folder.base_name))

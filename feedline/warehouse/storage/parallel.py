@@ -1,7 +1,7 @@
-"""Run a function over many tasks, in threads that stop waiting for a store as soon as their work has failed.
+"""Run a function over many tasks, in threads that stop waiting for a store as soon as one task fails.
 
-Runs in every process. Whatever reads a table takes a `Map`: `in_threads` here, or one that hands tasks to a Dask
-cluster. Waiting between two attempts at a failing store (`retry`) may take minutes; it ends with the block of threads
+Runs in every process. Functions that read tables take a `Map`: `in_threads` here, or one that submits tasks to a Dask
+cluster. The pause between two attempts at a failing store (`retry`) may take minutes; it ends with the block of threads
 that waits, and with the process.
 """
 
@@ -24,23 +24,23 @@ Map: TypeAlias = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]  # r
 _exiting = threading.Event()
 _thread = threading.local()
 # At exit the interpreter joins the threads of all pools before it calls `atexit`'s functions; only this private hook
-# runs earlier, so that threads that wait end.
+# runs earlier, so that waiting threads end.
 getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 def stop_waiting() -> None:
-    """End the waiting for stores of all threads outside `interruptible` blocks: the process is about to end."""
+    """End all waiting for stores outside `interruptible` blocks: the process is about to end."""
     _exiting.set()
 
 
-def stopping() -> threading.Event:
-    """Set when the `interruptible` block that this thread works for has been left, or else when the process ends."""
+def stop_event() -> threading.Event:
+    """The event that ends this thread's waiting: set when its `interruptible` block ends, or else the process."""
     event: threading.Event = getattr(_thread, "stop", _exiting)
     return event
 
 
 class Pool:
-    """Threads that work for one `interruptible` block."""
+    """The threads of one `interruptible` block."""
 
     def __init__(self, executor: ThreadPoolExecutor, stop: threading.Event) -> None:
         self._executor = executor
@@ -48,11 +48,11 @@ class Pool:
         self.failure: BaseException | None = None
 
     def map(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-        """As `Executor.map`, but the failure of any call ends the waiting of all others."""
+        """As `Executor.map`, but a call that fails ends the waiting of all others."""
         return self._executor.map(functools.partial(self._watch, function), *arguments)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """As `Executor.submit`, likewise."""
+        """As `Executor.submit`, but a call that fails ends the waiting of all others."""
         return self._executor.submit(self._watch, function, *arguments)
 
     def _watch(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -67,8 +67,8 @@ class Pool:
 
 @contextmanager
 def interruptible(threads: int, name: str) -> Iterator[Pool]:
-    """A pool whose threads stop waiting for a store as soon as one of them fails or the block is left by an exception
-    (Ctrl-C is one). The first failure is the one that is raised."""
+    """A pool whose threads stop waiting for a store as soon as one of them fails or the block raises (Ctrl-C included).
+    The first failure is the one that is raised."""
     stop = threading.Event()
     with ThreadPoolExecutor(
         threads, thread_name_prefix=name, initializer=setattr, initargs=(_thread, "stop", stop)

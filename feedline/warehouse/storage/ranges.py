@@ -1,16 +1,17 @@
 """Fetch column chunks of a remote file in few requests.
 
-Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so the column
-chunks of a projection are put together: neighbours over the hole between them, the smallest holes first, as long as a
-hole is worth less than a request and all holes together stay a small part of the requested bytes (`coalesce`; pure).
+Runs in every process that reads from a store. A request costs tens of milliseconds however small it is, so neighbouring
+column chunks of a projection are fetched together with the hole between them, the smallest holes first, as long as a
+hole costs less than a request and all holes together are a small part of the requested bytes (`coalesce`; pure).
 
-Fetched bytes lie in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
-decodes from there, by the file's own offsets: without requests of its own, without its threads, without calls into
-Python. A row group is decoded after all its bytes have come, so a repeated request can neither lose nor repeat a row.
+Fetched bytes are kept in an anonymous mapping of the file's size, of which only the fetched pages exist, and Arrow
+decodes from it at the file's own offsets: without requests, threads or calls into Python of its own. A row group is
+decoded after all its bytes have arrived, so a repeated request can neither lose nor repeat a row.
 
-**Short answers.** pyarrow trusts S3 to send as many bytes as it asked for: where a body is complete but shorter (the
+**Short answers.** pyarrow trusts S3 to send as many bytes as requested: where a body is complete but shorter (the
 object was replaced by a shorter one, a proxy cut it), it returns the memory's old content. So the last byte of each
-range is set to a mark first: an answer that leaves it there did not reach the end.
+range is set to a mark first: an answer that leaves it unchanged did not reach the end. One range in 256 ends with that
+byte by itself; it costs one more request, for the byte alone.
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ from feedline.warehouse.storage.faults import ShortBodyError
 
 Range = tuple[int, int]  # start, stop
 
-# A hole of this size takes about as long to transfer as a request takes to be answered (25 ms at 40 MB/s; papers use
-# windows of 1 to 1.25 MiB).
+# Transferring a hole of this size takes about as long as the latency of a request (25 ms at 40 MB/s; papers use windows
+# of 1 to 1.25 MiB).
 HOLE_BYTES = 2**20
-# All holes of a row group together: one window, or this part of what is wanted.
+# The limit for all holes of a row group together: one window, or this part of the requested bytes.
 HOLES_PART = 0.1
 # One connection to S3 carries some 80 MB/s: a longer range is cut, so that several carry it.
 RANGE_BYTES = 32 * 2**20
 # Requests in flight in one process beyond the first of each reading thread.
 _THREADS = 16
-# Old versions of parquet-mr count a column chunk's bytes without a dictionary page's header; Arrow reads so much more.
+# Old versions of parquet-mr leave a dictionary page's header out of a column chunk's bytes; Arrow reads as many more.
 _PADDING_BYTES = 100
-_MAP_NORESERVE = 0x4000  # Linux; in `mmap` from Python 3.13 on: pages that are never touched need no memory
+_MAP_NORESERVE = 0x4000  # Linux (a constant of `mmap` from Python 3.13 on): untouched pages need no memory
 _MARK, _OTHER_MARK = 0xA7, 0x58
 
 _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="feedline-fetch")
 
 
-def coalesce(wanted: Sequence[Range]) -> list[Range]:
-    """The ranges to ask for, in order, so that every wanted one lies in one of them or in several adjacent ones."""
-    joined: list[Range] = []
-    for start, stop in sorted(each for each in wanted if each[0] < each[1]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+def coalesce(ranges: Sequence[Range]) -> list[Range]:
+    """The ranges to request, in order, so that every given one lies in one of them or in several adjacent ones."""
+    runs: list[Range] = []
+    for start, stop in sorted(each for each in ranges if each[0] < each[1]):
+        if runs and start <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
         else:
-            joined.append((start, stop))
-    allowance = max(HOLE_BYTES, int(HOLES_PART * sum(stop - start for start, stop in joined)))
-    holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(joined)))
-    filled = set()
+            runs.append((start, stop))
+    allowance = max(HOLE_BYTES, int(HOLES_PART * sum(stop - start for start, stop in runs)))
+    holes = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(runs)))
+    filled_holes = set()
     for size, i in holes:
         if size > min(HOLE_BYTES, allowance):
             break
         allowance -= size
-        filled.add(i)
+        filled_holes.add(i)
     spans: list[Range] = []
-    for i, (start, stop) in enumerate(joined):
-        if i - 1 in filled:
+    for i, (start, stop) in enumerate(runs):
+        if i - 1 in filled_holes:
             spans[-1] = (spans[-1][0], stop)
         else:
             spans.append((start, stop))
@@ -77,7 +78,7 @@ def _cut(span: Range) -> list[Range]:
 
 
 def chunk_ranges(metadata: pq.FileMetaData, row_group: int, leaves: Sequence[int], file_bytes: int) -> list[Range]:
-    """Where the column chunks of some Parquet columns lie, as Arrow's reader will look for them."""
+    """The byte ranges that Arrow's reader will read for some Parquet columns of a row group."""
     group = metadata.row_group(row_group)
     ranges = []
     for leaf in leaves:
@@ -98,19 +99,19 @@ class SparseFile:
         self._memory = mmap.mmap(-1, max(file_bytes, 1), flags=flags)
         self._missing: list[Range] = []
 
-    def want(self, ranges: Sequence[Range]) -> None:
-        """Set the ranges that `fetch` brings."""
+    def set_ranges(self, ranges: Sequence[Range]) -> None:
+        """Set the ranges for `fetch`."""
         self._missing = list(ranges)
 
     def fetch(self, source: pa.NativeFile) -> None:
-        """Fetch missing ranges concurrently; after an exception the next call asks for the rest."""
+        """Fetch the missing ranges concurrently; after an exception the next call requests the rest."""
         if not self._missing:
             return
         first, *others = self._missing
-        running = [(each, _pool.submit(self._bring, source, each)) for each in others]
+        running = [(each, _pool.submit(self._fetch_range, source, each)) for each in others]
         failures: dict[Range, BaseException] = {}
         try:
-            self._bring(source, first)
+            self._fetch_range(source, first)
         except Exception as error:
             failures[first] = error
         for each, future in running:
@@ -122,19 +123,19 @@ class SparseFile:
             raise failure
 
     def reader(self) -> pa.BufferReader:
-        """The file, to be decoded from; keeps the memory as long as anything refers to it."""
+        """The file for Arrow to decode; the memory lives as long as anything refers to it."""
         return pa.BufferReader(pa.py_buffer(self._memory))
 
-    def _bring(self, source: pa.NativeFile, wanted: Range) -> None:
-        start, stop = wanted
+    def _fetch_range(self, source: pa.NativeFile, span: Range) -> None:
+        start, stop = span
         with memoryview(self._memory) as memory, memory[start:stop] as view:
             _read_into(source, start, view)
 
 
 def read_range(source: pa.NativeFile, start: int, size: int) -> bytes:
-    """Some bytes of a remote file, in one request.
+    """Fetch a range of a remote file in one request.
 
-    Raises ShortBodyError where the store sent fewer.
+    Raises ShortBodyError where the store sent fewer bytes.
     """
     content = bytearray(size)
     _read_into(source, start, memoryview(content))
@@ -151,14 +152,14 @@ def _read_into(source: pa.NativeFile, start: int, view: memoryview) -> None:
     if count == size and view[-1] == _MARK and not _ends_with_mark(source, start + size - 1):
         count = 0
     if count != size:
-        raise ShortBodyError(f"answer is too short: got fewer bytes than the {size} asked for at {start}")
+        raise ShortBodyError(f"answer is too short: got fewer bytes than the {size} requested at {start}")
 
 
-def _ends_with_mark(source: pa.NativeFile, place: int) -> bool:
+def _ends_with_mark(source: pa.NativeFile, position: int) -> bool:
     """Whether a byte of the file is the mark by itself, as one in 256 is."""
     byte = bytearray([_OTHER_MARK])
     try:
-        source.get_stream(place, 1).readinto(byte)
+        source.get_stream(position, 1).readinto(byte)
     except OSError:
         return False  # there may be no such byte any more
     return byte[0] == _MARK

@@ -1,11 +1,11 @@
-"""The rows of a generated click table: `ClickRecipe` describes the table, `ClickFile` makes the rows of one file.
+"""The rows of a generated click table: `ClickRecipe` describes the table, `ClickFile` generates the rows of one file.
 
-Runs in the generator's Dask tasks. Pure: a file is a function of the recipe, the day and the file's number in it. Every
-column of every file has its own stream of words, keyed by (seed, column) and counted by (row group, file, day), so
-neither the number of workers nor the other columns change a value. A file keeps its sessions and the *distinct* values
-of the user-side columns; rows are made one row group at a time. Columns, in file order:
+Runs in the generator's Dask tasks. Pure: a file is a function of the recipe, the day and the file's index in it. Every
+column of every file has its own stream of words, keyed by (seed, column) with the counter (row group, file, day), so
+neither the number of workers nor other columns change a value. A file holds its sessions and the *distinct* values of
+the user-side columns; rows are generated one row group at a time. Columns, in file order:
 
-    request_id           int64        0 .. rows-1, the row's position in the table (day, file, row): unique
+    request_id           int64        0 .. rows-1, the row's index in the table (day, file, row): unique
     ts                   timestamp    microseconds, UTC without a zone, within the partition's day
     session_id, user_id  int64
     dense_0 ..           float32      log-normal minus a little (some are negative), `null_share` of them null
@@ -30,18 +30,18 @@ from feedline.errors import SpecError
 from feedline.warehouse.synthetic import draws
 from feedline.warehouse.synthetic.draws import Float64s, Int32s, Int64s, Words
 
-_TIMES, _SESSIONS, _LABELS, _DWELL, _USERS = range(5)  # streams that are no feature's; a feature's is kind + index
+_TIMES, _SESSIONS, _LABELS, _DWELL, _USERS = range(5)  # streams of no feature; a feature's is kind + index
 _DENSE, _IDS, _STRINGS, _HISTORIES, _LENGTHS = (kind << 32 for kind in range(1, 6))
 _CHANGES = 1 << 48  # added to a user-side column's stream: where its value changes
 _ROW_BITS = 24  # a row's index within its part, below its time in a sort key; a session's in its id
-_MAX_PARTS = 1 << 20  # of a day: a part's number lies between the day and the session in a session's id
+_MAX_PARTS = 1 << 20  # per day: a session's id is (day, part, session) from high to low bits
 _DAY_BITS = 37  # microseconds of a day
 _DAY_US = 86_400_000_000
 _ID_CARDINALITIES = (1_000_000, 100, 10_000, 10_000_000, 1_000, 100_000)
 _STRING_CARDINALITIES = (100, 10_000, 1_000)
 _HISTORY_CARDINALITY = 1_000_000
 _SESSIONS_PER_USER = 4
-_WHOLES = {
+_INTEGER_RANGES = {
     "rows": (1, 1 << 48),
     "days": (1, 36_500),
     "seed": (0, (1 << 64) - 1),
@@ -54,14 +54,19 @@ _WHOLES = {
     "row_group_rows": (1, 1 << _ROW_BITS),
     "part_rows": (1, 1 << _ROW_BITS),
 }
-_NUMBERS = {"user_share": (0, 1), "keep_probability": (0, 1), "null_share": (0, 1), "sessions_mean": (1, 1_000_000)}
+_FLOAT_RANGES = {
+    "user_share": (0, 1),
+    "keep_probability": (0, 1),
+    "null_share": (0, 1),
+    "sessions_mean": (1, 1_000_000),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClickRecipe:
     """A click table of `rows` rows over `days` partitions, from the day `start` on.
 
-    `sessions_mean`: mean rows of a user session; lengths are geometric, and the last session of a file is cut.
+    `sessions_mean`: mean rows of a user session; lengths are geometric, and the last session of a file is truncated.
     `clustered`: a session's rows are together, in time order; else each file, and so each day, is sorted by `ts`.
     `dense`, `ids`, `strings`, `histories`: columns of each kind. The histories and the first `user_share` of the others
     are user-side: from one row of a session to the next, each stays the same with `keep_probability`. A changed history
@@ -89,21 +94,19 @@ class ClickRecipe:
     compression: str = "zstd"
 
     def __post_init__(self) -> None:
-        """Refuse values that make no table."""
-        for name, (low, high) in _WHOLES.items():
+        """Raise SpecError for values out of range."""
+        for name, (low, high) in _INTEGER_RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise SpecError(f"{name} is out of range: got {value!r}, expected an integer from {low} to {high}.")
-        for name, (low, high) in _NUMBERS.items():
+        for name, (low, high) in _FLOAT_RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise SpecError(f"{name} is out of range: got {value!r}, expected a number from {low} to {high}.")
         if self.history_min > self.history_max:
             raise SpecError(f"history_min exceeds history_max: got {self.history_min} and {self.history_max}.")
         if self.days > self.rows:
-            raise SpecError(
-                f"days exceed rows: got {self.days} days and {self.rows} rows, expected a row for each day."
-            )
+            raise SpecError(f"days exceed rows: got {self.days} days and {self.rows} rows, expected a row per day.")
         try:
             self.midnight(self.days)
         except OverflowError as error:
@@ -118,33 +121,33 @@ class ClickRecipe:
             )
 
     def midnight(self, day: int) -> datetime:
-        """When that day begins, in UTC."""
+        """Return when the day begins, in UTC."""
         return datetime.combine(self.start + timedelta(days=day), time(), UTC)
 
     def partition(self, day: int) -> str:
-        """The day's folder."""
+        """Return the day's folder."""
         return f"ds={self.midnight(day).date().isoformat()}"
 
     def parts(self, day: int) -> int:
-        """Files of that day: all days and their files hold even shares of the rows."""
+        """Return the number of files of the day; days, and files in a day, hold even shares of the rows."""
         return -(-(self._before(day + 1) - self._before(day)) // self.part_rows)
 
     def part_bounds(self, day: int, part: int) -> tuple[int, int]:
-        """The part's rows as a range of the table's."""
+        """Return the part's rows as a range of the table's rows."""
         start, stop, parts = self._before(day), self._before(day + 1), self.parts(day)
         return start + (stop - start) * part // parts, start + (stop - start) * (part + 1) // parts
 
     def scalars(self) -> list[tuple[int, int]]:
-        """(kind, index) of the dense, id and string columns in file order."""
+        """Return (kind, index) of the dense, id and string columns in file order."""
         counts = ((_DENSE, self.dense), (_IDS, self.ids), (_STRINGS, self.strings))
         return [(kind, index) for kind, count in counts for index in range(count)]
 
     def is_user_side(self, kind: int, index: int) -> bool:
-        """Whether that column is the user's: the same for most of a session."""
+        """Whether the column describes the user, and so is the same for most of a session."""
         return index < round(self.user_share * {_DENSE: self.dense, _IDS: self.ids, _STRINGS: self.strings}[kind])
 
     def feature_schema(self) -> pa.Schema:
-        """The columns before the labels."""
+        """Return the schema of the columns before the labels."""
         kinds = {_DENSE: ("dense", pa.float32()), _IDS: ("id", pa.int64()), _STRINGS: ("str", pa.string())}
         keys = [("request_id", pa.int64()), ("ts", pa.timestamp("us")), ("session_id", pa.int64())]
         scalars = [(f"{kinds[kind][0]}_{index}", kinds[kind][1]) for kind, index in self.scalars()]
@@ -152,7 +155,7 @@ class ClickRecipe:
         return pa.schema([*keys, ("user_id", pa.int64()), *scalars, *lists])
 
     def schema(self) -> pa.Schema:
-        """The file's columns."""
+        """Return the schema of files."""
         return pa.schema([*self.feature_schema(), ("clicked", pa.int8()), ("dwell", pa.float32())])
 
     def _before(self, day: int) -> int:
@@ -160,10 +163,10 @@ class ClickRecipe:
 
 
 class ClickFile:
-    """The rows of one file, made row group by row group.
+    """The rows of one file, generated row group by row group.
 
-    Rows are numbered session by session and, within one, by time; `_order` holds them in the order of the file. A
-    user-side column is a function from row numbers to an Arrow array.
+    Rows are numbered by session and, within a session, by time; `_order` holds the numbers in file order. A user-side
+    column is a function from row numbers to an Arrow array.
     """
 
     def __init__(self, recipe: ClickRecipe, day: int, part: int) -> None:
@@ -184,11 +187,11 @@ class ClickFile:
 
     @property
     def sessions(self) -> int:
-        """Sessions in this file; the last one is cut at its end."""
+        """Sessions in this file; the last one is truncated at its end."""
         return len(self._heads)
 
     def row_groups(self) -> Iterator[pa.Table]:
-        """The file's rows, one table per row group."""
+        """Yield the file's rows, one table per row group."""
         size = self._recipe.row_group_rows
         for chunk, first in enumerate(range(0, self._rows, size)):
             yield self._row_group(chunk, first, min(first + size, self._rows))
@@ -291,13 +294,13 @@ def click_logit(table: pa.Table) -> Float64s:
     weights = (1.0, -0.8, 0.8, -0.6)
     logit = np.full(table.num_rows, -1.0)
     for weight, name in zip(weights, _ends(table, "dense_"), strict=False):
-        column = _one(table, name)
+        column = _column_array(table, name)
         values = np.log1p(np.fmax(column.to_numpy(zero_copy_only=False).astype(np.float64), 0.0)) - 0.7
         logit += weight * np.where(column.is_valid().to_numpy(zero_copy_only=False), values, 0.0)
     for weight, name in zip(weights, _ends(table, "id_"), strict=False):
-        logit += weight * draws.effect(_one(table, name).to_numpy())
+        logit += weight * draws.effect(_column_array(table, name).to_numpy())
     if "hist_0" in table.column_names:
-        lists = _one(table, "hist_0")
+        lists = _column_array(table, "hist_0")
         offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
         filled = np.diff(offsets) > 0
         logit[filled] += 1.5 * draws.effect(values[offsets[:-1][filled]])
@@ -311,7 +314,7 @@ def _is_codec(name: object) -> bool:
         return False
 
 
-def _one(table: pa.Table, name: str) -> pa.Array:
+def _column_array(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 

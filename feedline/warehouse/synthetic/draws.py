@@ -1,8 +1,8 @@
-"""The random values of a generated table: pure functions of 64-bit words that Philox makes.
+"""The random values of a generated table: pure functions of 64-bit words drawn from Philox.
 
-A stream of words is named by a key (two words) and a counter (three words); streams never overlap. One word makes
-one value: its top 14 bits choose a bucket of the distribution's inverse function, the next 24 interpolate inside it,
-and the low 20 decide whether the value is null. Runs in the generator's Dask tasks.
+A stream of words is identified by a key (two words) and a counter (three words); streams never overlap. Each word
+yields one value: its top 14 bits choose a bucket of the distribution's quantile function, the next 24 interpolate in
+it, and the low 20 decide whether the value is null. Runs in the generator's Dask tasks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Float64s = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 
 _BUCKET_BITS, _FRACTION_BITS, _NULL_BITS = 14, 24, 20
-_POINT_BITS = 16  # of a Zipf border's fixed point: border (< 2**40) times fraction stays within 63 bits
+_POINT_BITS = 16  # fraction bits of a Zipf border: border (< 2**40) times fraction fits 63 bits
 _ZIPF_EXPONENT = 1.05
 
 
 def draw_words(key: tuple[int, int], counter: tuple[int, int, int], count: int) -> Words:
-    """The first `count` words of a stream."""
+    """Return the first `count` words of a stream."""
     philox = np.random.Philox(key=np.array(key, np.uint64), counter=np.array((0, *counter), np.uint64))
-    # the full range takes words as they come; unlike random_raw it lets other threads run
+    # over the full range, words come unchanged; unlike random_raw, this releases the GIL
     return np.random.Generator(philox).integers(0, (1 << 64) - 1, count, np.uint64, endpoint=True)
 
 
@@ -38,12 +38,12 @@ def unit(words: Words) -> Float64s:
 
 
 def nulls(words: Words, share: float) -> npt.NDArray[np.bool_]:
-    """True for that share of the words, by bits no value uses."""
+    """True for a share of the words, by bits that no value uses."""
     return (words & np.uint64((1 << _NULL_BITS) - 1)) < np.uint64(round(share * (1 << _NULL_BITS)))
 
 
 def zipf(words: Words, cardinality: int) -> Int64s:
-    """Ids 0 .. cardinality-1 by a Zipf law, the frequent ones small."""
+    """Ids 0 .. cardinality-1 by a Zipf law, frequent ones first."""
     borders = _zipf_borders(cardinality)
     bucket, fraction = _split(words)
     low = borders[bucket]
@@ -52,7 +52,7 @@ def zipf(words: Words, cardinality: int) -> Int64s:
 
 
 def lognormal(words: Words, sigma: float) -> Float32s:
-    """exp(sigma * normal) - 0.1: a heavy tail, and a few values below zero."""
+    """exp(sigma * normal) - 0.1: a heavy tail, with a few negative values."""
     borders = _lognormal_borders(sigma)
     bucket, fraction = _split(words)
     low = borders[bucket]
@@ -60,14 +60,14 @@ def lognormal(words: Words, sigma: float) -> Float32s:
 
 
 def geometric(words: Words, mean: float) -> Int64s:
-    """Integers >= 1 of that mean."""
+    """Geometric integers >= 1 with the given mean."""
     if mean <= 1:
         return np.ones(len(words), np.int64)
     return 1 + np.floor(np.log(1.0 - unit(words)) / math.log(1.0 - 1.0 / mean)).astype(np.int64)
 
 
 def effect(ids: Int64s) -> Float64s:
-    """A fixed number in [-1, 1) per id: the finaliser of splitmix64."""
+    """A fixed value in [-1, 1) per id, by the finaliser of splitmix64."""
     word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -75,14 +75,14 @@ def effect(ids: Int64s) -> Float64s:
 
 
 def _split(words: Words) -> tuple[Int64s, Int64s]:
-    """(bucket, place within the bucket) from the top bits of each word."""
+    """Return (bucket, fraction within the bucket) from the top bits of each word."""
     top = (words >> np.uint64(64 - _BUCKET_BITS - _FRACTION_BITS)).astype(np.int64)
     return top >> _FRACTION_BITS, top & ((1 << _FRACTION_BITS) - 1)
 
 
 @functools.cache
 def _zipf_borders(cardinality: int) -> Int64s:
-    """The continuous law's inverse distribution function at each bucket's border, in fixed point, from 0."""
+    """Return the continuous law's quantile function at each bucket's border, in fixed point."""
     share = np.arange((1 << _BUCKET_BITS) + 1) / (1 << _BUCKET_BITS)
     power = 1.0 - _ZIPF_EXPONENT
     place = ((1.0 - share) + share * (cardinality + 1.0) ** power) ** (1.0 / power) - 1.0

@@ -1,8 +1,8 @@
-"""A generated click table of any size: `generate_clicks` writes the rows of `clicks` as Hive-partitioned Parquet.
+"""Generate a click table of any size: `generate_clicks` writes the rows of `clicks` as Hive-partitioned Parquet.
 
-Files are `ds=YYYY-MM-DD/part-00000.parquet`; one Dask task writes each, as threads of the caller's process unless a
-Dask client is active. Repeatable: the same recipe gives the same bytes, however many workers write them. Bounded: a
-file holds at most `part_rows` rows, and a task holds its sessions' distinct values and one row group.
+Files are `ds=YYYY-MM-DD/part-00000.parquet`, each written by one Dask task, in threads of the caller's process unless
+a Dask client is active. Repeatable: the same recipe gives the same bytes, with any number of workers. Bounded: a file
+has at most `part_rows` rows, and a task holds its sessions' distinct values and one row group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationReport:
-    """A written table: `files` Parquet files of `bytes` bytes in all, `clicks` rows with clicked = 1."""
+    """A generated table: `files` Parquet files of `bytes` bytes in total, `clicks` rows with clicked = 1."""
 
     uri: str
     rows: int
@@ -43,8 +43,8 @@ def generate_clicks(
     """Write a click table below `uri` (a path or a pyarrow.fs URI).
 
     `threads`: Dask threads (default: Dask's, the active client's workers, else every core here). Raises SpecError for
-    an argument out of range, TableError where the target already holds something (`overwrite` empties it, if it holds
-    nothing but `ds=` partitions).
+    an argument out of range, TableError if the target is not empty (`overwrite` empties it, provided that it holds only
+    `ds=` partitions).
     """
     if threads is not None and threads < 1:
         raise SpecError(f"threads are out of range: got {threads}, expected at least 1.")
@@ -62,7 +62,7 @@ def generate_clicks(
 
 
 def _write_file(uri: str, recipe: ClickRecipe, day: int, number: int) -> tuple[int, int, int, int]:
-    """Write one file, in a Dask task; its row groups, bytes, sessions and clicks."""
+    """Write one file, in a Dask task; return its row groups, bytes, sessions and clicks."""
     filesystem, root = _open_target(uri)
     path = f"{root}/{recipe.partition(day)}/part-{number:05d}.parquet"
     rows, groups, clicks = ClickFile(recipe, day, number), 0, 0
@@ -74,7 +74,7 @@ def _write_file(uri: str, recipe: ClickRecipe, day: int, number: int) -> tuple[i
                 clicks += int(np.count_nonzero(table.column("clicked").chunk(0).to_numpy()))
     except BaseException:
         if filesystem.get_file_info(path).type == pafs.FileType.File:
-            filesystem.delete_file(path)  # a file cut short would make the table a corrupt one
+            filesystem.delete_file(path)  # a truncated file would corrupt the table
         raise
     return groups, int(filesystem.get_file_info(path).size), rows.sessions, clicks
 
@@ -93,9 +93,9 @@ def clicks_pipeline(
     tail: str = "drop",
     shuffle: Mapping[str, object] | None = None,
 ) -> str:
-    """The pipeline.yaml of benchmarks and docs, for a generated table with at least those columns.
+    """Return the pipeline.yaml of benchmarks and docs, for a generated table with at least these columns.
 
-    `shuffle`: the section (default: none is written).
+    `shuffle`: the section (default: omitted).
     """
     groups = {
         "dense": [f"dense_{j}: [{{fill_null: 0}}, {{clip: {{min: 0, max: 1000}}}}, log1p]" for j in range(dense)],
@@ -128,7 +128,7 @@ def _open_target(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite: bool) -> None:
-    """Empty the folder, or refuse to (TableError)."""
+    """Empty the folder, or raise TableError."""
     kind = filesystem.get_file_info(root).type
     if kind == pafs.FileType.File:
         raise TableArgumentError(f"The table's location is a file: got {uri}, expected an empty or missing folder.")
@@ -137,10 +137,10 @@ def _clear_target(filesystem: pafs.FileSystem, root: str, uri: str, *, overwrite
         raise TableArgumentError(
             f"The table's location is not empty: {uri} holds {len(entries)} entries. Choose another, or overwrite it."
         )
-    strange = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
-    if strange:
+    foreign = [entry.base_name for entry in entries if not entry.base_name.startswith("ds=")]
+    if foreign:
         raise TableArgumentError(
-            f"{uri} is not overwritten: it holds {strange[0]!r}, which is no ds= partition. Remove it first."
+            f"{uri} is not overwritten: it holds {foreign[0]!r}, which is no ds= partition. Remove it first."
         )
     for entry in entries:
         filesystem.delete_dir(entry.path)

@@ -239,7 +239,7 @@ def test_the_schema_takes_right_calls_and_no_others():
     schema = op_schema()
     for op in OPS.values():
         for example in op.examples:
-            assert accepts(schema, example.call.written()), example
+            assert accepts(schema, example.call.to_yaml()), example
         assert accepts(schema, op.name) is op.is_word
     for right in ({"hash_bucket": "${BUCKETS}"}, {"clip": {"max": 1}}, {"bucketize": [1, 2.5]}):
         assert accepts(schema, right)
@@ -274,7 +274,7 @@ def test_documented_calls_are_yaml():
     for (written, _, given, result), (_, example) in zip(
         calls, sorted(EXAMPLES, key=lambda pair: [*SECTIONS].index(pair[0].placement)), strict=True
     ):
-        assert yaml.load(written) == example.call.written()
+        assert yaml.load(written) == example.call.to_yaml()
         columns = [list(held) for _, held in example.columns]
         assert str(yaml.load(given)) == str(columns if len(columns) > 1 else columns[0])
         assert str(yaml.load(result)) == str(list(example.result))

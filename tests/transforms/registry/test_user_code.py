@@ -180,7 +180,7 @@ def test_every_form(
         ("plain", {"gives": "float32"}, ["price"], "missing a required argument: 'by'"),
         ("total", {"gives": "float32"}, ["price"], "cannot be called with 1 input: missing a required argument: 'y'"),
         ("plain", {"gives": "float64", "parameters": {"by": 2}}, ["price"], "must give float64: got float32"),
-        ("plain", {"gives": "flaot32", "parameters": {"by": 2}}, ["price"], "'flaot32' names no type"),
+        ("plain", {"gives": "flaot32", "parameters": {"by": 2}}, ["price"], "'flaot32' is not the name of a type"),
         (
             "plain",
             {"gives": "date32", "parameters": {"by": 2}},

@@ -222,7 +222,7 @@ def test_maps_become_columns(tmp_path: Path) -> None:
 def test_a_flattened_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
     pq.write_table(pa.table({"m": maps, "m.a": [1]}), _made(tmp_path / "in") / "x.parquet")
-    with pytest.raises(TableError, match=r"makes a column 'm\.a', which the table has"):
+    with pytest.raises(TableError, match=r"creates a column 'm\.a', which the table has"):
         rewrite(tmp_path / "in", tmp_path / "out", flatten=("m",))
 
 

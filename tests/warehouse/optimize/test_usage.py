@@ -126,7 +126,7 @@ def test_damage_is_left_out_and_what_cannot_be_written_is_a_warning(
     (path.parent / "2020.json").write_text("{")
     (path.parent / "2021.json").write_text('{"time": "now"}')
     assert len(load_uses(str(tmp_path / "work"), snapshot.uri)) == 1
-    assert "cannot be read: it is left out" in caplog.text
+    assert "cannot be read and is skipped" in caplog.text
     (tmp_path / "file").write_text("not a folder")
     with caplog.at_level(logging.WARNING):
         note(tmp_path / "file", snapshot, ("word",))

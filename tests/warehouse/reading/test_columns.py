@@ -311,13 +311,13 @@ def test_thousands_of_keys_are_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_pat
     rows = [[(f"f{key:04d}", float(row)) for key in range(row % 3, 3000, 3)] for row in range(40)]
     root = write(tmp_path, {"a.parquet": pa.table({"m": pa.array(rows, MAP)})})
     calls: list[int] = []
-    numbers = parts.extracted
+    numbers = parts.extract_parts
 
     def watched(array: pa.Array, wanted: Any) -> Any:
         calls.append(len(wanted.parts))
         return numbers(array, wanted)
 
-    monkeypatch.setattr(parts, "extracted", watched)
+    monkeypatch.setattr(parts, "extract_parts", watched)
     names = [f'm["f{key:04d}"]' for key in range(3000)]
     found = Table(root).read(names)
     assert calls == [3000]
@@ -350,13 +350,13 @@ def test_fewer_rows_are_decoded_at_once_where_maps_are_large(monkeypatch: pytest
     monkeypatch.setattr(parts, "_ENTRIES", 2_000)
     monkeypatch.setattr(parts, "_LEAST_ROWS", 16)
     lengths: list[int] = []
-    take = parts.extracted
+    take = parts.extract_parts
 
     def watched(array: pa.Array, wanted: Any) -> Any:
         lengths.append(len(array))
         return take(array, wanted)
 
-    monkeypatch.setattr(parts, "extracted", watched)
+    monkeypatch.setattr(parts, "extract_parts", watched)
     assert Table(root).read(['m["k7"]'])['m["k7"]'].to_pylist() == [float(row) for row in range(500)]
     assert lengths == [100] * 5
     lengths.clear()

@@ -42,7 +42,7 @@ def test_by_place(path: str, first: int, rows: int, fraction: float, seed: int) 
     sample = Sample(fraction=fraction, seed=seed)
     expected = [stays(place_hash(path, first + index, seed), fraction) for index in range(rows)]
     data = pa.record_batch({"x": np.zeros(rows)})
-    assert bind_sample(sample, data.schema).chosen(data, path, first).tolist() == expected
+    assert bind_sample(sample, data.schema).hash_mask(data, path, first).tolist() == expected
     assert sampled_rows(sample, path, first, rows) == sum(expected)
 
 
@@ -84,9 +84,9 @@ def test_by_key_whatever_the_types(data: st.DataObject, kinds: list[str], fracti
     types = [data.draw(st.sampled_from(KINDS[kind][1])) for kind in kinds]
     batch = pa.record_batch([pa.array(values, kind) for values, kind in zip(columns, types, strict=True)], names)
     sample = bind_sample(Sample(fraction=fraction, seed=seed, key=tuple(names)), batch.schema)
-    assert sample.chosen(batch, "any", 7).tolist() == expected
+    assert sample.hash_mask(batch, "any", 7).tolist() == expected
     if count:
-        assert sample.chosen(batch.slice(1), "other", 0).tolist() == expected[1:]
+        assert sample.hash_mask(batch.slice(1), "other", 0).tolist() == expected[1:]
 
 
 def test_hashes_that_the_documentation_shows() -> None:
@@ -106,8 +106,8 @@ def test_hashes_that_the_documentation_shows() -> None:
         names = tuple(batch.schema.names)
         exact = Sample(fraction=(int(shown) + 2**12) / 2**64, seed=int(seed), key=names)
         below = Sample(fraction=(int(shown) - 2**12) / 2**64, seed=int(seed), key=names)
-        assert bind_sample(exact, batch.schema).chosen(batch, "f", 0).tolist() == [True]
-        assert bind_sample(below, batch.schema).chosen(batch, "f", 0).tolist() == [False]
+        assert bind_sample(exact, batch.schema).hash_mask(batch, "f", 0).tolist() == [True]
+        assert bind_sample(below, batch.schema).hash_mask(batch, "f", 0).tolist() == [False]
 
 
 @pytest.mark.parametrize("key", [(), ("k",)])
@@ -116,7 +116,7 @@ def test_the_share_is_binomial_over_many_seeds(key: tuple[str, ...]) -> None:
     batch = pa.record_batch({"k": np.arange(rows)})
     kept = np.array(
         [
-            bind_sample(Sample(fraction=fraction, seed=seed, key=key), batch.schema).chosen(batch, "f", 0)
+            bind_sample(Sample(fraction=fraction, seed=seed, key=key), batch.schema).hash_mask(batch, "f", 0)
             for seed in range(200)
         ]
     )
@@ -137,7 +137,7 @@ def test_smaller_fractions_keep_a_part_of_larger_ones() -> None:
     batch = pa.record_batch({"k": np.arange(5_000)})
     for key in ((), ("k",)):
         kept = [
-            bind_sample(Sample(fraction=fraction, seed=3, key=key), batch.schema).chosen(batch, "f", 0)
+            bind_sample(Sample(fraction=fraction, seed=3, key=key), batch.schema).hash_mask(batch, "f", 0)
             for fraction in (0.05, 0.1, 0.5, 1.0)
         ]
         assert all((small <= large).all() for small, large in itertools.pairwise(kept))
@@ -251,11 +251,11 @@ def test_counts_and_rows_are_those_of_the_definition(
     screened = screen_rows(shops, bound, sample=sampled)
     assert all(a in (UNCOUNTED, b) for a, b in zip(screened.rows.tolist(), counts, strict=True))
     asked = ((["id", "c", SAMPLE_WEIGHT], selection), (["id", SAMPLE_WEIGHT], screened), (["x"], selection))
-    for names, chosen in asked:
+    for names, hash_mask in asked:
         expected = [
             tuple(np.float32(row[name]) if name == SAMPLE_WEIGHT else row[name] for name in names) for row in rows
         ]
-        fragments = plan_fragments(shops, chosen, split_rows)
+        fragments = plan_fragments(shops, hash_mask, split_rows)
         tables = [read_arrow(f, names, bound, schema, sample=sampled, chunk_rows=chunk_rows) for f in fragments]
         assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == expected
         frames = [
@@ -291,7 +291,7 @@ def test_nothing_is_read_where_arithmetic_or_statistics_tell(shops: Snapshot, tm
         selection = selected(shops, tmp_path, map=refuse, **sample)
         report = selection.report
         assert (report.counted.row_groups, report.counted_bytes) == (0, 0)
-        assert report.whole.row_groups + report.by_place.row_groups == report.table.row_groups
+        assert report.whole.row_groups + report.by_position.row_groups == report.table.row_groups
         assert (report.matched.rows, report.table.rows) == (shops.rows, shops.rows)
 
 
@@ -368,8 +368,8 @@ def test_keys_stay_together_and_survive_a_rewrite(tmp_path: Path) -> None:
         kept = ids(first, fraction=0.2, seed=5, key=key)
         assert sorted(ids(second, fraction=0.2, seed=5, key=key)) == kept
         groups = table.select(key).to_pylist()
-        chosen = {tuple(groups[i].values()) for i in kept}
-        assert sorted(i for i, row in enumerate(groups) if tuple(row.values()) in chosen) == kept
+        hash_mask = {tuple(groups[i].values()) for i in kept}
+        assert sorted(i for i, row in enumerate(groups) if tuple(row.values()) in hash_mask) == kept
         assert 0 < len(kept) < rows
     assert sorted(ids(second, fraction=0.2, seed=5)) != ids(first, fraction=0.2, seed=5)
 

@@ -302,8 +302,8 @@ def test_a_filter_of_the_fit_that_this_table_cannot_answer(folder: Path):
             {"sample": Sample(fraction=0.5, seed=1)},
             'seen by [null,null,{"fraction":0.5,"where":null,"seed":0,"key":[]}]',
         ),
-        ({"named": ("/w/t/a",)}, {"named": ("/w/t/a",)}, True),
-        ({"named": ("/w/t/a",)}, {"named": ("/w/t/b",)}, 'seen by [["/w/t","/w/t/a"],null,null]'),
+        ({"sources": ("/w/t/a",)}, {"sources": ("/w/t/a",)}, True),
+        ({"sources": ("/w/t/a",)}, {"sources": ("/w/t/b",)}, 'seen by [["/w/t","/w/t/a"],null,null]'),
         ({}, {"root": "/w/t/day"}, 'seen by [["/w/t"],null,null]'),
     ],
 )

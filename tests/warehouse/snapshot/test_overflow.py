@@ -164,7 +164,7 @@ class Part(bytearray):
 
 
 def test_what_goes_to_a_store_is_not_held_whole(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(content_store, "_SPOOLED_BYTES", 10)
+    monkeypatch.setattr(content_store, "_SPOOL_BYTES", 10)
     monkeypatch.setattr(content_store, "_RUN_BYTES", 7)
     before: list[weakref.ref[Part]] = []
 

@@ -24,7 +24,7 @@ UNREADABLE = [
     (OSError("google::cloud::Status(UNAVAILABLE: try again)"), "could not be read"),
     (OSError("Cannot decrypt ColumnMetadata. FileDecryption is not setup correctly"), "is encrypted"),
     (pa.ArrowNotImplementedError("Nested data conversions not implemented"), "holds what pyarrow cannot read"),
-    (pa.ArrowMemoryError("malloc of size 281474976710656 failed"), "asks for more memory than there is"),
+    (pa.ArrowMemoryError("malloc of size 281474976710656 failed"), "needs more memory than there is"),
 ]
 
 

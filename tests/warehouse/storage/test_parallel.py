@@ -8,7 +8,7 @@ import pytest
 
 from feedline.errors import DataError, StoreError
 from feedline.warehouse.storage import parallel
-from feedline.warehouse.storage.parallel import in_threads, interruptible, stopping
+from feedline.warehouse.storage.parallel import in_threads, interruptible, stop_event
 
 WAIT_S = 20
 
@@ -37,7 +37,7 @@ def test_a_failure_ends_the_waiting_of_the_others_and_is_what_is_raised() -> Non
     def work(task: int) -> None:
         if task < 2:
             waits.release()
-            assert stopping().wait(WAIT_S)
+            assert stop_event().wait(WAIT_S)
             raise StoreError("the work ended while it waited")
         assert waits.acquire(timeout=WAIT_S)
         assert waits.acquire(timeout=WAIT_S)
@@ -45,7 +45,7 @@ def test_a_failure_ends_the_waiting_of_the_others_and_is_what_is_raised() -> Non
 
     with pytest.raises(DataError, match="the real one"):
         list(in_threads(work, list(range(3)), threads=3))
-    assert not stopping().is_set()
+    assert not stop_event().is_set()
 
 
 @pytest.mark.parametrize("way_out", [KeyboardInterrupt(), StoreError("another")])
@@ -54,7 +54,7 @@ def test_leaving_a_block_ends_its_waiting_and_what_has_not_begun(way_out: BaseEx
 
     def work(task: int) -> None:
         waits.set()
-        ended.append((task, stopping().wait(WAIT_S)))
+        ended.append((task, stop_event().wait(WAIT_S)))
 
     def leave() -> None:
         with interruptible(1, "test") as pool:

@@ -125,10 +125,10 @@ def test_final_failures_and_local_files_are_not_repeated() -> None:
 def test_giving_up_tells_place_attempts_seconds_and_the_stores_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "POLICY", RetryPolicy(first_s=0.01, longest_s=0.05, deadline_s=0.3))
     operation = Failing(*[OSError(AWS.format("INTERNAL_FAILURE"))] * 10**4)
-    started_s = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(StoreError) as caught:
-        with_retries(operation, ANYWHERE, "s3://b/f", doing="written")
-    assert time.monotonic() - started_s < 5
+        with_retries(operation, ANYWHERE, "s3://b/f", verb="written")
+    assert time.monotonic() - start_s < 5
     text = str(caught.value)
     assert text.startswith(f"s3://b/f could not be written: gave up after {operation.calls} attempts in 0.")
     assert "INTERNAL_FAILURE during GetObject operation: x" in text
@@ -144,11 +144,11 @@ def test_the_budget_in_numbers() -> None:
     assert [budget.take(Outlook.TRANSIENT) for _ in range(free)] == [0.0] * free
     assert budget.take(Outlook.TRANSIENT) == pytest.approx(1 / Budget.PER_SECOND)
     assert budget.take(Outlook.THROTTLED) == pytest.approx(3 / Budget.PER_SECOND)  # throttling costs twice as much
-    budget.give_back(Outlook.THROTTLED)
+    budget.refund(Outlook.THROTTLED)
     now_s[0] += 2 / Budget.PER_SECOND  # time gives tokens back
     assert budget.take(Outlook.TRANSIENT) == 0.0
     for _ in range(round(1 / Budget.PER_SUCCESS)):  # so do successes
-        budget.succeeded()
+        budget.record_success()
     assert budget.take(Outlook.TRANSIENT) == pytest.approx(0.0)
     now_s[0] += 10**6  # but never more than there were at first
     assert [budget.take(Outlook.TRANSIENT) for _ in range(free)] == [0.0] * free
@@ -171,10 +171,10 @@ def test_threads_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
             return str(error)
         return ""
 
-    started_s = time.monotonic()
+    start_s = time.monotonic()
     messages = list(in_threads(attempt, range(16), threads=16))
     assert all("gave up after" in message for message in messages)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - start_s < 10
     assert len(calls) <= 16 + Budget.CAPACITY / Budget.COST[Outlook.THROTTLED] + 10 * Budget.PER_SECOND
 
 
