@@ -138,8 +138,8 @@ def table_name(table: str) -> str:
     scheme, _, rest = address.partition("://")
     if scheme.lower() == "file":
         return os.path.normpath(unquote(urlsplit(f"file://{rest}").path) or "/")
-    kept = [(key, value) for key, value in parse_qsl(options) if key in _STORE_OPTIONS]
-    return f"{scheme.lower()}://{rest}" + (f"?{urlencode(kept)}" if kept else "")
+    store_options = [(key, value) for key, value in parse_qsl(options) if key in _STORE_OPTIONS]
+    return f"{scheme.lower()}://{rest}" + (f"?{urlencode(store_options)}" if store_options else "")
 
 
 def canonical_where(where: str | None) -> str | None:
@@ -307,17 +307,17 @@ def load_old_set(folder: str) -> ArtifactSetRecord | None:
 
 def other_pipelines(folder: str, pipeline: str) -> list[str]:
     """Names of some other pipelines with sets in a folder, for messages."""
-    found = []
+    pipelines = []
     for info in _list_folder(folder, _SETS):
         if info.type == pafs.FileType.Directory and info.base_name != safe_name(pipeline):
             names = [one.base_name for one in _list_folder(folder, f"{_SETS}/{info.base_name}")]
             pointer = next((name for name in names if name.endswith(".json")), None)
             content = None if pointer is None else read_file(folder, f"{_SETS}/{info.base_name}/{pointer}")
             if content is not None:
-                found.append(str(_parse_record(bytes(content), join(folder, str(pointer))).pipeline))
-        if len(found) > _NAMES_IN_MESSAGE:
+                pipelines.append(str(_parse_record(bytes(content), join(folder, str(pointer))).pipeline))
+        if len(pipelines) > _NAMES_IN_MESSAGE:
             break
-    return sorted(found)
+    return sorted(pipelines)
 
 
 def save_set(folder: str, one: ArtifactSetRecord) -> None:

@@ -92,22 +92,22 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
             f"{array.uri} holds no vectors: got {array.dtype} of shape {array.shape}, expected numbers of shape "
             "[ids, width]"
         )
-    stored = array.stored_array()
-    if not stored.mapped and stored.block_bytes > max_memory:
+    blocks = array.stored_array()
+    if not blocks.mapped and blocks.block_bytes > max_memory:
         raise SpecError(
-            f"{array.uri} has chunks larger than max_memory: got {stored.block_bytes:,} bytes for "
-            f"{stored.block_rows:,} rows, expected at most {max_memory:,}. Raise max_memory, or write smaller "
+            f"{array.uri} has chunks larger than max_memory: got {blocks.block_bytes:,} bytes for "
+            f"{blocks.block_rows:,} rows, expected at most {max_memory:,}. Raise max_memory, or write smaller "
             "chunks"
         )
     table = None if ids is None else ids.table
-    if table is not None and table.num_rows != stored.rows:
+    if table is not None and table.num_rows != blocks.rows:
         raise SpecError(
-            f"{array.uri} and its ids do not belong together: got {table.num_rows:,} ids, expected {stored.rows:,}, "
+            f"{array.uri} and its ids do not belong together: got {table.num_rows:,} ids, expected {blocks.rows:,}, "
             "one for each row"
         )
     artifact = _artifacts[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.derived("rows", lambda: ArrayRows(stored, max_memory))
+    artifact.derived("rows", lambda: ArrayRows(blocks, max_memory))
     artifact.derived("ids", lambda: ids)  # live as long as the array
     return artifact
 

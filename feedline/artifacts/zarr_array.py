@@ -81,8 +81,8 @@ class ZarrArray:
             return np.asarray(self.array[rows])
         except (FeedlineError, MemoryError):
             raise
-        except Exception as error:  # whatever a codec raises
-            raise CorruptFileError(f"{self.uri} cannot be decoded: {safe_message(error)}. Write it anew") from error
+        except Exception as error:  # codecs raise errors of any type
+            raise CorruptFileError(f"{self.uri} cannot be decoded: {safe_message(error)}. Write it again") from error
 
     def _is_mappable(self, width: int) -> bool:
         """Whether a chunk's file holds just its rows, in this machine's byte order."""

@@ -47,20 +47,20 @@ Decoder = Callable[[int], Any]
 class _RecordingSet:
     """The stored artifact set; records the artifacts that were requested."""
 
-    stored: StoredArtifactSet
+    artifact_set: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by op, of one feature
 
     def seen(self, key: str) -> bool | str:
-        return self.stored.seen(key)
+        return self.artifact_set.seen(key)
 
     def fitted(self, request: FitRequest) -> Artifact | None:
-        artifact = self.stored.fitted(request)
+        artifact = self.artifact_set.fitted(request)
         if artifact is not None:
             self.artifacts[request.op[0]] = artifact
         return artifact
 
     def read(self, reading: Reading) -> Artifact:
-        return self.stored.read(reading)
+        return self.artifact_set.read(reading)
 
 
 def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
@@ -71,25 +71,26 @@ def preview(spec: PipelineSpec, count: int) -> dict[str, Any]:
     snapshot = Pipeline(spec).snapshot()
     schema = planned_schema(spec, snapshot.schema)
     where, sample = bound_where(spec, snapshot.schema), bound_sample(spec, snapshot.schema)
-    stored = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
-    compiled = compile_spec(spec, schema, artifacts=stored)
+    artifact_set = StoredArtifactSet(replace(artifact_set_ref(spec), rows=rows_of(spec, snapshot)), newest=True)
+    compiled = compile_spec(spec, schema, artifacts=artifact_set)
     sources = {feature.name: _sources(feature) for feature in spec.features}
-    read = compile_spec(spec, schema, [part for parts in sources.values() for part in parts], artifacts=stored)
-    columns = list(dict.fromkeys([*compiled.parts, *read.parts]))
+    inputs = [part for parts in sources.values() for part in parts]
+    compiled_inputs = compile_spec(spec, schema, inputs, artifacts=artifact_set)
+    columns = list(dict.fromkeys([*compiled.parts, *compiled_inputs.parts]))
     marks = bound_marks(spec, compiled)
     chunks = first_rows(snapshot, columns, schema, count, where=where, sample=sample, marks=marks)
     if not chunks:
         raise PlanError(f"no row is kept: got none of {snapshot.rows:,} rows of {spec.source.table}")
     frame = pl.concat([chunk.frame for chunk in chunks], rechunk=True)
-    inputs = read.apply(frame)
+    input_frame = compiled_inputs.apply(frame)
     features = []
     for feature in spec.features:
-        values, decoder = _values(spec, schema, feature, stored, frame)
+        values, decoder = _values(spec, schema, feature, artifact_set, frame)
         features.append(
             {
                 "name": feature.name,
                 "group": feature.group,
-                "source": _input_values(inputs, sources[feature.name]),
+                "source": _input_values(input_frame, sources[feature.name]),
                 "value": values,
                 "decoded": None
                 if decoder is None or values is None
@@ -121,13 +122,13 @@ def _input_values(inputs: pl.DataFrame, sources: Sequence[FeatureSpec]) -> list[
 
 
 def _values(
-    spec: PipelineSpec, schema: Any, feature: FeatureSpec, stored: StoredArtifactSet, frame: pl.DataFrame
+    spec: PipelineSpec, schema: Any, feature: FeatureSpec, artifact_set: StoredArtifactSet, frame: pl.DataFrame
 ) -> tuple[list[Any] | None, Decoder | None]:
     """The feature's value per row, None if it is not fitted, and the decoder of its ids.
 
     A row that cannot be computed has its error as value.
     """
-    recording = _RecordingSet(stored)
+    recording = _RecordingSet(artifact_set)
     alone = compile_spec(spec, schema, [feature], artifacts=recording)
     if alone.missing_fits:
         return None, None

@@ -35,7 +35,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     """Describe all that a run decides before it starts, as plain values."""
     snapshot, selection = plan.snapshot, plan.selection
     schedule = plan.schedule(0)
-    kept = np.flatnonzero(selection.rows > 0)
+    row_groups = np.flatnonzero(selection.rows > 0)
     table_bytes = bytes_of(snapshot, None, snapshot.file_columns)
     lanes_per_rank = plan.lanes // world_size
     cluster = plan.spec.cluster
@@ -44,7 +44,7 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
     row_bytes = _row_bytes(plan)
     block_rows = max(block.rows for block in schedule.blocks(0, everything=True))
     twice = _read_twice(plan, schedule)
-    read = int(plan.row_group_bytes[kept].sum()) + twice
+    read_bytes = int(plan.row_group_bytes[row_groups].sum()) + twice
     return {
         "table": plan.spec.source.table,
         "snapshot": snapshot.id,
@@ -64,10 +64,10 @@ def describe(plan: Plan, *, world_size: int) -> dict[str, Any]:
             "names": list(plan.columns),
         },
         "bytes": {
-            "read_per_epoch": read,
+            "read_per_epoch": read_bytes,
             "read_twice": twice,
             "table": table_bytes,
-            "share": read / table_bytes if table_bytes else 0.0,
+            "share": read_bytes / table_bytes if table_bytes else 0.0,
         },
         **_part_costs(plan),
         "rows": schedule.rows,
@@ -126,23 +126,23 @@ def stages(plan: Plan) -> list[dict[str, Any]]:
     """
     snapshot, selection = plan.snapshot, plan.selection
     projection = part_bytes(snapshot, plan.parts)
-    found: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
     for stage in stages_of(snapshot, selection.verdicts, rows=selection.rows, matched=selection.matched):
         remaining = {
-            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if found else len(snapshot.files),
+            "files": len(np.unique(snapshot.file_of_row_group[stage.row_groups])) if facts else len(snapshot.files),
             "row_groups": int(stage.row_groups.sum()),
             "rows": stage.rows,
         }
-        if not found:
-            found.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
-        name = stage.name if len(found) > 1 else "columns"
-        found.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
-    return found
+        if not facts:
+            facts.append({"stage": stage.name, **remaining, "bytes": bytes_of(snapshot, None, snapshot.file_columns)})
+        name = stage.name if len(facts) > 1 else "columns"
+        facts.append({"stage": name, **remaining, "bytes": int(projection[stage.row_groups].sum())})
+    return facts
 
 
 def plan_table(facts: dict[str, Any]) -> Group:
     """Render the facts: what remains after each stage, then everything else."""
-    stages_table = Table(title=f"{facts['table']}: what is left after", title_justify="left")
+    stages_table = Table(title=f"{facts['table']}: what remains after", title_justify="left")
     for title in ("", "files", "row groups", "rows", "bytes", "% of bytes"):
         stages_table.add_column(title, justify="right" if title else "left", no_wrap=True)
     everything = facts["stages"][0]["bytes"]
@@ -159,7 +159,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="the plan", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    stored = facts["row_groups"]
+    in_all = facts["row_groups"]
     memory, size, columns = facts["memory"], facts["bytes"], facts["columns"]
     fewer = "; fewer blocks will be in flight" if memory["in_flight_bytes"] > memory["budget_bytes"] else ""
     in_flight = (
@@ -172,7 +172,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
         else ""
     )
     rows = (
-        ("table", f"{facts['files']:,} files, {stored['row_groups']:,} row groups, {stored['rows']:,} rows"),
+        ("table", f"{facts['files']:,} files, {in_all['row_groups']:,} row groups, {in_all['rows']:,} rows"),
         ("snapshot", facts["snapshot"]),
         ("plan, features", f"{facts['plan']}, {facts['features']}"),
         ("columns read", f"{columns['read']:,} of {columns['table']:,} ({columns['share']:.1%})"),
@@ -267,22 +267,22 @@ def _part_costs(plan: Plan) -> dict[str, Any]:
     snapshot = plan.snapshot
     names = [name for name in plan.parts if not has_column(snapshot.schema, name)]
     parts = [part for name in names if (part := part_of(name)) is not None]
-    kept = plan.selection.rows > 0
+    row_groups = plan.selection.rows > 0
     costs: dict[str, dict[str, dict[str, Any]]] = {"maps": {}, "structs": {}}
     for column in dict.fromkeys(part.column for part in parts if has_column(snapshot.schema, part.column)):
         own = [part for part in parts if part.column == column]
         if not pat.is_map(snapshot.schema.field(column).type):
-            nbytes = int(part_bytes(snapshot, [column])[kept].sum())
+            nbytes = int(part_bytes(snapshot, [column])[row_groups].sum())
             costs["structs"][column] = {"fields": len(own), "bytes_at_most": nbytes, "whole": column in plan.parts}
             continue
         flattened = {name for part in own if (name := flattened_column(snapshot.schema, part)) is not None}
         sizes = part_bytes(snapshot, {column, *flattened} if column in plan.parts else map(str, own))
-        nbytes = int((sizes - part_bytes(snapshot, flattened))[kept].sum())
+        nbytes = int((sizes - part_bytes(snapshot, flattened))[row_groups].sum())
         costs["maps"][column] = {
             "keys": len({part.keys[0] for part in own}),
             "keys_with_columns": len(flattened),
             "bytes": nbytes,
-            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & kept)),
+            "row_groups": int(np.count_nonzero((sizes > part_bytes(snapshot, flattened)) & row_groups)),
             "whole": column in plan.parts,
         }
     return costs

@@ -19,7 +19,7 @@ Measures = Mapping[str, Any]
 def quality_table(quality: Mapping[str, Measures], limit: int = _MAX_FEATURES) -> Table:
     """Render the measures of up to `limit` features: all, or those with most non-finite, unknown and null values."""
     rows = max((measures["rows"] for measures in quality.values()), default=0)
-    table = Table(title=f"what {rows:,} rows held", title_justify="left", caption_justify="left", expand=False)
+    table = Table(title=f"quality of {rows:,} rows", title_justify="left", caption_justify="left", expand=False)
     for name in ("feature", "group", "null", "min", "max", "not finite", "unknown", "length p50", "p99", "longest"):
         table.add_column(name, justify="left" if name in ("feature", "group") else "right", no_wrap=True)
     names = list(quality) if len(quality) <= limit else _noticeable(quality)[:limit]

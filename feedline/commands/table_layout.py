@@ -289,8 +289,8 @@ def _show_popularity(facts: Popularity, console: Console) -> None:
     curve = RichTable(title="popularity", title_justify="left")
     curve.add_column("of all reads", justify="right")
     curve.add_column("are served by this share of the bytes", justify="right")
-    for share, held in facts.curve:
-        curve.add_row(f"{share:.0%}", f"{held:.1%}")
+    for reads, nbytes in facts.curve:
+        curve.add_row(f"{reads:.0%}", f"{nbytes:.1%}")
     console.print(curve)
     columns = RichTable(title="columns", title_justify="left")
     for heading in ("column", "runs", "bytes read", "bytes stored"):

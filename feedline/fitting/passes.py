@@ -197,7 +197,7 @@ class _Run:
             self._learn(ready, self._observe(ready, tasks, selection, max(passes, self._step)))
             missing.difference_update(self._artifacts.new_fits)
             requests = self._missing_requests() if missing or self._artifacts.keep else ()
-            missing.update(request.key for request in requests)  # also kept fits whose own inputs have changed
+            missing.update(request.key for request in requests)  # also stored fits whose own inputs have changed
 
     def _missing_requests(self) -> tuple[FitRequest, ...]:
         """The fits to make, each from all features that share it, including those that a stored fit would serve."""

@@ -167,11 +167,11 @@ class Serving:
             raise ambiguous_type_error(resolved, feature.name, chain_text(feature), remedy)
         return resolved
 
-    def _compile_form(self, given: pa.Schema) -> Form:
+    def _compile_form(self, row_schema: pa.Schema) -> Form:
         """Compile for rows of a schema; columns that training recorded are compiled, and converted, to its types."""
         types = self._training_types()
         fields = {field.name: field for field in types}
-        schema = pa.schema([fields.get(field.name, field) for field in given])
+        schema = pa.schema([fields.get(field.name, field) for field in row_schema])
         try:
             try:
                 features = self._features(schema, self.features)
@@ -182,7 +182,7 @@ class Serving:
                 features = self._features(resolved, self.features)
                 fields |= {field.name: field for field in resolved if schema.field(field.name).type != field.type}
         except SpecError as error:
-            missing = [name for name in types.names if name not in given.names]
+            missing = [name for name in types.names if name not in row_schema.names]
             if not missing:
                 raise
             reason = f"the rows lack {len(missing)} of the {len(types)} columns of training: {', '.join(missing[:12])}"
@@ -190,11 +190,11 @@ class Serving:
         require_fitted(self._spec, features, served=True)
         casts = []
         for name in features.columns:
-            field = given.field(name)
+            field = row_schema.field(name)
             if name in fields and not same_type(field, fields[name]):
                 refuse_other_kinds(field, fields[name].type)
                 casts.append(fields[name])
-        refuse_absent_parts(given, features.parts)
+        refuse_absent_parts(row_schema, features.parts)
         return Form(features, batch_schema(features), tuple(casts))
 
 

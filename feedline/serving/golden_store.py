@@ -72,15 +72,15 @@ def features_id(features: Sequence[FeatureSpec]) -> str:
             feature.group,
             *_source_facts(feature),
             _op_identity(feature.op),
-            [_source_facts(given) for given in feature.inputs],
+            [_source_facts(part) for part in feature.inputs],
         ]
         for feature in features
     ]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
-def _source_facts(given: FeatureSpec | FeatureInput) -> list[Any]:
-    return [given.column, given.expr, [_op_identity(call) for call in given.ops]]
+def _source_facts(part: FeatureSpec | FeatureInput) -> list[Any]:
+    return [part.column, part.expr, [_op_identity(call) for call in part.ops]]
 
 
 def _op_identity(call: OpCall | None) -> Any:
@@ -148,12 +148,12 @@ def _name(request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> str:
 
 def _names(location: Location, request: ArtifactSetKey, features: Sequence[FeatureSpec]) -> list[str]:
     """Names of the existing records, in order of preference: the one of exactly these features first."""
-    found = []
+    ordered = []
     for home in dict.fromkeys((_home(request.pipeline), _home(request.owner), FOLDER)):
         names = [f"{home}/{info.base_name}" for info in _list_files(location, home) if info.base_name.endswith(".json")]
         names = sorted(name.removesuffix(".json") for name in names)
-        found += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
-    return found
+        ordered += sorted(names, key=lambda name: (name != _name(request, features), features_id(features) not in name))
+    return ordered
 
 
 def _list_files(location: Location, home: str) -> list[pafs.FileInfo]:

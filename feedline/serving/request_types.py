@@ -40,39 +40,39 @@ _STRINGS = (pat.is_string, pat.is_large_string, pat.is_string_view)
 _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
 
 
-def same_type(given: pa.Field, target: pa.Field) -> bool:
+def same_type(source: pa.Field, target: pa.Field) -> bool:
     """Whether both have one type in the transforms, so that no conversion is needed."""
-    if given.type == target.type:
+    if source.type == target.type:
         return True
-    dtype = column_type(given)
+    dtype = column_type(source)
     return dtype is not None and dtype == column_type(target) and dtype != pl.Null()
 
 
-def convertible(given: pa.DataType, target: pa.DataType) -> bool:
+def convertible(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether values of one type may be converted to another by the rules above; single values may not fit."""
-    if pat.is_null(given) or given == target:
+    if pat.is_null(source) or source == target:
         return True
-    if pat.is_dictionary(given) or pat.is_dictionary(target):
-        return convertible(_value_type(given), _value_type(target))
-    if pat.is_struct(given) and pat.is_struct(target):
-        fields = {field.name: field.type for field in given}
+    if pat.is_dictionary(source) or pat.is_dictionary(target):
+        return convertible(_value_type(source), _value_type(target))
+    if pat.is_struct(source) and pat.is_struct(target):
+        fields = {field.name: field.type for field in source}
         return all(convertible(fields.get(field.name, pa.null()), field.type) for field in target)
-    if pat.is_map(given) and pat.is_map(target):
-        return convertible(given.key_type, target.key_type) and convertible(given.item_type, target.item_type)
-    if _is(given, _LISTS) and _is(target, _LISTS):
-        return convertible(given.value_type, target.value_type)
-    return _flat(given, target)
+    if pat.is_map(source) and pat.is_map(target):
+        return convertible(source.key_type, target.key_type) and convertible(source.item_type, target.item_type)
+    if _is(source, _LISTS) and _is(target, _LISTS):
+        return convertible(source.value_type, target.value_type)
+    return _flat(source, target)
 
 
-def _flat(given: pa.DataType, target: pa.DataType) -> bool:
+def _flat(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_floating(target):
-        return bool(pat.is_floating(given) or pat.is_integer(given) or pat.is_decimal(given))
+        return bool(pat.is_floating(source) or pat.is_integer(source) or pat.is_decimal(source))
     if pat.is_integer(target) or pat.is_decimal(target):
-        return bool(pat.is_integer(given) or pat.is_decimal(given))
+        return bool(pat.is_integer(source) or pat.is_decimal(source))
     if pat.is_timestamp(target):
-        return bool(pat.is_timestamp(given)) and (given.tz is None) == (target.tz is None)
+        return bool(pat.is_timestamp(source)) and (source.tz is None) == (target.tz is None)
     families = (_STRINGS, _BYTES, (pat.is_duration,), (pat.is_date,), (pat.is_time,))
-    return any(_is(given, family) and _is(target, family) for family in families)
+    return any(_is(source, family) and _is(target, family) for family in families)
 
 
 def convert(column: Column, target: pa.DataType, name: str) -> Column:
@@ -97,23 +97,23 @@ def convert(column: Column, target: pa.DataType, name: str) -> Column:
         ).at(row) from error
 
 
-def refuse_other_kinds(given: pa.Field, target: pa.DataType) -> None:
+def refuse_other_kinds(source: pa.Field, target: pa.DataType) -> None:
     """Raise SpecError for a column whose type cannot be converted to the target."""
-    if not convertible(given.type, target):
+    if not convertible(source.type, target):
         raise SpecError(
-            f"column {given.name!r} is of another type than in training: got {given.type}, expected {target} or a "
+            f"column {source.name!r} is of another type than in training: got {source.type}, expected {target} or a "
             "type that converts to it exactly. Convert it"
         )
 
 
-def refuse_absent_parts(given: pa.Schema, names: Iterable[str]) -> None:
+def refuse_absent_parts(source: pa.Schema, names: Iterable[str]) -> None:
     """Raise SpecError if a part that features read, such as a struct's field, is missing in the rows' columns."""
     for name in names:
         part = part_of(name)
-        if part is None or name in given.names or not has_column(given, part.column):
+        if part is None or name in source.names or not has_column(source, part.column):
             continue
         try:
-            part_field(given, part)
+            part_field(source, part)
         except PartError as error:
             raise SpecError(f"the rows lack {name}, which training had: {error}") from None
 

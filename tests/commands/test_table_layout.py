@@ -84,7 +84,7 @@ def test_bytes_spent_for_decoding_time_are_reported(
     assert facts["settings"]["goal"] == "decode"
     again = explain_growth(rewrite(tight, tmp_path / "out", goal="decode"))
     assert again[0] == lines[0]
-    assert "no encoding was measured" in again[-1]
+    assert "encodings were not measured" in again[-1]
 
 
 def footprint(sizes: dict[str, int], encoding: str, *, row_groups: int = 1, footers: int = 10) -> Footprint:
