@@ -107,8 +107,8 @@ def _array(uri: str, options: Mapping[str, Any], max_memory: int, folder: str) -
         )
     artifact = _artifacts[key] = Artifact(facts=facts, table=table)
     artifact.__dict__["digest"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    artifact.derived("rows", lambda: ArrayRows(blocks, max_memory))
-    artifact.derived("ids", lambda: ids)  # live as long as the array
+    artifact.derive("rows", lambda: ArrayRows(blocks, max_memory))
+    artifact.derive("ids", lambda: ids)  # live as long as the array
     return artifact
 
 

@@ -44,7 +44,7 @@ from feedline.artifacts.artifact_sets import (
 )
 from feedline.artifacts.external import read_external
 from feedline.errors import CorruptFileError
-from feedline.transforms.compile.fit_requests import shown_chain
+from feedline.transforms.compile.fit_requests import describe_chain
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
@@ -192,7 +192,7 @@ class StoredArtifactSet:
         readings = tuple(sorted((name, artifact.digest) for name, artifact in self._external.items()))
         return replace(self.ref, readings=readings or self.ref.readings, request=None)
 
-    def seen(self, key: str) -> bool | str:
+    def seen_rows(self, key: str) -> bool | str:
         """Which of the job's rows a fit has seen, see `rows_seen`; a fit still to be made will have seen all."""
         if not self.ref.out_of_fold or self.ref.rows is None:
             return self.ref.out_of_fold
@@ -255,7 +255,7 @@ class StoredArtifactSet:
             f"`artifacts: {{from: {request.pipeline}}}`",
         )
 
-    def fitted(self, request: FitRequest) -> Artifact | None:
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
         """The artifact of a fit, read once per process; None if there is none that matches (see `explain_missing`).
 
         Raises CorruptFileError if the files do not hold what was written.
@@ -283,7 +283,7 @@ class StoredArtifactSet:
                 got, expected = fit.types.get(name, "nothing"), request.types.get(name, "nothing")
                 return f"got an artifact that was learnt from {name}: {got}, expected {expected}"
             if _chain_differs(fit, request):
-                got, expected = (", ".join(map(shown_chain, one.behind)) for one in (fit, request))
+                got, expected = (", ".join(map(describe_chain, one.behind)) for one in (fit, request))
                 got = got or f"{', '.join(fit.features)} ({fit.chain})"
                 return f"got an artifact that was learnt from {got}, expected one learnt from {expected}"
             return "got an artifact whose own inputs have been fitted again since"

@@ -28,7 +28,7 @@ from zarr.core.metadata import ArrayV3Metadata
 
 from feedline.artifacts.array_rows import Block, StoredArray
 from feedline.errors import CorruptFileError, FeedlineError, SpecError, TableChangedError, TableNotFoundError
-from feedline.warehouse.parquet.open_file import Stamp, refuse_other, stamp_in, stamp_of
+from feedline.warehouse.parquet.open_file import Stamp, refuse_changed, stamp_in, stamp_of
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import Location, absolute, join, list_tree, locate, redact
 from feedline.warehouse.storage.ranges import read_range
@@ -267,7 +267,7 @@ def _explain_missing(name: str) -> Iterator[None]:
 
 
 def _compare(name: str, listed: Stamp, now: Stamp) -> None:
-    refuse_other(name, listed, now, "after the array was opened", _REMEDY)
+    refuse_changed(name, listed, now, "after the array was opened", _REMEDY)
 
 
 def _bounds(part: ByteRequest | None, size: int) -> tuple[int, int]:

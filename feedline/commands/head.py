@@ -50,11 +50,11 @@ class _RecordingSet:
     artifact_set: StoredArtifactSet
     artifacts: dict[str, Artifact] = field(default_factory=dict)  # by op, of one feature
 
-    def seen(self, key: str) -> bool | str:
-        return self.artifact_set.seen(key)
+    def seen_rows(self, key: str) -> bool | str:
+        return self.artifact_set.seen_rows(key)
 
-    def fitted(self, request: FitRequest) -> Artifact | None:
-        artifact = self.artifact_set.fitted(request)
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
+        artifact = self.artifact_set.find_artifact(request)
         if artifact is not None:
             self.artifacts[request.op[0]] = artifact
         return artifact

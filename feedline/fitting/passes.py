@@ -102,10 +102,10 @@ class _FitsSoFar:
     keep: bool
     new_fits: dict[str, FittedArtifact] = field(default_factory=dict)
 
-    def seen(self, key: str) -> bool | str:
-        return self.stored.seen(key)
+    def seen_rows(self, key: str) -> bool | str:
+        return self.stored.seen_rows(key)
 
-    def fitted(self, request: FitRequest) -> Artifact | None:
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
         if request.key in self.new_fits:
             return self.new_fits[request.key].artifact
         manifest = self.stored.manifest if self.keep else None
@@ -113,7 +113,7 @@ class _FitsSoFar:
             return None
         depends = manifest.fits[request.key].depends
         stale = [key for key in depends if key in self.new_fits and self.new_fits[key].fit.digest != depends[key]]
-        return None if stale else self.stored.fitted(request)
+        return None if stale else self.stored.find_artifact(request)
 
     def read(self, reading: Reading) -> Artifact:
         return self.stored.read(reading)
@@ -178,7 +178,7 @@ class _Run:
         self._features = self._features_of(blank)
         self.scratch = Scratch(folder=below(absolute(spec.work_dir), f"fitting-{secrets.token_hex(8)}"), limit_bytes=0)
         self._where_path = ("fit", "where") if spec.fit.where is not None else ("source", "where")
-        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, place=self._where_path)
+        self._where = bound_where(spec, snapshot.schema, text=spec.fit.where, path=self._where_path)
         self._sample = bound_sample(spec, snapshot.schema)
         self._step = self._rows = self._nbytes_read = 0
 

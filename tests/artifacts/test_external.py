@@ -148,7 +148,7 @@ def test_an_array_is_shared_by_all_its_users(tmp_path: Path):
     first = read_external(array("a", ids="ids.parquet"), str(tmp_path))
     assert read_external(array(str(tmp_path / "a"), ids="ids.parquet"), str(tmp_path)) is first
     assert read_external(array("a"), str(tmp_path)).digest != first.digest
-    rows = first.derived("rows", lambda: None)
+    rows = first.derive("rows", lambda: None)
     assert np.array_equal(rows.take(np.arange(50)), data)
     assert rows.loads == 5
     pq.write_table(pa.table({"id": range(1, 51)}), tmp_path / "ids.parquet")
@@ -190,7 +190,7 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
     assert here.digest == there.digest
     for name in ("bare", "packed"):
         found = read_external(array(store.uri(f"side/side/{name}")), str(tmp_path))
-        rows = found.derived("rows", lambda: None)
+        rows = found.derive("rows", lambda: None)
         store.forget()
         store.fault("server_error", path=r"/c/2/0")
         assert np.array_equal(rows.take(np.arange(20, 30)), data[20:30])
@@ -199,7 +199,7 @@ def test_tables_and_arrays_in_a_store(store: Store, port: int, tmp_path: Path, m
         store.forget()
         rows.take(np.arange(50))
         assert not store.counts()
-    opened = read_external(array(store.uri("side/side/packed", allow_bucket_creation="false")), str(tmp_path)).derived(
+    opened = read_external(array(store.uri("side/side/packed", allow_bucket_creation="false")), str(tmp_path)).derive(
         "rows", lambda: None
     )
     put(port, "side/side/packed/c/1/0", b"another chunk")

@@ -283,7 +283,7 @@ def test_a_shared_fit_waits_for_the_chains_of_all_features(tmp_path: Path, click
 def test_a_fit_that_depends_on_itself_is_refused(tmp_path: Path, clicks: Path, names: list[str]):
     one, other = ({"occurrences": {"name": name}} for name in names)
     features = {"categorical": {"id_0": [one, other], "id_1": [other, one]}}
-    with pytest.raises(SpecError, match=r"occurrences cannot learn from what it makes itself: got the name 'x' again"):
+    with pytest.raises(SpecError, match=r"occurrences cannot learn from its own results: got the name 'x' twice"):
         Pipeline.from_yaml(written(tmp_path, clicks, features=features)).fit()
 
 

@@ -155,7 +155,7 @@ def test_a_missing_vector_that_is_an_error_names_the_row(place: Place):
     )
     pq.write_table(wrong, place.table / "a.parquet", row_group_size=500)
     with pytest.raises(
-        DataError, match=r"vectors.zarr has no row of an id: got 1000000\..*a\.parquet, row group 4, row 2345\)"
+        DataError, match=r"vectors.zarr has no row for an id: got 1000000\..*a\.parquet, row group 4, row 2345\)"
     ):
         list(Pipeline.from_yaml(path).batches())
 

@@ -155,7 +155,7 @@ def test_to_dask_shows_pairs_and_vectors(path: Path, stored: dict[str, list[Any]
             {"scores": pa.array([[0.5]] * ROWS, pa.list_(pa.float64()))},
             [
                 "feature 'beside' cannot be computed (weighted(ids, scores) → first_x → modulo)",
-                "weights must be as many as ids",
+                "each id must have one weight",
                 "ds=2026-01-02/part.parquet, row group 0, row ",
             ],
         ),

@@ -181,7 +181,7 @@ def test_columns_that_changed_their_kind(place: Rewritten):
         rows = pq.read_table(place.table / name)
         if rows.schema.field("id").type != pa.string():
             pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), place.table / name)
-    with pytest.raises(StateError, match="'id', by which rows are told apart, is not what it was: got text, expected"):
+    with pytest.raises(StateError, match="'id', which identifies rows, changed its type: got text, expected"):
         pipeline.rebase(state_at(plan, 0, step))
 
 
@@ -264,7 +264,7 @@ def test_rows_that_are_equal(tmp_path: Path, keyed: bool):
     assert Counter(before) == Counter([*range(40), *range(16)])
     place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])  # ten rows are gone, once
     if keyed:
-        with pytest.raises(DataError, match="row_key does not name one row: got 16 rows with the key of another"):
+        with pytest.raises(DataError, match="row_key is not unique: got 16 rows with the key of another"):
             pipeline.rebase(state_at(plan, 0, 7))
         return
     after = steps(pipeline, pipeline.rebase(state_at(plan, 0, 7)), 0, 7)
@@ -385,7 +385,7 @@ def test_partition_keys_that_changed_are_refused(place: Rewritten):
 
 
 def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
-    with pytest.raises(SpecError, match=r"row_key.*names partition keys alone: got ds"):
+    with pytest.raises(SpecError, match=r"row_key.*consists of partition keys: got ds"):
         place.pipeline(source={"row_key": ["ds"]}).plan()
     plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
     assert plan.job.record is not None
@@ -399,7 +399,7 @@ def test_a_row_key_has_to_be_a_column(tmp_path: Path, key: str, got: str):
     table = pq.read_table(place.table / "a.parquet")
     facts = pa.array([{"a": row} for row in range(100)])
     pq.write_table(table.append_column("user_facts", facts), place.table / "a.parquet")
-    with pytest.raises(SpecError, match=rf"row_key.*'{key}' cannot name a row: got {got}"):
+    with pytest.raises(SpecError, match=rf"row_key.*'{key}' cannot identify rows: got {got}"):
         place.pipeline(source={"row_key": [key]}).plan()
 
 

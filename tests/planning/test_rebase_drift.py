@@ -252,7 +252,7 @@ def test_two_rows_of_one_key_are_still_an_error(drifted: Rewritten):
     plan = pipeline.plan()
     steps(pipeline, plan, 0, 0, 12)
     keyed(place, "ds=1/0.parquet", [64, 64, 65])
-    with pytest.raises(DataError, match="row_key does not name one row: got 1 rows"):
+    with pytest.raises(DataError, match="row_key is not unique: got 1 rows"):
         pipeline.rebase(state_at(plan, 0, 12))
 
 

@@ -104,7 +104,7 @@ def test_a_snapshot_of_something_else_is_refused(tmp_path: Path) -> None:
         ({"partitions": {"month": "string"}}, "its partitions is {}, pipeline.yaml's is .*string"),
         ({"schema": {"columns": {"x": "double"}}}, "its schema.columns is {}, pipeline.yaml's is .*double"),
     ):
-        with pytest.raises(SpecError, match=f"the snapshot was taken of another source: {difference}"):
+        with pytest.raises(SpecError, match=f"the snapshot was taken from another source: {difference}"):
             small(tmp_path, snapshot="snapshot", **changes).snapshot()
     good = file.read_bytes()
     for bad in (b"", b"version: 1", good[:-1], good[:200] + b"!" + good[201:], good[: len(good) // 2], good + b" "):

@@ -188,7 +188,7 @@ def test_the_command_refuses(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
     for words, status, text in (
         (("p.yaml",), 2, "the state lacks snapshot"),
         (("nowhere.json",), 2, "holds no state as JSON"),
-        ((state,), 2, "cannot be told from those that were delivered"),
+        ((state,), 2, "cannot be matched with those delivered"),
         ((state, "--rewritten", "skip"), 2, "No such option: --rewritten"),
     ):
         done = ended_here("rebase", "p.yaml", *words)

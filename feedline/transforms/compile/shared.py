@@ -22,19 +22,19 @@ Levels = tuple[tuple[pl.Expr, ...], ...]
 
 
 def source_key(source: FeatureSpec | FeatureInput, name: str) -> Key:
-    """The key of a column or an expression as the beginning of a chain."""
+    """The key of a column or an expression that begins a chain."""
     return ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
 
 
 def shared_keys(features: Iterable[FeatureSpec]) -> frozenset[Key]:
-    """The keys of values, after a source or an op, from which several others derive."""
+    """The keys of the values (of a source or an op) from which several others derive."""
     after: dict[Key, set[Key]] = {}
     for feature in features:
         try:
             _walk(feature, after)
         except OpError:  # building the feature raises it with its position
             continue
-    return frozenset(key for key, made in after.items() if len(made) > 1)
+    return frozenset(key for key, dependants in after.items() if len(dependants) > 1)
 
 
 def _walk(feature: FeatureSpec, after: dict[Key, set[Key]]) -> None:

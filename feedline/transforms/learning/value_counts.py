@@ -224,8 +224,8 @@ def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
         ordered = held.sort("count", descending=True)
         group = len(kept.counts) - 1 - np.searchsorted(kept.counts[::-1], ordered["count"].to_numpy())
         first, sizes = np.unique(group, return_index=True, return_counts=True)[1:]
-        place = np.arange(len(group)) + np.repeat(free[group[first]] - first, sizes)
-        values[place] = ordered["value"].cast(dtype).to_numpy()
+        positions = np.arange(len(group)) + np.repeat(free[group[first]] - first, sizes)
+        values[positions] = ordered["value"].cast(dtype).to_numpy()
         free[group[first]] += sizes
     if kept.cut:
         values[len(values) - ties.count :] = ties.take()

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.warehouse.parquet.bounds import has_bounds, is_text
+from feedline.warehouse.parquet.bounds import has_bounds, is_binary_like
 
 _KEPT_BYTES = 64 << 20  # a filter's and a projection's columns of 20,000 files
 
@@ -83,7 +83,7 @@ def arrange_facts(found: Mapping[str, pa.Array] | None, rows: pa.Array, field: p
         known = pc.and_(parts["min"].is_valid(), parts["max"].is_valid())
         nothing = pa.scalar(None, field.type)
         parts |= {side: pc.if_else(known, parts[side], nothing) for side in ("min", "max")}
-    if is_text(field.type):
+    if is_binary_like(field.type):
         parts["exact"] = found.get("exact", pa.array(np.zeros(size, np.bool_)))
     return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 

@@ -131,7 +131,7 @@ def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
 def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
     """The partition keys' values; one whose type only paths decided has that of a column in the files, if there is."""
     partition = dict(listing.partition)
-    for name in listing.inferred.intersection(schema.names):
+    for name in listing.inferred_keys.intersection(schema.names):
         paths = listing.files["path"].to_pylist()
         partition[name] = refine(partition[name], name, schema.field(name).type, paths)
     return partition
@@ -208,7 +208,7 @@ def _remember(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
 
 
 def _entry(listing: Listing) -> str:
-    name = hashlib.sha256(json.dumps([listing.uri, listing.asked]).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps([listing.uri, listing.source_names]).encode()).hexdigest()
     return f"tables/{name}.arrow"
 
 

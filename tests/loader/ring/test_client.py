@@ -328,12 +328,14 @@ class Interrupts:
         self.raised: tuple[str, int] | None = None
         self._points: dict[CodeType, frozenset[int]] = {}
         self._in_python: dict[FrameType, int] = {}
+        self._tracer: Any = None  # the one before: coverage's, where tests are measured
 
     def __enter__(self) -> None:
+        self._tracer = sys.gettrace()
         sys.settrace(self._on_call)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._tracer)
         self._in_python.clear()
 
     def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:

@@ -267,7 +267,7 @@ def test_ids_that_name_rows(arrays: Path, tmp_path: Path, named: str):
 def test_a_missing_id_may_be_an_error(arrays: Path):
     arguments = {"array": "bare", "missing": "error"}
     assert embedded(arrays, arguments, pl.Series([1, 2])).to_list() == DATA[1:3].tolist()
-    with pytest.raises(DataError, match=r"bare has no row of an id: got 1000\. Write `missing: zero`"):
+    with pytest.raises(DataError, match=r"bare has no row for an id: got 1000\. Write `missing: zero`"):
         embedded(arrays, arguments, pl.Series([1, 1000]))
     with pytest.raises(DataError, match="got None"):
         embedded(arrays, {**arguments, "pooling": "sum"}, pl.Series([[1], [2, None]]))
@@ -281,8 +281,8 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
             pl.Series([[1]]),
             "embedding: a list of ids needs pooling: got integer list. Write `pooling: mean`",
         ),
-        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling is of lists: got integer. Leave pooling out"),
-        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is the number of a row: got strings"),
+        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling needs lists: got integer. Leave pooling out"),
+        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is a row.s number: got strings"),
         ({"array": "bare"}, pl.Series([0.5]), "embedding takes integers or strings, or lists of them: got float"),
         ({"array": "bare", "pooling": "max"}, pl.Series([[1]]), "pooling must be 'mean' or 'sum'"),
         ({"array": "bare", "ids": "ids.parquet"}, pl.Series(["a"]), "keys must be integers or strings on both sides"),

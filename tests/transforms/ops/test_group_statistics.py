@@ -145,7 +145,7 @@ def test_elements_of_lists_are_keys():
     assert count.to_list() == [[1, 4], [4, 1], [], None, [4, 4]]
     unknown = pl.DataFrame({"shops": [[1, 9], None]})
     assert found_in(feature("shops", stats="max", of="price"), lists, unknown).to_list() == [[1.0, None], None]
-    with pytest.raises(OpError, match=r"lists of keys give lists of one number: got stats \['count', 'sum'\]"):
+    with pytest.raises(OpError, match=r"a list of keys takes one statistic: got stats \['count', 'sum'\]"):
         compile_features([feature("shops", stats=["count", "sum"], of="price")], lists.to_arrow().schema)
 
 

@@ -97,7 +97,7 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     assert GroupTableSize.at_least(groups, artifact.table).nbytes <= whole
     if len(keys) == 1:
         assert GroupTableSize.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
-    for name, column in artifact.derived("columns", dict).items():
+    for name, column in artifact.derive("columns", dict).items():
         chunk = artifact.table[name].chunk(0).buffers()[1]
         assert np.shares_memory(column, np.frombuffer(chunk, np.uint8)), "numbers are there once"
 
@@ -124,7 +124,7 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     with pytest.raises(DataError, match=message):
         learnt(little)
     known = InMemoryArtifacts(artifacts={want.key: artifact})
-    with pytest.raises(OpError, match=rf"{op}: what was learnt of groups is {message}"):
+    with pytest.raises(OpError, match=rf"{op}: the table of groups is {message}"):
         compile_features([little], SCHEMA, known)
     made = compile_features([enough], SCHEMA, known)
     assert made.fingerprint == compile_features([plain], SCHEMA, known).fingerprint

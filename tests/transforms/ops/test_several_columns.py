@@ -204,9 +204,9 @@ def test_what_several_columns_must_be():
         ("get_score_sum", (a, a), "get_score_sum: ids must have scores: got integer list"),
         ("get_score_min", (a, floats, a), "get_score_min: ids must have scores"),
         ("id_overlap_count", (a, a.cast(pl.List(pl.UInt64))), "ids must be of one type to be compared: got"),
-        ("column_similarity", (a, floats), "two vectors or two lists of ids are compared: got integer list and"),
-        ("weighted", (floats,), "weighted: a weighted list is made of two lists, a list of structs or a map: got list"),
-        ("weighted", (word, floats), "weights stand beside a list of ids: got string"),
+        ("column_similarity", (a, floats), "the inputs must be two vectors or two lists of ids: got integer list and"),
+        ("weighted", (floats,), "weighted: a weighted list needs two lists, a list of structs or a map: got list"),
+        ("weighted", (word, floats), "weights need a list of ids: got string"),
     ):  # fmt: skip
         with pytest.raises(OpError, match=message):
             combined(op, 9 if op in ("cartesian", "hashed_cross") else None, *given_columns)
@@ -274,7 +274,7 @@ def test_where_weights_come_from():
 
 
 def test_weights_of_another_length():
-    with pytest.raises(DataError, match="weights must be as many as ids: got 1 weights for 2 ids, expected 2"):
+    with pytest.raises(DataError, match="each id must have one weight: got 1 weights for 2 ids, expected 2"):
         combined("weighted", None, int_lists([[1], [2, 3]]), pl.Series([[0.5], [0.5]], dtype=FLOAT_LISTS))
     with pytest.raises(DataError, match="got 0 weights for 1 ids"):
         combined("weighted", None, int_lists([[1]]), pl.Series([None], dtype=FLOAT_LISTS))

@@ -199,7 +199,7 @@ def test_column_mapping_and_unknown_features_are_refused(tmp_path: Path):
 
     from feedline.warehouse.discovery.delta import _refuse_features
 
-    with pytest.raises(TableError, match="features that Feedline does not know: timeTravelToTheFuture"):
+    with pytest.raises(TableError, match="features that Feedline does not support: timeTravelToTheFuture"):
         _refuse_features(Log(), "t")
 
 
@@ -213,7 +213,7 @@ def test_a_table_all_of_whose_files_are_gone(delta: Path):
 def test_what_is_no_delta_table(tmp_path: Path):
     (tmp_path / "t").mkdir()
     for folder in (tmp_path / "t", tmp_path / "nothing"):
-        with pytest.raises(TableNotFoundError, match="is no Delta table"):
+        with pytest.raises(TableNotFoundError, match="is not a Delta table"):
             Table(folder, format="delta").snapshot()
     deltalake.write_deltalake(str(tmp_path / "e"), rows(0).slice(0, 0))
     with pytest.raises(TableNotFoundError, match="is empty: expected at least one file in this version"):

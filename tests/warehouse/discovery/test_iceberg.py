@@ -197,8 +197,8 @@ def test_a_name_that_two_columns_had_is_ambiguous_without_numbers(unnumbered: An
     }
     with unnumbered.transaction() as transaction:
         transaction.set_properties(properties) if mapped else transaction.remove_properties(*properties)
-    said = r"column 'price' cannot be told from another that had its name: .*f\.parquet has 'price' without a field id"
-    with pytest.raises(TableError, match=said if not mapped else "cannot be told from another"):
+    said = r"column 'price' is ambiguous, as another column had its name: .*f\.parquet has 'price' without a field id"
+    with pytest.raises(TableError, match=said if not mapped else "is ambiguous, as another column had its name"):
         read_iceberg(unnumbered)
 
 
@@ -247,7 +247,7 @@ def test_which_metadata_is_the_newest(names: list[str], hint: str | None, expect
     if expected in names:
         assert newest_metadata(names, hint, "t") == expected
         return
-    with pytest.raises(TableError, match=rf"t has no one newest metadata file: .*{expected}.*catalog shows"):
+    with pytest.raises(TableError, match=rf"t has no single newest metadata file: .*{expected}.*catalog shows"):
         newest_metadata(names, hint, "t")
 
 
@@ -413,7 +413,7 @@ class File:
 @pytest.mark.parametrize(
     ("file", "deletes", "message"),
     [
-        (File(), [File(content="POSITION_DELETES")], "has position deletes, which take rows out.*rewrite_data_files"),
+        (File(), [File(content="POSITION_DELETES")], "has position deletes, which remove rows.*rewrite_data_files"),
         (File(), [File("PUFFIN", "POSITION_DELETES")], "has deletion vectors"),
         (File(), [File(content="EQUALITY_DELETES")], "has equality deletes"),
         (File("ORC"), [], "has a file that is not Parquet: got ORC in s3://b/f.orc. Rewrite"),
@@ -459,7 +459,7 @@ def test_files_that_are_gone_and_folders_that_are_no_table(iceberg: Any, tmp_pat
     first.unlink()
     with pytest.raises(TableChangedError, match=rf"has lost files of this version: .*{first.name}"):
         read_iceberg(iceberg)
-    with pytest.raises(TableNotFoundError, match=r"is no Iceberg table.*name the metadata\.json"):
+    with pytest.raises(TableNotFoundError, match=r"is not an Iceberg table.*name the metadata\.json"):
         Table(tmp_path, format="iceberg").snapshot()
     empty = FolderCatalog().create(tmp_path / "e", Schema(*FIELDS))
     with pytest.raises(TableNotFoundError, match="is empty: expected at least one snapshot"):

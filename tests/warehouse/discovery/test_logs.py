@@ -17,11 +17,11 @@ from feedline.warehouse.discovery.hive import discover
 from feedline.warehouse.storage.locations import Location
 
 MARKS = {
-    "_delta_log/00000000000000000000.json": r"is a Delta Lake table: _delta_log there .* Write `format: delta`",
+    "_delta_log/00000000000000000000.json": r"is a Delta Lake table: its _delta_log .* Write `format: delta`",
     "metadata/00003-1f2e.metadata.json": r"is an Iceberg table: .*\. Write `format: iceberg`",
     "metadata/v3.gz.metadata.json": r"is an Iceberg table",
     "metadata/00003-1f2e.metadata.json.gz": r"is an Iceberg table",
-    ".hoodie/hoodie.properties": r"is a Hudi table, which Feedline cannot read by its log.* Export it as Parquet",
+    ".hoodie/hoodie.properties": r"is a Hudi table, whose log Feedline cannot read.* Export it as Parquet",
     "_spark_metadata/0": r"is the sink of a Spark stream.*delete _spark_metadata if every file counts",
 }
 

@@ -23,7 +23,14 @@ from warehouse_samples import COLLECTION
 
 from feedline.expressions import bind_where
 from feedline.expressions.predicates import And, Comparison, Membership, Not, Predicate
-from feedline.warehouse.parquet.bloom import BloomHeader, RowGroupFilters, hashes_of, header_of, holds_one, is_refuted
+from feedline.warehouse.parquet.bloom import (
+    BloomHeader,
+    RowGroupFilters,
+    hashes_of,
+    header_of,
+    is_refuted,
+    may_hold_any,
+)
 from feedline.warehouse.selection.select import Selection, select_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
@@ -481,6 +488,6 @@ def test_drifted_types_are_looked_up_in_each_files_own(tmp_path: Path) -> None:
 def test_many_values_in_one_look(tmp_path: Path) -> None:
     bitset = np.zeros(8 * 1024, np.uint32)
     hashes = hashes_of(list(range(5_000)), pa.int64(), "INT64", '{"Type":"None"}', 0)
-    assert not holds_one(bitset, hashes)
-    assert holds_one(~bitset, hashes)
-    assert not holds_one(~bitset, hashes[:0])
+    assert not may_hold_any(bitset, hashes)
+    assert may_hold_any(~bitset, hashes)
+    assert not may_hold_any(~bitset, hashes[:0])

@@ -224,7 +224,7 @@ def test_a_process_keeps_few_parsed_footers() -> None:
         digest = footer_digest(tail)
         first = parsed_footers.get(digest, tail)
         assert parsed_footers.get(digest, tail) is first
-    assert len(parsed_footers._kept) == 32
+    assert len(parsed_footers._footers) == 32
 
 
 def test_decimals_of_every_storage_have_bounds(tmp_path: Path) -> None:

@@ -200,10 +200,10 @@ def test_what_does_not_widen_names_column_file_and_types(tmp_path: Path) -> None
     root = write(tmp_path, {"a.parquet": pa.table({"x": [0.5]}), "b.parquet": pa.table({"x": [1]})})
     with pytest.raises(
         TableError,
-        match=r"column 'x' of .*a\.parquet does not widen into its declared type: got double, expected what float",
+        match=r"column 'x' of .*a\.parquet does not widen into its declared type: got double, expected a type",
     ):
         snapshot(root, columns={"x": pa.float32()})
-    with pytest.raises(TableError, match=r"column 'x' of .*b\.parquet .*: got int64, expected what double holds"):
+    with pytest.raises(TableError, match=r"column 'x' of .*b\.parquet .*: got int64, expected a type that double"):
         snapshot(root, columns={"x": pa.float64()})
     with pytest.raises(TableError, match="column 'x' is a partition key: declare its type among `partitions`"):
         union([("f", pa.schema({"y": pa.int8()}))], SchemaRules(columns={"x": pa.int8()}), keys={"x"})
@@ -291,7 +291,7 @@ def test_declared_columns_reach_the_batches(drifted: Path) -> None:
         pipeline(drifted, "{columns: {clicked: int, age: int}, extra: error}").plan()
     with pytest.raises(SpecError, match=r"p\.yaml:7.*names? .*type"):
         pipeline(drifted, "{columns: {price: float128}}")
-    with pytest.raises(TableError, match="does not widen into its declared type: got int32, expected what int8"):
+    with pytest.raises(TableError, match="does not widen into its declared type: got int32, expected a type that int8"):
         pipeline(drifted, "{columns: {price: int8}}").plan()
     with pytest.raises(SpecError, match="column 'never' is not in"):
         pipeline(drifted, "{columns: {never: int8}, missing: error}", dense="never").plan()
