@@ -169,7 +169,7 @@ def rebase(
     after = plan.state_after(before)
     rest = None if after == before else plan.facts().rest
     Console(stderr=True).print(
-        "the table is as it was" if rest is None else describe_rebase(rest),
+        "the table has not changed" if rest is None else describe_rebase(rest),
         highlight=False,
         soft_wrap=True,
         markup=False,

@@ -23,7 +23,7 @@ from feedline.planning.table_snapshot import listing_of_source, schema_rules
 from feedline.resources import available_cores
 from feedline.service.cluster.cluster import Cluster
 from feedline.spec import PipelineSpec
-from feedline.warehouse.bad_files import BadFile, load_findings, remember
+from feedline.warehouse.bad_files import BadFile, load_findings, record_findings
 from feedline.warehouse.parquet.schemas import SchemaRules
 from feedline.warehouse.scan import Findings, Problem, ProgressCallback, check_footers, check_pages, check_presence
 from feedline.warehouse.selection.null_counts import AbsentColumn
@@ -160,9 +160,9 @@ def _gaps(spec: PipelineSpec, findings: Findings, rules: SchemaRules) -> Gaps | 
     It takes the snapshot of the next run. None if the good files do not form a table that fits the pipeline; if all
     files are good, that is an error.
     """
-    listing, sound = findings.listing, set(findings.sound())
+    listing, good = findings.listing, set(findings.good_files())
     paths = listing.files["path"].to_pylist()
-    faulty = [path for index, path in enumerate(paths) if findings.name(index) not in sound]
+    faulty = [path for index, path in enumerate(paths) if findings.name(index) not in good]
     if len(faulty) == len(paths):
         return None
     try:
@@ -190,8 +190,9 @@ def _columns(spec: PipelineSpec, findings: Findings, *, all_columns: bool) -> tu
 
 def _remember(work_dir: str, findings: Findings, *, deep: bool) -> None:
     recorded = load_findings(work_dir)
-    sound = [file for file in findings.sound() if file in recorded and (deep or recorded[file].footer_digest is None)]
-    remember(work_dir, findings.bad, sound=sound)
+    good = findings.good_files()
+    good_files = [file for file in good if file in recorded and (deep or recorded[file].footer_digest is None)]
+    record_findings(work_dir, findings.bad, good_files=good_files)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederFacts, Hello
 from feedline.loader.ring.channel import Channel, ChannelClosedError, adopt
 from feedline.loader.ring.launch import feeder_threads, log_path, shorten_log
+from feedline.loader.ring.messages import FeederFailure
 from feedline.loader.ring.rendezvous import Listener, job_fingerprint, socket_path
 from feedline.pipeline import Pipeline
 from feedline.planning.plan import Plan, code_of
@@ -89,7 +90,7 @@ def feed_over(fd: int, request: FeedRequest) -> int:
                 _serve(channel, pipeline, cluster, request, FeederCounters(), log=log)
         except FeedlineError as error:
             with contextlib.suppress(ChannelClosedError):
-                channel.send_json({"type": "error", "name": type(error).__name__, "message": str(error)})
+                channel.send_json(FeederFailure(name=type(error).__name__, message=str(error)).to_json())
             print(error, file=sys.stderr)
             return 1
         finally:

@@ -162,7 +162,7 @@ def run_trainers(request: RunRequest, console: Console, stop: Stop) -> RunSummar
         if rank.plan is not None and summary.plan is None:
             summary.bad_files, summary.rows_dropped = rank.plan.bad_files, rank.plan.rows_dropped
             summary.snapshot, summary.plan = rank.plan.snapshot, rank.plan.plan
-        for stats in [*rank.finished, *([rank.stats] if rank.stats is not None else [])]:
+        for stats in [*rank.past_stats, *([rank.stats] if rank.stats is not None else [])]:
             summary.rows += stats.rows
             summary.batches += stats.batches
             summary.bytes_delivered += stats.nbytes
@@ -231,7 +231,7 @@ def _print_event(console: Console, rank: RankFeeder, event: FeederEvent) -> None
 
 def _has_finished(rank: RankFeeder, epochs: int) -> bool:
     """Whether a trainer of this rank has finished its last epoch and disconnected."""
-    return any(stats.epochs >= epochs for stats in rank.finished)
+    return any(stats.epochs >= epochs for stats in rank.past_stats)
 
 
 def drain_view(view: DrainProgress, recent: RecentRates, epochs: int) -> RankView:

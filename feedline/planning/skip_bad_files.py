@@ -22,15 +22,15 @@ from feedline.planning.table_snapshot import snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import (
     BadFile,
-    BadFilesMetError,
+    BadFilesFoundError,
     ForgivingMap,
+    all_bad_error,
     findings_in,
     leave_out,
     load_findings,
     reason_of,
-    refuse_all,
+    record_findings,
     refuse_too_many,
-    remember,
     save_skipped,
 )
 from feedline.warehouse.discovery.hive import Listing
@@ -55,16 +55,16 @@ def good_snapshot(
         try:
             count(snapshot, forgiving)
             break
-        except BadFilesMetError as error:
+        except BadFilesFoundError as error:
             bad = _bad_files_of(snapshot, error.reasons)
-            remember(spec.work_dir, [*skipped.files, *bad.values()])
+            record_findings(spec.work_dir, [*skipped.files, *bad.values()])
             if skipped.has_listing and all(file.mtime_ns >= 0 for file in bad.values()):
                 # without their columns and types, as in every later run
                 snapshot, skipped = _take_good(spec, take, map)
             else:
                 snapshot = _skip(spec, snapshot, bad, skipped)
     files = sorted(skipped.files, key=lambda bad: bad.file)
-    remember(spec.work_dir, files)
+    record_findings(spec.work_dir, files)
     source = spec.source
     refuse_too_many(redact(snapshot.uri), files, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
     save_skipped(spec.work_dir, snapshot.id, files)
@@ -78,7 +78,7 @@ def _take_good(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapsho
         snapshot = take(spec, map=map, on_bad=skipped.on_bad, filter_listing=skipped.filter_listing)
     except TableError:
         if not skipped.remaining:
-            remember(spec.work_dir, skipped.files)
+            record_findings(spec.work_dir, skipped.files)
             raise skipped.all_bad_error(spec) from None
         raise
     return _skip(spec, snapshot, findings_in(snapshot, skipped.findings), skipped), skipped
@@ -129,7 +129,7 @@ class _SkippedFiles:
 
     def all_bad_error(self, spec: PipelineSpec) -> CorruptFileError:
         table = spec.source.table
-        return refuse_all(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.files)
+        return all_bad_error(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.files)
 
 
 def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:

@@ -82,7 +82,7 @@ def test_a_task_names_its_job(tmp_path: Path):
     cluster: Any = SimpleNamespace(
         packed=True,
         threads=lambda: 8,
-        allowed=lambda: None,
+        eligible_workers=lambda: None,
         alive=lambda: False,
         connection=SimpleNamespace(number=0),
         submit=submit,

@@ -23,12 +23,12 @@ from feedline.planning.table_snapshot import freeze
 from feedline.spec import load_spec
 from feedline.warehouse.bad_files import (
     BadFile,
-    BadFilesMetError,
+    BadFilesFoundError,
     ForgivingMap,
     findings_in,
     leave_out,
     load_findings,
-    remember,
+    record_findings,
 )
 from feedline.warehouse.discovery.hive import Listing
 from feedline.warehouse.selection.select import select_rows
@@ -269,7 +269,7 @@ def test_a_second_pass_reads_nothing_twice(tmp_path: Path):
     forgiving = ForgivingMap(spying)
     snapshot: Snapshot = take_snapshot(str(table))
     where = bind_where("x > 0.5", snapshot.schema)
-    with pytest.raises(BadFilesMetError) as caught:
+    with pytest.raises(BadFilesFoundError) as caught:
         select_rows(snapshot, where, work_dir=str(tmp_path / "work"), map=forgiving)
     assert list(caught.value.reasons) == ["part=1/data.parquet"]
     assert len(calls) == 4
@@ -289,8 +289,8 @@ def test_the_record_forgets_what_turned_out_to_be_sound(tmp_path: Path):
         BadFile(file=f"f{number}", bytes=1, mtime_ns=2, footer_digest=None, rows=None, reason="rot")
         for number in (1, 2)
     )
-    remember(str(tmp_path), [one, two])
-    remember(str(tmp_path), [], sound=["f1", "f3"])
+    record_findings(str(tmp_path), [one, two])
+    record_findings(str(tmp_path), [], good_files=["f1", "f3"])
     assert load_findings(str(tmp_path)) == {"f2": two}
 
 

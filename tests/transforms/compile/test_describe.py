@@ -72,11 +72,11 @@ def text(spec: FeatureSpec) -> str:
         ),
     ],
 )
-def test_a_chain_is_shown_with_its_types(spec: FeatureSpec, shown: str) -> None:
+def test_chains_show_their_types(spec: FeatureSpec, shown: str) -> None:
     assert text(spec) == shown
 
 
-def test_the_last_step_is_what_is_compiled() -> None:
+def test_the_last_step_matches_the_compiled_feature() -> None:
     specs = [
         feature("dense", "price", {"fill_null": 0}, "log1p"),
         feature("categorical", "item_id", {"hash_bucket": 1000}),
@@ -88,7 +88,7 @@ def test_the_last_step_is_what_is_compiled() -> None:
         assert (chain.name, chain.group, chain.steps[-1].kind) == (output.name, output.group, output.kind)
 
 
-def test_shared_steps_are_named() -> None:
+def test_shared_steps_name_the_sharers() -> None:
     specs = [
         feature("dense", "price", {"fill_null": 0}, "log1p"),
         feature("dense", "half", {"fill_null": 0}, {"clip": {"max": 2}}, column="price"),
@@ -172,7 +172,7 @@ def test_the_command(pipeline: Path) -> None:
     assert "CPU time of each chain alone on 20 rows (1 chunks)" in run.stdout
 
 
-def test_features_that_are_not_fitted_have_no_cost() -> None:
+def test_unfitted_features_have_no_cost() -> None:
     facts = {
         "table": "t", "rows": 0, "chunks": 0,
         "ms_per_million_rows": {"features_alone": 0.0, "pass": None, "encode": None},
@@ -236,7 +236,7 @@ def several(op: str, *inputs: FeatureInput, arguments: str = "{}", then: tuple[O
         ),
     ],
 )
-def test_an_op_that_does_not_fit_is_marked_in_its_chain(spec: FeatureSpec, chain: str) -> None:
+def test_errors_mark_the_op_in_its_chain(spec: FeatureSpec, chain: str) -> None:
     with pytest.raises(OpError) as caught:
         chains([spec], SCHEMA)
     assert caught.value.message.startswith(chain)

@@ -96,7 +96,7 @@ def counting(rows: int, width: int, block_rows: int, log: list[int]) -> StoredAr
     st.integers(1, 2000),
     st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=20), max_size=5),
 )
-def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
+def test_memory_is_bounded_and_only_needed_blocks_are_loaded(
     rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
 ):
     log: list[int] = []
@@ -236,7 +236,7 @@ def test_lists_are_pooled(arrays: Path, lists: list[Any], pooling: str):
     np.testing.assert_allclose(found.to_numpy(), np.array(expected).reshape(-1, WIDTH), rtol=1e-6)
 
 
-def test_parts_of_a_column_give_what_the_whole_gives(arrays: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_of_a_column_match_the_whole(arrays: Path, monkeypatch: pytest.MonkeyPatch):
     random = np.random.default_rng(3)
     lists = pl.Series([random.integers(0, N, random.integers(0, 9)).tolist() for _ in range(200)])
     arguments = {"array": "compressed", "pooling": "mean"}
@@ -293,7 +293,7 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
         ),
     ],
 )
-def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
+def test_wrong_inputs_are_refused(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
     pq.write_table(pa.table({"id": range(N)}), arrays / "ids.parquet")
     pq.write_table(pa.table({"id": [5, 5, *range(6, N + 4)]}), arrays / "twice.parquet")
     with pytest.raises(OpError, match=message):
@@ -336,7 +336,7 @@ def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.S
         ),
     ],
 )
-def test_what_cannot_be_read(arrays: Path, arguments: dict[str, Any], message: str):
+def test_unreadable_arrays_are_refused(arrays: Path, arguments: dict[str, Any], message: str):
     if not (arrays / "group").exists():
         zarr.create_group(str(arrays / "group")).create_array("a", shape=(5, 2), dtype="f4")
         zarr.create_array(store=str(arrays / "flat"), shape=(5,), dtype="f4")

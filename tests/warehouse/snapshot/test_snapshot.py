@@ -187,7 +187,7 @@ def test_a_damaged_or_missing_snapshot_file_is_refused(tmp_path: Path) -> None:
     file.with_name(f"{other}.arrow").write_bytes(good)
     with pytest.raises(CorruptFileError, match=f"snapshot {other} holds another snapshot"):
         Snapshot.load(work_dir, other)
-    with pytest.raises(TableError, match="snapshot id is not one"):
+    with pytest.raises(TableError, match="snapshot id is invalid"):
         Snapshot.load(work_dir, "../../etc/passwd")
     snapshot.save(work_dir)
     assert Snapshot.load(work_dir, snapshot.id).id == snapshot.id
