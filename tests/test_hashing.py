@@ -1,4 +1,4 @@
-"""Does the hash give what its definition says, computed here one value at a time with Python's integers?"""
+"""The hash agrees with its definition, computed here one value at a time with Python's integers."""
 
 from __future__ import annotations
 

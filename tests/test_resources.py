@@ -1,4 +1,4 @@
-"""Which instructions numpy computes with: told apart where results differ, and chosen before a process starts."""
+"""numpy's instructions are distinguished where results differ, and chosen before a process starts."""
 
 from __future__ import annotations
 

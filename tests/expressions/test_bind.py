@@ -1,4 +1,4 @@
-"""The public face: what `parse`, `bind` and `bind_where` promise to the parts that use them."""
+"""The public interface of expressions: `parse`, `bind` and `bind_where`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts taken out of Arrow arrays, against plain Python over `to_pylist`."""
+"""Parts extracted from Arrow arrays agree with plain Python over `to_pylist`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a literal mean for every type what was written? Against rational numbers, numpy, datetime and zoneinfo."""
+"""Literals of every type compare exactly: checked against rational numbers, numpy, datetime and zoneinfo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not of the language is refused, quickly, with a reason and a place; nothing of a hostile text ever runs."""
+"""Texts outside the language are refused quickly, with a reason and a position; no hostile text ever runs."""
 
 from __future__ import annotations
 

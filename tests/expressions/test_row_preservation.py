@@ -1,4 +1,4 @@
-"""Is it seen, at any depth, that an expression mixes, drops or adds rows? Checked against what Polars computes, too."""
+"""Expressions that mix, drop or add rows are recognised at any depth; checked against Polars' results, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows delivered before a step, against the schedule's own cuts; and schedules that begin in mid-epoch."""
+"""Delivered rows agree with the schedule's own cuts; schedules may begin in mid-epoch."""
 
 from __future__ import annotations
 

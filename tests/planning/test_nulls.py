@@ -242,7 +242,7 @@ def test_check_ends_with_1_and_plan_lists(tmp_path: Path):
 
 @pytest.mark.slow
 def test_run_warns_before_the_first_batch(tmp_path: Path):
-    """The null is in a row that the filter drops, which footers cannot tell: a warning, and the run goes on."""
+    """The null is in a row that the filter drops, which footers do not show: a warning, and the run continues."""
     write(tmp_path / "t", day1={"y": with_nulls(7), "C4": np.arange(ROWS)}, day2={"C4": np.arange(ROWS)})
     features = {"categorical": {"C4": [{"fill_null": 0}]}, **LABEL}
     path = pipeline(tmp_path, features, where="id % 2 == 0")

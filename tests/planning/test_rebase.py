@@ -1,4 +1,4 @@
-"""After a rebase: is every surviving row of the epoch delivered exactly once, and no deleted one ever again?
+"""After a rebase every surviving row of the epoch is delivered exactly once, and no deleted one again.
 
 The oracle is the table itself: every row has an id of its own, and the test knows which file holds which.
 """
@@ -130,7 +130,7 @@ def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
 
 @pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
 def test_samples(place: Rewritten, key: dict[str, str]):
-    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    """By key the sample keeps the same rows of new files; by position it is drawn again."""
     sample = {"fraction": 0.5, **key, "seed": 3}
     features = {"extra": {"id": [], "sample_weight": []}}
     pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)

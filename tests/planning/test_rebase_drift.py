@@ -65,7 +65,7 @@ def test_a_partition_key_that_changed_its_type(
 
 
 def test_a_partition_key_that_files_no_longer_refine(tmp_path: Path):
-    """The files' own text column made the key a text; the new files lack it, and the key is a number."""
+    """The files' own string column made the key a string; the new files lack it, and the key is an integer."""
     place = Rewritten(tmp_path)
 
     def write(name: str, rows: list[int], *, key: bool) -> None:
@@ -233,7 +233,7 @@ def test_rewritten_files_without_the_key(drifted: Rewritten):
 
 
 def test_rows_without_a_key_of_which_none_was_delivered(drifted: Rewritten):
-    """All that was delivered is found by its key: the others may be told from it."""
+    """Every delivered row is found by its key, so the others are known to remain."""
     place = drifted
     keyed(place, "ds=1/1.parquet", place.new_ids(64))
     keyless(place, "ds=1/1.parquet")

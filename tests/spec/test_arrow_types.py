@@ -1,4 +1,4 @@
-"""Names of types: Arrow's own come back as they are, people's mean what they say, anything else is refused."""
+"""Names of types: Arrow's own round-trip, aliases are accepted, anything else is refused."""
 
 from __future__ import annotations
 

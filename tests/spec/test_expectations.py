@@ -1,4 +1,4 @@
-"""Which bounds are read, refused and broken; when an epoch's counts are held against them, each row once."""
+"""Bounds are read, refused and broken; each row of an epoch is checked against them once."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_another_feeder_continues_and_counts_nothing_twice():
     assert reports.quality is not None
     assert reports.quality.rows == 41
     second = epoch("warn")
-    second.begin(4, reports.hand_over(7, 8))  # the trainer goes on at step 1, which the first feeder had announced, too
+    second.begin(4, reports.hand_over(7, 8))  # the trainer continues at step 1, which the first feeder announced, too
     second.add(1, [(block(1), part(99))])
     second.add(2, [(block(2), part(20))])
     second.add(3, [(block(3), part(30))])
@@ -233,8 +233,8 @@ def test_counts_outlive_successors_that_die_silently():
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
     reports.receive(report_packet(1, FeederStats(), monitor.epoch_counts()))
-    handed = reports.hand_over(1, 2)
-    assert reports.hand_over(2, 3) == handed
+    counts = reports.hand_over(1, 2)
+    assert reports.hand_over(2, 3) == counts
     reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
     assert reports.quality is not None
     assert reports.quality.rows == 10

@@ -1,4 +1,4 @@
-"""The JSON Schema says what the reader does, as far as a schema can: checked with a validator of its keywords."""
+"""The JSON Schema accepts what the reader accepts, as far as a schema can: checked with a validator."""
 
 import json
 import re

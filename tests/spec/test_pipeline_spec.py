@@ -1,4 +1,4 @@
-"""pipeline.yaml as a whole: defaults, errors with places, overrides, canonical text. Parts have their own tests."""
+"""pipeline.yaml as a whole: defaults, errors with positions, overrides, canonical text. Parts have their own tests."""
 
 import json
 import os
@@ -257,7 +257,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     assert load_spec("jobs/pipeline.yaml").file == "jobs/pipeline.yaml"
     monkeypatch.chdir(folder)
     assert load_spec("pipeline.yaml") == spec
-    assert parse_spec(text) == spec, "a text is relative to the current folder"
+    assert parse_spec(text) == spec, "paths in a string are relative to the current folder"
     assert parse_spec(text, base_dir=tmp_path).work_dir == f"{tmp_path}/work"
     monkeypatch.setenv("HOME", "/home/someone")
     assert load_spec("pipeline.yaml", {"work_dir": "~/w"}).work_dir == "/home/someone/w"

@@ -1,4 +1,4 @@
-"""How a place, a path and a value read in an error, and in which order problems are raised."""
+"""Positions, paths and values in errors, and the order in which problems are raised."""
 
 import pytest
 

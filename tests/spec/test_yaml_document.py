@@ -1,4 +1,4 @@
-"""YAML text to plain values and places: against json and ruamel's own writer, and everything that is refused."""
+"""YAML becomes plain values and positions: checked against json and ruamel's own writer; errors name positions."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def test_positions_of_keys_values_and_items():
     assert document.position(("b", 1)) == Position(line=4, column=5)
     assert document.position(("b", 1, "d")) == Position(line=4, column=13)
     assert document.position(("b", 1, "d", 0)) == Position(line=4, column=17)
-    assert document.position(("e",)) == Position(line=5, column=1), "an empty value stands at its key"
+    assert document.position(("e",)) == Position(line=5, column=1), "an empty value has its key's position"
     assert document.position(("b", 1, "nothing", "here")) == document.position(("b", 1))
     assert document.position(("unknown",)) == Position(line=1, column=1)
 

@@ -1,4 +1,4 @@
-"""Does every function of the language give what its line in the reference says, at the edges too?
+"""Every function of the language gives what its line in the reference says, in edge cases, too.
 
 The expected values are written by hand from docs/expressions.md, which is checked to list exactly the catalogue.
 """
