@@ -1,4 +1,4 @@
-"""The examples of docs/tables.md and docs/snapshots.md are valid, and the types that are named there exist."""
+"""The examples of docs/tables.md and docs/snapshots.md are valid, and the types that they name exist."""
 
 import re
 from pathlib import Path
