@@ -127,7 +127,7 @@ def test_what_this_process_was_started_with_does_not_count(monkeypatch: pytest.M
 def test_machines_without_the_level(monkeypatch: pytest.MonkeyPatch, names: Any, kind: str):
     machine(monkeypatch, names, has=names[1][:1] if kind == "aarch64" else (), kind=kind)
     assert choose_cpu(None, shared=True) == "native"
-    with pytest.raises(ClusterError, match=f"cluster.cpu asks for what .*: got x86-64-v3 on {kind} .* `cpu: native`"):
+    with pytest.raises(ClusterError, match=f"cluster.cpu requests .*: got x86-64-v3 on {kind} .* `cpu: native`"):
         choose_cpu("x86-64-v3", shared=False)
     document = {"version": 1, "name": "n", "source": {"table": "t"}, "features": {}, "batch": {"size": 1}}
     spec = PipelineSpec.model_validate({**document, "cluster": {"cpu": "x86-64-v3"}}, strict=False)

@@ -104,7 +104,7 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
             f"must be a mapping from measures to bounds: got {describe_value(value)}. Write {{null_rate: <= 0.05}}",
         )
         return ()
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     for measure, text in value.items():
         place = (*path, measure)
         if measure not in MEASURES:
@@ -114,10 +114,10 @@ def read_bounds(group: str, value: Any, path: Path, problems: Problems) -> tuple
             problems.add(place, f"{group} features have no {measure}: expected one of {', '.join(names)}", key=True)
         elif isinstance(text, list) and text:
             bounds = [_read_bound(measure, item, (*place, index), problems) for index, item in enumerate(text)]
-            found.extend(bound for bound in bounds if bound is not None)
+            expectations.extend(bound for bound in bounds if bound is not None)
         elif (bound := _read_bound(measure, text, place, problems)) is not None:
-            found.append(bound)
-    return tuple(found)
+            expectations.append(bound)
+    return tuple(expectations)
 
 
 def bounds_to_yaml(bounds: tuple[Expectation, ...]) -> dict[str, list[str]]:

@@ -146,10 +146,10 @@ def test_what_no_further_row_can_mend():
 
 def part(rows: int, *, nulls: int = 0, highest: float = 1.0) -> Quality:
     observer = Observer(SCHEMA, [("x",), ("h",)])
-    observer.source(pl.DataFrame({"x": [None] * nulls + [0.5] * (rows - nulls), "h": [[1]] * rows}))
-    observer.floats(SCHEMA["x"], rows, (0.0, highest))
-    observer.integers(SCHEMA["h"], np.ones(rows, dtype=np.int64))
-    observer.lists(SCHEMA["h"], np.arange(rows + 1))
+    observer.count_rows(pl.DataFrame({"x": [None] * nulls + [0.5] * (rows - nulls), "h": [[1]] * rows}))
+    observer.count_floats(SCHEMA["x"], rows, (0.0, highest))
+    observer.count_integers(SCHEMA["h"], np.ones(rows, dtype=np.int64))
+    observer.count_lists(SCHEMA["h"], np.arange(rows + 1))
     return observer.quality()
 
 
@@ -212,7 +212,7 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     first.add(1, [])
     first.add(2, [(block(2), part(20))])
     reports = FeederReports()
-    reports.receive(report_packet(7, FeederStats(batches=3), first.seen()))
+    reports.receive(report_packet(7, FeederStats(batches=3), first.epoch_counts()))
     assert reports.stats == FeederStats(batches=3)
     assert reports.quality is not None
     assert reports.quality.rows == 41
@@ -222,9 +222,9 @@ def test_another_feeder_goes_on_and_counts_nothing_twice():
     second.add(2, [(block(2), part(20))])
     second.add(3, [(block(3), part(30))])
     assert rows_of(second) == 71
-    assert second.seen() is not None
-    assert second.seen()["through"] == 3
-    reports.receive(report_packet(8, FeederStats(), second.seen()))
+    assert second.epoch_counts() is not None
+    assert second.epoch_counts()["through"] == 3
+    reports.receive(report_packet(8, FeederStats(), second.epoch_counts()))
     assert reports.quality.rows == 71
 
 
@@ -232,7 +232,7 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     reports = FeederReports()
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
-    reports.receive(report_packet(1, FeederStats(), monitor.seen()))
+    reports.receive(report_packet(1, FeederStats(), monitor.epoch_counts()))
     handed = reports.hand_over(1, 2)
     assert reports.hand_over(2, 3) == handed
     reports.receive(report_packet(2, FeederStats(), None))  # the second did say something, but nothing of its counts
@@ -240,17 +240,17 @@ def test_counts_outlive_successors_that_die_before_they_speak():
     assert reports.quality.rows == 10
     last = epoch("warn")
     last.begin(4, reports.hand_over(3, 4))
-    reports.receive(report_packet(1, FeederStats(), monitor.seen()))  # late: it is counted in its heir's
+    reports.receive(report_packet(1, FeederStats(), monitor.epoch_counts()))  # late: it is counted in its heir's
     assert reports.quality.rows == 10
     last.add(1, [(block(1), part(5))])
-    reports.receive(report_packet(4, FeederStats(), last.seen()))
+    reports.receive(report_packet(4, FeederStats(), last.epoch_counts()))
     assert reports.quality.rows == 15
 
 
 def test_a_feeder_that_goes_on_itself_keeps_what_it_had_not_told():
     monitor = epoch("warn")
     monitor.add(0, [(block(0), part(10))])
-    seen = monitor.seen()
+    seen = monitor.epoch_counts()
     monitor.add(1, [(block(1), part(5))])
     monitor.begin(4, seen)  # an interrupt: the trainer asks for step 1 once more
     monitor.add(1, [(block(1), part(5))])
@@ -266,10 +266,10 @@ def test_what_is_kept_of_epochs_does_not_grow_with_them():
         monitor = epoch("warn")
         for rows in (3, 7):
             monitor.add(rows, [(block(rows), part(rows))])
-            reports.receive(report_packet(stream, FeederStats(), monitor.seen()))
+            reports.receive(report_packet(stream, FeederStats(), monitor.epoch_counts()))
         assert reports.quality is not None
         assert reports.quality.rows == 10 * stream
-        assert len(reports._counted[1]) == 1
+        assert len(reports._quality[1]) == 1
 
 
 def test_a_report_is_parsed_when_somebody_asks():

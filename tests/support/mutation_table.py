@@ -368,7 +368,7 @@ MUTATIONS = (
     Mutation(
         "planning",
         "restarted-rank",
-        'and start.rank not in found["ranks"]',
+        'and start.rank not in agreement["ranks"]',
         "",
         "a rank that starts again joins the snapshot of the start before",
     ),

@@ -66,13 +66,13 @@ class FitRequests:
             replace(
                 request,
                 streams=tuple(self._streams[key].values()),
-                depends=self._behind(request.depends),
+                depends=self._with_dependencies(request.depends),
                 behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
             )
             for key, request in self._requests.items()
         )
 
-    def _behind(self, keys: frozenset[str]) -> frozenset[str]:
+    def _with_dependencies(self, keys: frozenset[str]) -> frozenset[str]:
         """These fits and all that they depend on: a shared fit waits for the fits before each of its features."""
         found: set[str] = set()
         queue = list(keys)
@@ -125,7 +125,7 @@ class FitRequests:
             behind=(_text(position.key),),
             shared=shared is not None,
         )
-        if key in self._behind(request.depends):
+        if key in self._with_dependencies(request.depends):
             raise OpError(
                 bound.path,
                 f"{bound.op.name} cannot learn from its own results: got the name {shared!r} twice in a chain. Rename "

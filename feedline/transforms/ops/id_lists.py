@@ -313,7 +313,7 @@ def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
     """
     x = widen_list(x)
 
-    def kept(held: Ragged) -> Mask:
+    def keep(held: Ragged) -> Mask:
         mask = np.ones(len(held.values), dtype=np.bool_) if held.holes is None else ~held.holes
         if parameters.min is not None:
             mask &= held.values >= parameters.min
@@ -323,4 +323,4 @@ def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
             mask[mask] = first_of_each(held.where(mask))
         return mask
 
-    return filter_elements(x, kept)
+    return filter_elements(x, keep)

@@ -204,7 +204,7 @@ def test_groups_give_their_type():
         (feature("dense", "p", {"hash_bucket": 5}, expr="price > 1"), r"p: \[hash_bucket\]: .*got boolean"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_with_its_chain(wrong: FeatureSpec, message: str):
+def test_errors_of_kinds_and_parameters_show_the_chain(wrong: FeatureSpec, message: str):
     with pytest.raises(OpError, match=message) as caught:
         compile_features([wrong], SCHEMA)
     assert isinstance(caught.value, SpecError)
@@ -313,7 +313,7 @@ def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
     assert len({tuple(result[f"f{index}"].to_list()) for index in range(10)}) == 1
 
 
-def test_parts_give_what_the_whole_gives():
+def test_parts_match_the_whole():
     compiled = compile_features(ALL, SCHEMA)
     table = pa.concat_tables([TABLE] * 100)
     whole = compiled.apply(frame(table))

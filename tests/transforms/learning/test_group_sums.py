@@ -128,12 +128,12 @@ def test_zeros_of_either_sign_are_one():
         (pl.Series(["1.25", "2"]).str.to_decimal(scale=2), [1.25, 2.0]),
     ],
 )
-def test_what_is_known_of_a_column(series: pl.Series, expected: list[Any]):
+def test_finite_numbers_of_a_column(series: pl.Series, expected: list[Any]):
     values, known = finite(series)
     kept = np.ones(len(values), np.bool_) if known is None else known
     assert [value if one else None for value, one in zip(values.tolist(), kept.tolist(), strict=True)] == expected
 
 
-def test_what_is_no_number_is_refused_by_name():
+def test_columns_that_are_not_numbers_are_refused_by_name():
     with pytest.raises(SpecError, match="target must be a column of numbers or booleans: got 'name' of strings"):
         check_numbers(Value(expr=pl.col("name"), dtype=pl.String()), "target", "name")

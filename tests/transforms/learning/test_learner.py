@@ -142,7 +142,7 @@ def feature(name: str, *ops: tuple[str, dict[str, Any]], group: str = "extra", *
     return FeatureSpec(name=name, group=group, ops=calls, **(source or {"column": "a"}))  # type: ignore[arg-type]
 
 
-def test_blank_until_it_is_fitted_then_what_was_learnt() -> None:
+def test_the_artifact_is_blank_before_the_fit() -> None:
     features = [feature("f", ("plus_sum", {}))]
     unfitted = compile_features(features, SCHEMA)
     [want] = unfitted.missing_fits
@@ -254,7 +254,7 @@ def test_several_columns_learn_together() -> None:
     assert compile_features([made], SCHEMA, known).apply(FRAME).to_series().to_list()[0] == 8 + 11 + 132
 
 
-def test_what_is_read_from_outside() -> None:
+def test_artifacts_from_outside() -> None:
     class Outside(InMemoryArtifacts):
         def read(self, reading: Reading) -> Artifact:
             assert reading.uri == "dims.parquet"
@@ -278,7 +278,7 @@ def test_errors_of_learners_name_the_chain() -> None:
         compile_features([feature("f", ("plus_sum", {}))], SCHEMA, Refuses())
 
 
-def test_compiled_features_travel_with_what_they_know() -> None:
+def test_compiled_features_are_pickled_with_their_artifacts() -> None:
     features = [feature("f", ("plus_sum", {}))]
     compiled = compile_features(features, SCHEMA, fit_frames(features, SCHEMA, [FRAME]))
     function, arguments = compiled.__reduce__()
@@ -309,7 +309,7 @@ def test_an_artifact_s_digest_is_of_its_content() -> None:
     assert len({one.digest, *(other.digest for other in others)}) == 5
 
 
-def test_what_is_made_of_an_artifact_is_made_once() -> None:
+def test_structures_derived_from_an_artifact_are_built_once() -> None:
     artifact, made = Artifact(facts={}), []
 
     def build() -> int:

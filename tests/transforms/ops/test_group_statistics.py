@@ -149,7 +149,7 @@ def test_elements_of_lists_are_keys():
         compile_features([feature("shops", stats=["count", "sum"], of="price")], lists.to_arrow().schema)
 
 
-def test_nothing_was_met():
+def test_a_fit_without_rows():
     empty = FRAME.clear()
     assert (
         found_in(feature("shop", stats=["count", "min"], of="price"), empty, FRAME[:2]).to_list() == [[0.0, None]] * 2
@@ -182,7 +182,7 @@ def test_of_must_be_a_number():
             compile_features([feature("shop", stats="mean", of=of)], FRAME.to_arrow().schema)
 
 
-def test_what_is_shown():
+def test_summaries():
     frame = pl.DataFrame({"shop": [1, 1, 2], "price": [1.0, 2.0, 4.0]})
     spec = feature("shop", stats=["mean"], of="price")
     [want] = compile_features([spec], frame.to_arrow().schema).missing_fits

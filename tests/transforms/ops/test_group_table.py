@@ -77,10 +77,10 @@ def held_bytes(index: KeyIndex) -> int:
         ("group_statistics", {"stats": "count"}, ["word"], "9d2ebe3448957947"),
     ],
 )
-def test_artifacts_are_what_they_were_and_take_what_is_said(
+def test_artifacts_keep_their_digest_and_fit_their_memory_limit(
     op: str, arguments: dict[str, Any], keys: list[str], digest: str
 ):
-    """The digests are of versions that made a matrix besides, and summed each fold's rows anew."""
+    """The digests are of versions that also made a matrix, and summed each fold's rows again."""
     spec = feature(op, arguments, *keys)
     artifact = learnt(spec)
     assert artifact.digest[:16] == digest
@@ -157,7 +157,7 @@ def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):
     assert {read[name].num_chunks for name in read.column_names if name != "key 0"} == {1}
 
 
-def test_what_is_chosen_where():
+def test_choices_by_position():
     choices = np.array([2, 0, 2, 5, 0], np.uint8)
     found = {choice: places.tolist() for choice, places in by_choice(choices, 6).items()}
     assert found == {0: [1, 4], 2: [0, 2], 5: [3]}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.spec.features import OpCall
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
@@ -159,7 +159,7 @@ LISTS = pl.Series([[9], [8], [7], [1], [None]], dtype=pl.List(pl.Int64))
         ({"take": ["age", "id"]}, [[4, 9], [2, 8], [1, 7], None, None], pl.Array(pl.Int64(), 2)),
     ],
 )
-def test_what_may_be_taken(arguments: dict[str, Any], expected: list[Any], dtype: pl.DataType):
+def test_types_of_taken_columns(arguments: dict[str, Any], expected: list[Any], dtype: pl.DataType):
     found = joined(ITEMS, {"on": "id", **arguments}, ASKED)
     assert found.dtype == dtype
     assert found.to_list() == expected
@@ -198,7 +198,7 @@ def test_weights_stay_beside_their_keys():
         ({"on": "id", "take": "age", "max_memory": "1 G"}, [ASKED], "max_memory must be a size in bytes"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(arguments: dict[str, Any], columns: list[pl.Series], message: str):
+def test_wrong_inputs_are_refused(arguments: dict[str, Any], columns: list[pl.Series], message: str):
     with pytest.raises(OpError, match=message):
         joined(ITEMS, arguments, *columns)
 
@@ -232,7 +232,7 @@ def test_an_empty_table_misses_everything():
     assert joined(ITEMS, {"on": "id", "take": "age"}, ASKED[:0]).to_list() == []
 
 
-def test_the_memory_limit_is_no_part_of_what_the_op_does(tmp_path: Path):
+def test_the_memory_limit_does_not_change_the_fingerprint(tmp_path: Path):
     pq.write_table(ITEMS, tmp_path / "t.parquet")
     calls = [
         resolve(
@@ -243,4 +243,4 @@ def test_the_memory_limit_is_no_part_of_what_the_op_does(tmp_path: Path):
     assert calls[0].identity == calls[1].identity
     readings = [bound.op.reads(bound.parameters) for bound in calls if bound.op.reads is not None]
     assert [reading.max_memory for reading in readings] == [2**30, 2**20]
-    assert len({read_outside(reading, str(tmp_path)).digest for reading in readings}) == 1
+    assert len({read_external(reading, str(tmp_path)).digest for reading in readings}) == 1

@@ -194,7 +194,7 @@ def test_scores_of_weighted_lists(rows: list[Any], op: str):
         assert combined(op, None, *flat)[0] == found
 
 
-def test_what_several_columns_must_be():
+def test_inputs_of_another_kind_are_refused():
     a, word, floats = int_lists([[1]]), pl.Series(["x"]), pl.Series([[0.5]], dtype=FLOAT_LISTS)
     for op, given_columns, message in (
         ("cartesian", (a,), "input 2 of cartesian, others, must be lists of integers: got 1 of its inputs. Write"),
@@ -294,7 +294,7 @@ def test_weights_of_another_length():
         *((name, None, 2) for name in SCORES),
     ],
 )  # fmt: skip
-def test_parts_give_what_the_whole_gives(op: str, arguments: object, count: int):
+def test_parts_match_the_whole(op: str, arguments: object, count: int):
     random = np.random.default_rng(1)
     for scale in (20, 2**62):
         given_columns = []
@@ -308,7 +308,7 @@ def test_parts_give_what_the_whole_gives(op: str, arguments: object, count: int)
 
 
 @pytest.mark.parametrize("scale", [20, 2**62])
-def test_blocks_give_what_the_whole_gives(scale: int, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_match_the_whole(scale: int, monkeypatch: pytest.MonkeyPatch):
     """Rows and values are taken in blocks; here in tiny ones, with lists that are longer than a block."""
     random = np.random.default_rng(2)
     lengths = [0, 50, *random.integers(0, 9, 300).tolist(), 33]

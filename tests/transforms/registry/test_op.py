@@ -10,18 +10,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from example_rows import write_outside
 from ruamel.yaml import YAML
 
-from feedline.artifacts.external import read_outside
 from feedline.expressions.types import FLOAT
 from feedline.spec.features import OpCall
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import SECTIONS, document, op_schema
-from feedline.transforms.learning.learner import Artifact, Learner
 from feedline.transforms.ops import OPS, resolve
-from feedline.transforms.registry.op import BoundOp, Example, Op, OpContext, OpError
-from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value
+from feedline.transforms.registry.op import Op, OpError
+from feedline.transforms.values.kinds import ANYTHING, Value
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = ("features", "dense", "price", 1)
@@ -62,45 +59,6 @@ def test_declarations_are_complete(op: Op):
     assert op.takes <= ANYTHING
     assert op.version >= 1
     assert all(field.description for field in op.parameters.model_fields.values())
-
-
-def outside(bound: BoundOp, example: Example, folder: Path) -> Artifact:
-    """What an example's op reads, from real files."""
-    assert bound.op.reads is not None
-    write_outside(example, folder)
-    return read_outside(bound.op.reads(bound.parameters), str(folder))
-
-
-def learnt(learner: Learner | None, frame: pl.DataFrame) -> Artifact | None:
-    """An example is fitted on its own values."""
-    return None if learner is None else learner.finish([learner.merge([learner.observe(frame.get_columns())])])
-
-
-@pytest.mark.parametrize(
-    ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
-)
-def test_examples(op: Op, example: Any, tmp_path: Path):
-    names = [f"column {index}" for index, _ in enumerate(example.columns)]
-    columns = dict(zip(names, example.columns, strict=True))
-    observed = [Value(expr=pl.col(name), dtype=dtype) for name, (dtype, _) in columns.items()]
-    frame = pl.DataFrame({name: pl.Series(list(given), dtype=dtype) for name, (dtype, given) in columns.items()})
-    bound = resolve(example.call)
-    beside = 0 if op.learns is None else len(op.learns.side_columns(bound.parameters))  # they stand behind the values
-    values = observed[: len(observed) - beside]
-    artifact = learnt(bound.learner(values), frame.select(value.plain().expr for value in observed))
-    context = OpContext(artifact=artifact if bound.op.reads is None else outside(bound, example, tmp_path))
-    value = bound.combine(values, context) if len(values) > 1 else bound.apply(values[0], context)
-    found = frame.select(value.expr).to_series()
-    assert found.dtype == value.dtype
-    if value.weights is None:
-        assert found.equals(pl.Series(found.name, list(example.result), dtype=value.dtype), null_equal=True)
-        return
-    weights = frame.select(value.weights).to_series()
-    assert weights.dtype == WEIGHTS
-    assert list(example.result) == [
-        None if row is None else [{"id": item, "weight": weight} for item, weight in zip(row, beside, strict=True)]
-        for row, beside in zip(found.to_list(), weights.to_list(), strict=True)
-    ]
 
 
 def test_a_bare_value_is_the_first_parameter():
@@ -153,7 +111,7 @@ def test_a_bare_value_is_the_first_parameter():
         (call("expr", 5), "expr.expression must be a string: got 5", ("expr",)),
     ],
 )  # fmt: skip
-def test_wrong_calls_name_what_was_met_and_where(wrong: OpCall, message: str, place: tuple[str | int, ...]):
+def test_errors_of_wrong_calls_name_value_and_position(wrong: OpCall, message: str, place: tuple[str | int, ...]):
     with pytest.raises(OpError, match=message) as caught:
         resolve(wrong)
     assert caught.value.path == (*PLACE, *place)

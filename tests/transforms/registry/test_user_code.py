@@ -246,7 +246,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(
         ("number", {"gives": "int64", "form": "arrow"}, "word", "must return an Arrow array: got int"),
     ],
 )
-def test_what_a_function_returns_is_checked_at_every_call(
+def test_results_of_functions_are_checked_at_every_call(
     folder: str, function: str, declared: dict[str, Any], column: str, words: str
 ) -> None:
     compiled = compile_features([made(python(folder, function, **declared), column)], TABLE.schema)
@@ -305,7 +305,7 @@ def test_modules_that_cannot_be_had(folder: str, name: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_what_decides_the_values_decides_the_fingerprint(folder: str) -> None:
+def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> None:
     def fingerprint(call: OpCall) -> str:
         return compile_features([made(call, "price")], TABLE.schema).fingerprint
 
@@ -429,7 +429,7 @@ def test_a_pipeline_with_functions(pipeline: Path) -> None:
     assert encoded.dense.tolist() == [[1.5, 1.5]]
 
 
-def test_what_functions_make_can_be_learnt_from(pipeline: Path) -> None:
+def test_ops_learn_from_results_of_functions(pipeline: Path) -> None:
     ops = [{"python": "my_features:scaled"}, "standardize"]
     given = Pipeline.from_yaml(pipeline, {"features.dense": {"scaled": {"column": "price", "ops": ops}}})
     given.fit()
@@ -461,7 +461,7 @@ def test_a_function_that_raises_names_file_and_row_group(pipeline: Path) -> None
     assert "a.parquet, row group 1, row 3)" in message
 
 
-def test_worker_processes_are_asked_before_the_first_block(pipeline: Path) -> None:
+def test_worker_processes_are_checked_before_the_first_block(pipeline: Path) -> None:
     spec = load_spec(pipeline, {"cluster": {"workers": 1, "threads": 1}})
     needed = functions_of(spec.features)
     assert {need.function for need in needed} == {"my_features:careful", "my_features:scaled"}
@@ -486,7 +486,7 @@ def test_declaring_costs_no_library() -> None:
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "user-code.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_works(tmp_path: Path) -> None:
+def test_examples_of_the_page_work(tmp_path: Path) -> None:
     (tmp_path / "my_features.py").write_text("".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
     table = pa.table({"price": pa.array([3.0], pa.float32()), "cost": pa.array([1.0], pa.float32())})
     found = []

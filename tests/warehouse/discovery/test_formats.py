@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,17 @@ pyiceberg = pytest.importorskip("pyiceberg")
 from table_logs import ice_table, rows, same_rows  # noqa: E402
 
 
-@pytest.fixture
-def delta(tmp_path: Path) -> Path:
-    folder = tmp_path / "delta"
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "delta"
     for start in (0, 100, 200):
         deltalake.write_deltalake(str(folder), rows(start), mode="append", partition_by=["day", "k"])
     return folder
+
+
+@pytest.fixture
+def delta(stored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored, tmp_path / "delta"))
 
 
 @pytest.fixture

@@ -42,8 +42,15 @@ from pyiceberg.types import (  # noqa: E402
 from table_logs import BY_DAY, DAY, FIELDS, FolderCatalog, ice_rows, ice_table, rows, same_rows  # noqa: E402
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An Iceberg table of two snapshots, which tests only read."""
+    return ice_table(tmp_path_factory.mktemp("stored") / "iceberg")
+
+
 @pytest.fixture
 def iceberg(tmp_path: Path) -> Any:
+    """An Iceberg table of two snapshots, which a test may change (its metadata hold absolute paths: no copy)."""
     return ice_table(tmp_path / "iceberg")
 
 
@@ -51,30 +58,30 @@ def read_iceberg(table: Any, **options: Any) -> pa.Table:
     return Table(table.metadata.location, format="iceberg", **options).read()
 
 
-def test_an_iceberg_table_is_what_pyiceberg_reads(iceberg: Any):
-    read = read_iceberg(iceberg)
-    same_rows(read, iceberg.scan().to_arrow())
+def test_an_iceberg_table_is_what_pyiceberg_reads(stored: Any):
+    read = read_iceberg(stored)
+    same_rows(read, stored.scan().to_arrow())
     assert read.schema.names == [field.name for field in FIELDS], "the key is in the files, as a column"
-    snapshot = Table(iceberg.metadata.location, format="iceberg").snapshot()
+    snapshot = Table(stored.metadata.location, format="iceberg").snapshot()
     assert snapshot.partition_columns == ()
     where = bind_where('day == "2026-01-02"', snapshot.schema)
     report = screen_rows(snapshot, where).report
-    expected = iceberg.scan(row_filter="day = '2026-01-02'").to_arrow()
+    expected = stored.scan(row_filter="day = '2026-01-02'").to_arrow()
     assert (report.whole.rows, report.by_statistics.rows) == (len(expected), 24 - len(expected))
 
 
-def test_older_states_of_an_iceberg_table(iceberg: Any):
-    first, second = iceberg.snapshots()
+def test_older_states_of_an_iceberg_table(stored: Any):
+    first, second = stored.snapshots()
     for one in (first, second):
-        expected = iceberg.scan(snapshot_id=one.snapshot_id).to_arrow()
-        same_rows(read_iceberg(iceberg, snapshot_id=one.snapshot_id), expected)
+        expected = stored.scan(snapshot_id=one.snapshot_id).to_arrow()
+        same_rows(read_iceberg(stored, snapshot_id=one.snapshot_id), expected)
         moment = datetime.datetime.fromtimestamp(one.timestamp_ms / 1000, datetime.UTC).isoformat()
-        same_rows(read_iceberg(iceberg, as_of=moment), expected)
-    same_rows(Table(iceberg.metadata_location, format="iceberg").read(), iceberg.scan().to_arrow())
+        same_rows(read_iceberg(stored, as_of=moment), expected)
+    same_rows(Table(stored.metadata_location, format="iceberg").read(), stored.scan().to_arrow())
     with pytest.raises(TableError, match=r"no snapshot of 2020-01-01 or before. Name a later time"):
-        read_iceberg(iceberg, as_of="2020-01-01")
+        read_iceberg(stored, as_of="2020-01-01")
     with pytest.raises(TableNotFoundError, match=rf"has no snapshot 17: its last ones are {first.snapshot_id}, "):
-        read_iceberg(iceberg, snapshot_id=17)
+        read_iceberg(stored, snapshot_id=17)
 
 
 def test_the_newest_metadata_is_found(iceberg: Any):
