@@ -39,14 +39,14 @@ def test_examples_are_accepted(block):
     assert Validator(Pipeline.json_schema()).valid(read_document(text, "p.yaml").value)
 
 
-def test_the_error_that_is_shown_is_the_one_that_is_told():
+def test_the_documented_error_is_raised():
     [shown] = re.findall(r"^pipeline.yaml:\d+:\d+: .*$", TEXT, re.MULTILINE)
     with pytest.raises(SpecError) as caught:
         parse_spec(BLOCKS[0].replace("tail:", "tial:"), file="pipeline.yaml")
     assert str(caught.value) == shown
 
 
-def test_the_commands_that_are_shown_work():
+def test_the_documented_commands_work():
     assert parse_spec(MINIMAL, overrides={"batch.tail": "pad", "shuffle": "off"}).shuffle is None
     spec = parse_spec(
         MINIMAL, overrides=parse_overrides(["batch.tail=pad", "shuffle=off", 'source.where=ds == "2026-03-01"'])

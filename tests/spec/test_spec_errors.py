@@ -126,7 +126,7 @@ from feedline.spec import PipelineSpec
         ("lanes: 4", "tail: pad", "It is a key of batch"),
     ],
 )
-def test_wrong_values_are_told_with_place_and_remedy(old, new, line):
+def test_errors_name_position_and_remedy(old, new, line):
     assert old in COMPLETE
     messages = refused(COMPLETE.replace(old, new, 1))
     assert any(line in message for message in messages), messages
@@ -145,7 +145,7 @@ def test_sections_are_mappings(section, value, got):
     "line",
     ["artefacts: x", "cache: {}", "Batch: {}", "source.table: x"],
 )
-def test_keys_of_no_version_yet_are_unknown(line):
+def test_keys_of_later_versions_are_unknown(line):
     [message] = refused(MINIMAL + line)
     assert message.startswith("p.yaml:7:1: ")
     assert "unknown key: got " in message
@@ -185,7 +185,7 @@ def test_several_errors_are_reported_in_the_order_of_the_text():
     ]
 
 
-def test_a_flood_of_errors_is_cut():
+def test_many_errors_are_truncated():
     text = MINIMAL + "".join(f"x{number}: 1\n" for number in range(50))
     lines = refused(text)
     assert len(lines) == 21
