@@ -316,7 +316,7 @@ def test_an_error_behind_unread_batches_is_no_dead_end(path: Path, monkeypatch: 
 
 _MODULES = {each.__file__ for each in (channel, feeder_connection, dataset, client, slots, room, reports)}
 # What the kernel hands over is lost where an interrupt comes before it has a name: a descriptor stays open.
-_NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("received", "__init__", "close", "__del__"))}
+_NAMELESS = {"Channel._receive", *(f"Descriptor.{name}" for name in ("from_ancillary", "__init__", "close", "__del__"))}
 _CHECKED = {"CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}  # after these CPython looks for signals
 
 
