@@ -1,8 +1,7 @@
-"""Did every contender hand over the same rows? Sums over all batches, whatever the order of the rows.
+"""Checksums over all batches, independent of row order: do all contenders deliver the same rows?
 
-Runs in the contenders' processes, the same code for each. Sums of integers are exact (modulo 2**64), those of floats
-are in float64 and compared to 1e-5. Products with a row's first id bind a row's columns together: rows torn apart
-change them.
+Runs in the contenders' processes, with the same code for each. Integer sums are exact (modulo 2**64), float sums are
+in float64 and compared to 1e-5. Products with a row's first id detect values that moved to another row.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ RELATIVE = 1e-5  # float32 log1p differs by an ulp between numpy and Polars
 
 
 class Checksums:
-    """Adds up batches; `totals` are plain numbers by name."""
+    """Sums over batches; `totals` maps names to plain numbers."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._sums: dict[str, torch.Tensor] = {}
 
     def add(self, batch: Any) -> None:
-        """One batch's tensors, looked at once."""
+        """Add one batch's tensors, reading each once."""
         first = batch.categorical[:, 0]
         mark = (first & 255).double()
         self.rows += len(first)
@@ -46,7 +45,7 @@ class Checksums:
 
     @property
     def totals(self) -> dict[str, list[float] | int | list[int]]:
-        """Everything added up so far, as plain numbers."""
+        """The sums so far, as plain numbers."""
         return {"rows": self.rows} | {name: value.tolist() for name, value in self._sums.items()}
 
     def _sum(self, name: str, value: torch.Tensor) -> None:
@@ -54,16 +53,16 @@ class Checksums:
 
 
 def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> list[str]:
-    """What two contenders' totals disagree about, in words."""
+    """Describe where the totals of two contenders differ."""
     found = [f"{name} is in one only" for name in sorted(expected.keys() ^ got.keys())]
     for name in expected.keys() & got.keys():
-        wanted, had = _flat(expected[name]), _flat(got[name])
-        if len(wanted) != len(had):
-            found.append(f"{name}: {len(had)} columns, expected {len(wanted)}")
+        theirs, ours = _flat(expected[name]), _flat(got[name])
+        if len(theirs) != len(ours):
+            found.append(f"{name}: {len(ours)} columns, expected {len(theirs)}")
             continue
-        wrong = [k for k, (a, b) in enumerate(zip(wanted, had, strict=True)) if not _same(a, b)]
-        place = f"[{wrong[0]}]" if wrong and isinstance(expected[name], list) else ""
-        found += [f"{name}{place}: got {had[k]}, expected {wanted[k]}" for k in wrong[:1]]
+        wrong = [k for k, (a, b) in enumerate(zip(theirs, ours, strict=True)) if not _same(a, b)]
+        component = f"[{wrong[0]}]" if wrong and isinstance(expected[name], list) else ""
+        found += [f"{name}{component}: got {ours[k]}, expected {theirs[k]}" for k in wrong[:1]]
     return found
 
 

@@ -1,8 +1,8 @@
-"""Who runs in the floor benchmark? Each contender is a loop over batches of the same work (`workload`).
+"""The contenders of the floor benchmark, each a loop over batches of the same work (`workload`).
 
-Runs in a contender's own process. `prepare` does the imports and hands back the loop, so that both can be timed apart;
-nothing heavy is imported before. The two floors are what the machine can do with the same expressions and nothing else;
-torch's DataLoader, grain and torchdata.nodes get numpy written by hand.
+Runs in a contender's own process. `prepare` imports and returns the loop, so that imports and loop are timed
+separately; nothing heavy is imported before. The two floors run the same expressions with nothing around them; torch's
+DataLoader, grain and torchdata.nodes get hand-written numpy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Batches = Iterator[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a contender is given: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers."""
+    """The input of a contender: the table's files, the same as a pipeline.yaml, rows per batch, threads or workers."""
 
     files: Sequence[str]
     pipeline: str
@@ -30,7 +30,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """`needs` are the packages without which it is skipped; `role` says which of the comparisons it takes part in."""
+    """A contender. `needs`: packages without which it is skipped; `role`: the comparisons it takes part in."""
 
     about: str
     role: str
@@ -65,7 +65,7 @@ def thread_pool() -> Callable[[Job], Batches]:
 
 
 def torch_dataloader() -> Callable[[Job], Batches]:
-    """The loader everybody starts with: worker processes, each with its share of the row groups."""
+    """torch's DataLoader: worker processes, each with its share of the row groups."""
     import workload
     from torch.utils.data import DataLoader
 
@@ -120,7 +120,7 @@ def feedline(overrides: dict[str, object]) -> Callable[[Job], Batches]:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
-    """function(item) for each item, in order, by a pool of threads; at most two results per thread wait."""
+    """Yield function(item) for each item, in order, from a thread pool; at most two results per thread wait."""
     pending: deque[Any] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for item in items:

@@ -1,13 +1,13 @@
-"""What does fitting cost beside a bare Polars script that computes the same from the same files?
+"""The cost of fitting, compared with a bare Polars script that computes the same from the same files.
 
     python benchmarks/fitting.py                     1 M rows, 3 rounds
     python benchmarks/fitting.py --tiny              20,000 rows, one round: does it all still work?
 
 A generated click table; 13 means and standard deviations, 26 vocabularies of ids, 6 of ids in lists. The script reads
-the needed columns of all files at once, groups by each, sorts by frequency and value, and takes float means; it is
-stopped by memory where the table ends to fit. Both run in this process, in turns, and what they found is compared. Wall
-and CPU seconds are the least of all rounds; `--threads` are those that fit, Polars' own pool is what POLARS_MAX_THREADS
-says.
+the needed columns of all files at once, groups by each, sorts by frequency and value, and takes float means, so it
+needs memory for the whole table. Both run in this process, alternating, and their results are compared. Wall and CPU
+seconds are the minimum over all rounds; `--threads` are the threads that fit, Polars' own pool is set by
+POLARS_MAX_THREADS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HISTORIES = [f"hist_{number}" for number in range(6)]
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def pipeline(folder: Path, table: str, threads: int) -> Pipeline:
-    """What is fitted."""
+    """Return the pipeline to fit."""
     spec = {
         "version": 1,
         "name": "fitting",
@@ -70,7 +70,7 @@ def pipeline(folder: Path, table: str, threads: int) -> Pipeline:
 
 
 def bare(files: Sequence[str]) -> dict[str, Any]:
-    """The same by hand: (mean, standard deviation), or the frame of values and counts, by column."""
+    """Compute the same by hand: per column (mean, standard deviation), or the frame of values and counts."""
     frame = pl.read_parquet(files, columns=[*DENSE, *IDS, *HISTORIES], hive_partitioning=False)
     found: dict[str, Any] = {}
     for name in DENSE:
@@ -86,14 +86,15 @@ def bare(files: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_differences(report: FitReport, expected: dict[str, Any]) -> None:
-    """Raise AssertionError where the two found different things."""
+    """Raise AssertionError if the results differ."""
     assert report.manifest is not None
     for fit in load_manifest(report.folder, report.manifest).fits.values():
         [name] = fit.features
         artifact, other = load_artifact(report.folder, fit), expected[name]
         if isinstance(other, tuple):
-            for got, wanted in zip((artifact.facts["mean"], artifact.facts["std"]), other, strict=True):
-                assert abs(got - wanted) <= 1e-9 * max(abs(wanted), 1e-9), f"{name}: got {got}, expected {wanted}"
+            for got, bare_value in zip((artifact.facts["mean"], artifact.facts["std"]), other, strict=True):
+                limit = 1e-9 * max(abs(bare_value), 1e-9)
+                assert abs(got - bare_value) <= limit, f"{name}: got {got}, expected {bare_value}"
         else:
             found = pl.from_arrow(artifact.table)
             assert isinstance(found, pl.DataFrame)
@@ -101,14 +102,14 @@ def refuse_differences(report: FitReport, expected: dict[str, Any]) -> None:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Wall seconds, CPU seconds, and what came out."""
+    """Return wall seconds, CPU seconds, and the result."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
     return time.perf_counter() - wall, time.process_time() - cpu, result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the benchmark."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     with tempfile.TemporaryDirectory() as folder:
         table = options.table or str(Path(folder, "clicks"))

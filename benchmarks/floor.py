@@ -1,14 +1,14 @@
-"""How near is Feedline to what the machine can do, and to its rivals? The main benchmark.
+"""The main benchmark: Feedline against what the machine can do, and against other loaders.
 
     python benchmarks/floor.py                        5 M rows, 3 rounds: a table of medians and spreads
-    python benchmarks/floor.py --busy 5               behind each a trainer with 5 ms of work of its own per batch
-    python benchmarks/floor.py --tiny                 20,000 rows, one round: does it all still work and agree?
+    python benchmarks/floor.py --busy 5               with a trainer that works 5 ms per batch
+    python benchmarks/floor.py --tiny                 20,000 rows, one round: a test that all work and agree
 
 One generated click table (13 dense, 26 ids, 6 histories), read by each contender in a fresh process, in rounds, so
-that a slow minute of the machine hits all alike; which one begins moves on from round to round. Per contender: rows per
-second over the whole run without imports, and between 20 % and 80 % of the steps; seconds to the first batch, imports
-apart; CPU-seconds per million rows, without the trainer's own imports, and peak memory of the process tree (sampled).
-Exit code 1 where a contender fails or two of them disagree about the rows.
+that a slow minute of the machine affects all alike; the order rotates from round to round. Per contender: rows per
+second over the whole run without imports, and between 20 % and 80 % of the steps; seconds to the first batch, without
+imports; CPU-seconds per million rows, without the trainer's own imports; and peak memory of the process tree (sampled).
+Exit code 1 if a contender fails or two of them deliver different rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clic
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("feedline", "torch", "polars", "pyarrow", "numpy", "dask", "grain", "torchdata")
-COLUMNS = {  # of a run -> (heading, how to print it)
+COLUMNS = {  # measure -> (heading, formatter)
     "rows_per_s": ("k rows/s", lambda value: f"{value / 1e3:,.0f}"),
     "steady_rows_per_s": ("k rows/s, 20-80 %", lambda value: f"{value / 1e3:,.0f}"),
     "first_batch_s": ("first batch s", lambda value: f"{value:.2f}"),
@@ -53,11 +53,11 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 class BenchmarkError(Exception):
-    """The benchmark cannot go on, or its contenders disagree."""
+    """The benchmark cannot continue, or its contenders deliver different rows."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 @contextmanager
 def click_table(options: argparse.Namespace) -> Iterator[Path]:
-    """The folder of the table: the one asked for, or one that is gone afterwards."""
+    """Yield the table's folder: the given one, or a temporary one."""
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         folder = Path(options.table or scratch) / ("" if options.table else "table")
         if not folder.exists() or not any(folder.iterdir()):
@@ -98,7 +98,7 @@ def click_table(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def available(names: Sequence[str], console: Console) -> list[str]:
-    """Those of the contenders whose packages are here; says who is left out and why."""
+    """Return the contenders whose packages are installed; report the others."""
     here = []
     for name in names:
         missing = [package for package in CONTENDERS[name].needs if importlib.util.find_spec(package) is None]
@@ -107,12 +107,12 @@ def available(names: Sequence[str], console: Console) -> list[str]:
         else:
             here.append(name)
     if not here:
-        raise BenchmarkError("no contender is left")
+        raise BenchmarkError("no contender remains")
     return here
 
 
 def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespace, units: int) -> dict[str, Any]:
-    """One contender, once, in a fresh process and a fresh work_dir."""
+    """Run one contender once, in a fresh process with a fresh work_dir."""
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         pipeline = Path(scratch) / "pipeline.yaml"
         text = clicks_pipeline(str(table.resolve()), batch_size=options.batch_size, tail="partial", work_dir=scratch)
@@ -142,7 +142,7 @@ def run(name: str, files: Sequence[str], table: Path, options: argparse.Namespac
 
 
 def calibrate(busy_ms: float) -> int:
-    """Units of the trainer's work per batch: as many as take that long in a process alone."""
+    """Return the units of work per batch that take a trainer so long when it runs alone."""
     if not busy_ms:
         return 0
     cost = measure([sys.executable, str(HERE / "trainer.py"), "calibrate", str(busy_ms)])
@@ -152,7 +152,7 @@ def calibrate(busy_ms: float) -> int:
 
 
 def rounds(names: Sequence[str], table: Path, options: argparse.Namespace, console: Console) -> Runs:
-    """All runs, interleaved. Raises BenchmarkError where one dies or disagrees with the first about the rows."""
+    """Run all contenders, interleaved. Raises BenchmarkError if one dies or delivers other rows than the first."""
     files = sorted(str(file) for file in table.resolve().rglob("*.parquet"))
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     if rows != options.rows:
@@ -180,20 +180,20 @@ def rounds(names: Sequence[str], table: Path, options: argparse.Namespace, conso
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Median, least and most; None where a run was too short to tell."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
+    """Return median, minimum and maximum; None if a run was too short."""
+    valid_values = [value for value in values if value is not None]
+    if len(valid_values) < len(values) or not valid_values:
         return None
-    return {"median": statistics.median(known), "min": min(known), "max": max(known)}
+    return {"median": statistics.median(valid_values), "min": min(valid_values), "max": max(valid_values)}
 
 
 def summarize(runs: Runs) -> dict[str, dict[str, dict[str, float] | None]]:
-    """Per contender and measure, the median and the spread over the rounds."""
+    """Return median and spread over the rounds, per contender and measure."""
     return {name: {key: spread([run[key] for run in several]) for key in COLUMNS} for name, several in runs.items()}
 
 
 def ratios(summary: Mapping[str, Mapping[str, dict[str, float] | None]]) -> dict[str, dict[str, float]]:
-    """Medians of Feedline's speed over the floor's and its rivals', for the whole run and the steady part."""
+    """Return ratios of Feedline's median speed to the floors' and other loaders', whole run and steady part."""
 
     def best(role: str, key: str) -> float | None:
         found = [s[key]["median"] for name, s in summary.items() if CONTENDERS[name].role == role and s[key]]
@@ -213,7 +213,7 @@ def ratios(summary: Mapping[str, Mapping[str, dict[str, float] | None]]) -> dict
 
 
 def show(summary: Mapping[str, Mapping[str, dict[str, float] | None]], title: str, console: Console) -> None:
-    """The table: a median, and in brackets the least and the most."""
+    """Print the table: a median, with minimum and maximum in brackets."""
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
     for heading, _ in COLUMNS.values():
@@ -233,7 +233,7 @@ def show(summary: Mapping[str, Mapping[str, dict[str, float] | None]], title: st
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Describe the machine and the versions."""
     versions = {}
     for package in VERSIONS:
         try:
@@ -249,7 +249,7 @@ def machine() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:

@@ -1,11 +1,11 @@
-"""What does it take to bring batches into a GPU, out of the pinned ring and out of ordinary memory?
+"""The cost of copying batches to a GPU, from the pinned ring and from ordinary memory.
 
     python benchmarks/gpu.py                  3 M generated rows, 4 rounds
     python benchmarks/gpu.py --rows 20000     a test, not a measurement
 
-One process, the pipeline of the floor benchmark, default shuffle. Whole epochs are timed with batches that stay on the
-host and, in turns, with batches that are copied (`Batch.to`, one copy each). Then one batch is copied again and again:
-out of its slot, and tensor by tensor out of clones in pageable memory. Medians; one JSON object. Needs a CUDA device.
+One process, the pipeline of the floor benchmark, default shuffle. Whole epochs are timed, alternating between batches
+that stay on the host and batches that are copied (`Batch.to`, one copy each). Then one batch is copied repeatedly: from
+its slot, and tensor by tensor from clones in pageable memory. Medians; one JSON object. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COPIES = 50
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--rounds", type=int, default=4)
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def rows_per_s(dataset: FeedlineDataset, *, copied: bool) -> float:
-    """Of one epoch, its last copy done."""
+    """Return rows per second of one epoch, including its last copy."""
     rows, began = 0, time.perf_counter()
     for batch in dataset:
         there = batch.to("cuda", non_blocking=True) if copied else batch
@@ -48,7 +48,7 @@ def rows_per_s(dataset: FeedlineDataset, *, copied: bool) -> float:
 
 
 def seconds(copy: Callable[[], object]) -> float:
-    """The median of some copies, each waited for."""
+    """Return the median seconds of synchronized copies."""
     times = []
     for _ in range(COPIES):
         torch.cuda.synchronize()
@@ -61,7 +61,7 @@ def seconds(copy: Callable[[], object]) -> float:
 
 
 def measure(pipeline: Path, rounds: int) -> dict[str, object]:
-    """Everything, by name."""
+    """Return all measurements by name."""
     speeds: dict[str, list[float]] = {"host": [], "cuda": []}
     with FeedlineDataset(pipeline) as dataset:
         rows_per_s(dataset, copied=False)  # the first epoch starts a feeder
@@ -87,7 +87,7 @@ def measure(pipeline: Path, rounds: int) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program; returns the exit status."""
+    """Run the program; return the exit status."""
     options = parse(arguments)
     if not torch.cuda.is_available():
         print("no CUDA device: there is nothing to measure", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The cases of `transforms.py` that look values up in a vocabulary, beside libraries that have tables of their own.
+"""The cases of `transforms.py` that look values up in a vocabulary, compared with the tables of other libraries.
 
-The vocabulary is made beforehand, as in a run; so is the table of those libraries that can keep one. 95 of 100 values
-are in it, each equally likely, which is the worst for caches: real ids are mostly the frequent ones.
+The vocabulary is built beforehand, as in a run; so are the tables of libraries that can keep one. 95 of 100 values are
+in it, each equally likely, which is the worst case for caches: real ids are mostly the frequent ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feedline.transforms.learning.learner import Artifact
 
 MEAN_LENGTH = 20
 FIRST = 3  # 0 padding, 1 null, 2 unknown
-LARGEST_HASHED_ANEW = 1_000_000  # keys; beyond, a library that hashes them at every call takes a second for it
+LARGEST_HASHED_ANEW = 1_000_000  # keys; with more, a library that hashes them at every call takes a second
 
 
 def lookup_cases(rows: int) -> list[Case]:
@@ -29,15 +29,15 @@ def lookup_cases(rows: int) -> list[Case]:
     full = rows >= 10_000
     usual, large = (200_000, 10_000_000) if full else (500, 2_000)
     size = rows * MEAN_LENGTH
-    made = []
+    cases = []
     for label, count in (("200 k keys", usual), ("10 M keys", large)):
         keys = np.unique(random.integers(0, 2**50, count))
         random.shuffle(keys)
-        values = met(keys, size, random)
+        values = values_of(keys, size, random)
         lists = list_series(values, np.arange(0, size + 1, MEAN_LENGTH))
         artifact, bare = vocabulary_of(pl.Series(keys)), bare_integers(keys)
         scalars = values[:rows].copy()
-        made += [
+        cases += [
             case(
                 f"vocabulary, {label}", pl.Series(scalars), artifact, {name: way(scalars) for name, way in bare.items()}
             ),
@@ -45,38 +45,38 @@ def lookup_cases(rows: int) -> list[Case]:
         ]
     narrow = np.arange(usual, dtype=np.int64)
     random.shuffle(narrow)
-    values = met(narrow, rows, random)
+    values = values_of(narrow, rows, random)
     places = {name: way(values) for name, way in bare_integers(narrow).items()}
-    made.append(case("vocabulary, narrow range", pl.Series(values), vocabulary_of(pl.Series(narrow)), places))
+    cases.append(case("vocabulary, narrow range", pl.Series(values), vocabulary_of(pl.Series(narrow)), places))
     words = pl.Series([f"{number:x}" for number in np.unique(random.integers(0, 2**40, usual))])
     texts = words.gather(random.integers(0, len(words), rows)).rechunk()
-    made.append(case("vocabulary of strings", texts, vocabulary_of(words), bare_strings(words, texts)))
-    return made
+    cases.append(case("vocabulary of strings", texts, vocabulary_of(words), bare_strings(words, texts)))
+    return cases
 
 
 def case(name: str, values: pl.Series, artifact: Artifact, bare: dict[str, Callable[[], Any]]) -> Case:
-    """Values are charged, whether they stand in lists or not."""
+    """Build a case; it is charged per value, also within lists."""
     frame = pl.DataFrame({"x": values})
     count = int(values.list.len().sum()) if isinstance(values.dtype, pl.List) else len(values)
     return Case(name, (("vocabulary", {}),), frame, count, bare, artifact=artifact)
 
 
 def vocabulary_of(keys: pl.Series) -> Artifact:
-    """As fitting leaves it."""
+    """Return a vocabulary as fitting produces it."""
     counts = pl.Series(np.arange(len(keys), 0, -1))
     facts = {"layout": 1, "ids": FIRST + len(keys), "values": len(keys)}
     return Artifact(facts=facts, table=pl.DataFrame({"value": keys, "count": counts}).to_arrow())
 
 
-def met(keys: Array, count: int, random: np.random.Generator) -> Array:
-    """Values of which 5 % are not among the keys."""
+def values_of(keys: Array, count: int, random: np.random.Generator) -> Array:
+    """Return values of which 5 % are not among the keys."""
     values = keys[random.integers(0, len(keys), count)]
     values[::20] = random.integers(2**51, 2**52, len(values[::20]))
     return values
 
 
 def bare_integers(keys: Array) -> dict[str, Callable[[Array], Callable[[], Any]]]:
-    """What libraries offer; where a table can be kept, it is made here."""
+    """Return the lookups of other libraries; tables that can be kept are built here."""
     index = pd.Index(keys)
     ids = np.arange(FIRST, FIRST + len(keys))
     order = np.argsort(keys)
@@ -96,11 +96,11 @@ def bare_integers(keys: Array) -> dict[str, Callable[[Array], Callable[[], Any]]
     ways = {"pandas index": pandas, "numpy searchsorted": numpy}
     if len(keys) > LARGEST_HASHED_ANEW:
         return ways
-    known, table = pa.array(keys), pl.DataFrame({"key": keys, "id": ids})
+    key_set, table = pa.array(keys), pl.DataFrame({"key": keys, "id": ids})
 
     def arrow(values: Array) -> Callable[[], Array]:
         column = pa.array(values)
-        return lambda: pc.index_in(column, known).fill_null(-1).to_numpy() + np.int64(FIRST)
+        return lambda: pc.index_in(column, key_set).fill_null(-1).to_numpy() + np.int64(FIRST)
 
     def replaced(values: Array) -> Callable[[], pl.Series]:
         series = pl.Series(values)
@@ -114,7 +114,7 @@ def bare_integers(keys: Array) -> dict[str, Callable[[Array], Callable[[], Any]]
 
 
 def bare_strings(words: pl.Series, texts: pl.Series) -> dict[str, Callable[[], Any]]:
-    """As for ids."""
+    """Return the lookups of other libraries, for strings."""
     ids = pl.Series(np.arange(FIRST, FIRST + len(words)))
     index = pd.Index(words.to_list(), dtype=object)
     objects = np.array(texts.to_list(), dtype=object)

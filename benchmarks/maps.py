@@ -1,8 +1,9 @@
-"""What do features out of one map column cost, against a lookup per feature and against a column per key?
+"""The cost of features from one map column, compared with a lookup per feature and with a column per key.
 
-The same values three ways, in turns, in CPU seconds: Feedline's `read_fragment` with parts (`m["f0007"]`), the whole
-map and one `map.get` per feature in Polars, and the same keys as columns of their own (`m.f0007`), read by the same
-parts. All three are added up and must agree. `python benchmarks/maps.py` prints a table; `--tiny` is for tests.
+The same values are read in three ways, alternating, in CPU seconds: Feedline's `read_fragment` with parts
+(`m["f0007"]`), the whole map with one `map.get` per feature in Polars, and the same keys as columns of their own
+(`m.f0007`), read by the same parts. The sums of all three must agree. `python benchmarks/maps.py` prints a table;
+`--tiny` is for tests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ROW_GROUP_ROWS = 25_000
 
 
 def write_maps(folder: Path, *, rows: int, keys: int, coverage: float) -> list[str]:
-    """Two tables of the same rows, `maps` and `columns`; returns the keys. A row has each key with that probability."""
+    """Write two tables of the same rows, `maps` and `columns`; return the keys. `coverage`: a key's probability."""
     random = np.random.default_rng(0)
     names = [f"f{key:04}" for key in range(keys)]
     for part, start in enumerate(range(0, rows, _ROW_GROUP_ROWS)):
@@ -52,7 +53,7 @@ def write_maps(folder: Path, *, rows: int, keys: int, coverage: float) -> list[s
 
 
 def reader(table: Path, columns: Sequence[str], finish: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[], float]:
-    """A function that reads the columns and returns the sum of all values of what `finish` makes of them."""
+    """Return a function that reads the columns and returns the sum of all values after `finish`."""
     snapshot = Table(table).snapshot()
     fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 65_536)
 
@@ -70,7 +71,7 @@ def reader(table: Path, columns: Sequence[str], finish: Callable[[pl.DataFrame],
 
 
 def compare(folder: Path, keys: Sequence[str], *, rounds: int) -> dict[str, float]:
-    """Median CPU seconds of each way to read the keys. Raises ValueError where their values differ."""
+    """Return the median CPU seconds of each way to read the keys. Raises ValueError if their values differ."""
     parts = [f'm["{key}"]' for key in keys]
     lookups = [pl.col("m").map.get(key).alias(part) for key, part in zip(keys, parts, strict=True)]
     ways = {
@@ -105,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         names = write_maps(Path(folder), rows=rows, keys=keys, coverage=given.coverage)
         print(f"{rows:,} rows, {keys:,} keys in the map, each in {given.coverage:.0%} of rows; CPU seconds")
-        for wanted in sorted({max(1, keys // 100), keys // 5}):
-            medians = compare(Path(folder), names[:: keys // wanted][:wanted], rounds=rounds)
-            print(f"{wanted:,} keys: " + ", ".join(f"{way} {median:.2f}" for way, median in medians.items()))
+        for read_keys in sorted({max(1, keys // 100), keys // 5}):
+            medians = compare(Path(folder), names[:: keys // read_keys][:read_keys], rounds=rounds)
+            print(f"{read_keys:,} keys: " + ", ".join(f"{way} {median:.2f}" for way, median in medians.items()))
 
 
 if __name__ == "__main__":

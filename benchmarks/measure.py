@@ -1,7 +1,7 @@
-"""What does a command cost, with everything it starts? Time, CPU and memory of a whole process tree.
+"""Measure time, CPU and memory of a command and all processes that it starts.
 
-Runs in the benchmark's own process, which becomes the reaper of whatever its descendants leave behind: a process that
-outlives its parent is still seen, and its CPU time still counted, when it ends. CPU is exact (the kernel's sums over
+Runs in the benchmark's own process, which becomes the subreaper of its descendants: a process that outlives its parent
+is still found, and its CPU time counted when it ends. CPU is exact (the kernel's sums over
 all reaped children); memory is the peak of samples of the proportional set size, in which shared pages count once.
 """
 
@@ -21,15 +21,15 @@ from pathlib import Path
 import psutil
 
 SAMPLE_S = 0.5  # a sample walks the page tables: about 1 ms per 100 MB
-GRACE_S = 15.0  # for what outlives the command: then it is killed, and said
+GRACE_S = 15.0  # grace for processes that outlive the command; then they are killed and reported
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A finished command: exit code (negative: a signal), outputs, cost of its tree, what outlived it and was killed.
+    """A finished command: exit code (negative: a signal), outputs, cost of its tree, processes killed after it.
 
-    A command that runs into the time limit is killed: its code is -9.
+    A command that exceeds the time limit is killed: its code is -9.
     """
 
     code: int
@@ -41,7 +41,7 @@ class Measured:
 
 
 def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 1800) -> Measured:
-    """Runs a command to its end, and to the end of all it started. The caller must have no other children."""
+    """Run a command until it and all that it started have ended. The caller must have no other children."""
     _become_reaper()
     before = _children_cpu_s()
     peak = 0
@@ -85,7 +85,7 @@ def _tree_pss_bytes() -> int:
 
 
 def _pss_bytes(pid: int) -> int:
-    """0 for a process that has just ended."""
+    """Return the proportional set size; 0 for a process that has just ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -96,7 +96,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _reap_orphans() -> tuple[str, ...]:
-    """Waits for every descendant; kills those that stay, and names them."""
+    """Wait for every descendant; kill those that remain, and return their command lines."""
     killed: list[str] = []
     deadline = time.monotonic() + GRACE_S
     while True:
@@ -113,7 +113,7 @@ def _reap_orphans() -> tuple[str, ...]:
 
 
 def _kill(process: psutil.Process) -> str:
-    """Its command line."""
+    """Kill a process and return its command line."""
     try:
         words = " ".join(process.cmdline()) or process.name()
         process.send_signal(signal.SIGKILL)

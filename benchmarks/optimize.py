@@ -1,18 +1,18 @@
-"""What does `feedline optimize` gain, and what does it cost? Bytes, throughput, memory, and what a trainer then sees.
+"""The gains and costs of `feedline optimize`: bytes, throughput, memory, and delivered rows per second.
 
     python benchmarks/optimize.py                     2 M rows, 3 rounds
-    python benchmarks/optimize.py --tiny              20,000 rows, one round: does it all still work?
+    python benchmarks/optimize.py --tiny              20,000 rows, one round: a test that all works
 
-Three questions, each about a generated click table (mean 16 rows per session; 6 histories, half of 13 dense and of 26
-ids the session's, which stay with p = 0.95; written as pyarrow's defaults leave it: zstd, dictionary, nullable):
+Three measurements on a generated click table (mean 16 rows per session; 6 histories, half of 13 dense and of 26 ids
+user-side, which stay with p = 0.95; written with zstd, dictionaries, nullable):
 
-bytes       the table in log order against the one clustered by session, both in row groups of the same rows and each in
-            the best of its encodings under zstd (`--for size`, measured on each side's own sample).
+bytes       the table in log order against the one clustered by session, both with equally long row groups and each in
+            its best encodings under zstd (`--for size`, measured on each side's own sample).
 throughput  `optimize --cluster-by session_id --sort-by ts` against a bare loop over the same partitions in as many
-            threads: read_table, a stable sort, take, write_table in the default encodings. Of `optimize` the time it
-            writes, and besides the whole command, which also chooses encodings (a fixed time) and makes its report.
+            threads: read_table, a stable sort, take, write_table in the default encodings. For `optimize`: the time
+            spent writing, and the whole command, which also chooses encodings (a fixed time) and reports.
 decode      `feedline run --sink null` of the floor benchmark's pipeline on a table in session order as it was written,
-            and as `optimize --for decode` leaves it, row order kept. The rows are compared.
+            and after `optimize --for decode`, row order kept. The rows are compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SORT = [("hash", "ascending"), ("session_id", "ascending"), ("ts", "ascending")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--days", type=int, default=8)
@@ -61,7 +61,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def clicks(folder: Path, options: argparse.Namespace, order: str) -> Path:
-    """A generated table."""
+    """Generate a table."""
     recipe = ClickRecipe(
         rows=options.rows, days=options.days, sessions_mean=16, strings=0, clustered=order == "session",
         row_group_rows=options.row_group_rows,
@@ -71,7 +71,7 @@ def clicks(folder: Path, options: argparse.Namespace, order: str) -> Path:
 
 
 def command(*arguments: object) -> Measured:
-    """Run `feedline`, with everything it starts measured."""
+    """Run `feedline` and measure all processes that it starts."""
     done = measure([sys.executable, "-m", "feedline", *(str(argument) for argument in arguments)])
     if done.code != 0:
         raise SystemExit(f"feedline {arguments[0]} ended with {done.code}:\n{done.stderr[-4000:]}")
@@ -79,7 +79,7 @@ def command(*arguments: object) -> Measured:
 
 
 def optimized(source: Path, target: Path, options: argparse.Namespace, *arguments: object) -> dict[str, Any]:
-    """Rewrite a table; the command's report, its cost, its seconds."""
+    """Rewrite a table; return the command's report, its cost and its seconds."""
     began = time.perf_counter()
     fixed = ("--threads", options.threads, "--row-group-rows", options.row_group_rows, "--json")
     done = command("optimize", source, target, *fixed, *arguments)
@@ -89,7 +89,7 @@ def optimized(source: Path, target: Path, options: argparse.Namespace, *argument
 
 
 def bytes_gained(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Bytes of column chunks: as written, in log order's best zstd encodings, in the clustered order's."""
+    """Return bytes of column chunks: as written, in the best zstd encodings of log order, and of clustered order."""
     log = optimized(source, scratch / "log", options, "--for", "size")
     clustered = optimized(
         source, scratch / "clustered", options, "--for", "size", "--cluster-by", "session_id", "--sort-by", "ts"
@@ -107,7 +107,7 @@ def bytes_gained(source: Path, scratch: Path, options: argparse.Namespace) -> di
 
 
 def bare(source: Path, target: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Read, sort and write every partition, with nothing around it."""
+    """Read, sort and write every partition in a bare loop."""
     folders = sorted(path for path in source.iterdir() if path.is_dir())
 
     def rewrite(folder: Path) -> None:
@@ -128,7 +128,7 @@ def bare(source: Path, target: Path, options: argparse.Namespace) -> dict[str, f
 
 
 def throughput(source: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rows per second of `optimize` and of the bare loop, interleaved; medians and their ratio."""
+    """Measure rows per second of `optimize` and of the bare loop, interleaved; return medians and their ratio."""
     runs: dict[str, list[dict[str, Any]]] = {"bare": [], "optimize": []}
     for number in range(options.rounds):
         runs["bare"].append(bare(source, scratch / f"bare-{number}", options))
@@ -157,10 +157,10 @@ def throughput(source: Path, scratch: Path, options: argparse.Namespace) -> dict
 
 
 def decode(scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rows per second through the ring, from the table as written and as `optimize --for decode` leaves it."""
+    """Measure rows per second through the ring, from the table as written and after `optimize --for decode`."""
     source, target = clicks(scratch / "session", options, "session"), scratch / "decode"
     report = optimized(source, target, options, "--for", "decode")
-    epochs = 1 if options.tiny else max(1, round(_DELIVERED_ROWS / options.rows))  # the first batch's wait is paid once
+    epochs = 1 if options.tiny else max(1, round(_DELIVERED_ROWS / options.rows))  # waits for the first batch once
     rates: dict[str, list[float]] = {"defaults": [], "optimized": []}
     cpu: dict[str, list[float]] = {"defaults": [], "optimized": []}
     for number in range(options.rounds):
@@ -194,7 +194,7 @@ def same_rows(one: Path, other: Path) -> bool:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """The answers to the questions that were asked."""
+    """Run the selected measurements."""
     found: dict[str, Any] = {"options": vars(options)}
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
         scratch = Path(folder)
@@ -210,7 +210,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     found = measured(options)
     print(json.dumps(found, indent=1))

@@ -1,7 +1,7 @@
 """The cases of `transforms.py` that look values up outside the table: in a table in memory, in a zarr array on disk.
 
-What a library can make once is made beforehand on both sides. 95 of 100 keys are in the table, each equally likely. The
-arrays lie in a temporary folder, in the page cache; the bare side has them in memory.
+Whatever a library can prepare once is prepared beforehand on both sides. 95 of 100 keys are in the table, each equally
+likely. The arrays are in a temporary folder, in the page cache; the bare side has them in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import polars as pl
 import zarr
 from transform_cases import Array, Case, list_series
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.transforms.learning.learner import Artifact, Reading
 
 MEAN_LENGTH, WIDTH, CHUNK_ROWS = 20, 64, 8192
@@ -30,12 +30,12 @@ def outside_cases(rows: int) -> list[Case]:
     """Joins by ids and by strings, vectors of ids and of lists."""
     random = np.random.default_rng(2)
     full = rows >= 10_000
-    made = []
+    cases = []
     for label, count in (("200 k keys", 200_000), ("2 M keys", 2_000_000)):
         keys = np.unique(random.integers(0, 2**50, count if full else 500))
         random.shuffle(keys)
-        made.append(joined(f"join_external, {label}", pl.Series(keys), rows, random))
-    made.append(joined("join_external of strings", pl.Series([f"{key:x}" for key in keys[:200_000]]), rows, random))
+        cases.append(joined(f"join_external, {label}", pl.Series(keys), rows, random))
+    cases.append(joined("join_external of strings", pl.Series([f"{key:x}" for key in keys[:200_000]]), rows, random))
     vectors = random.random((500_000 if full else 2_000, WIDTH), dtype=np.float32)
     ids = random.integers(0, len(vectors), rows)
     single, chunked, packed = (
@@ -45,7 +45,9 @@ def outside_cases(rows: int) -> list[Case]:
     take: dict[str, Callable[[], Any]] = {"numpy take": lambda: vectors.take(ids, axis=0)}
     frame = pl.DataFrame({"x": ids})
     for label, artifact in (("one mapped chunk", single), ("mapped chunks", chunked), ("decoded", packed)):
-        made.append(Case(f"embedding, {label}", (("embedding", {"array": "v"}),), frame, rows, take, artifact=artifact))
+        cases.append(
+            Case(f"embedding, {label}", (("embedding", {"array": "v"}),), frame, rows, take, artifact=artifact)
+        )
     some = rows // 4
     borders = np.arange(0, some * MEAN_LENGTH + 1, MEAN_LENGTH)
     elements = random.integers(0, len(vectors), some * MEAN_LENGTH)
@@ -55,14 +57,14 @@ def outside_cases(rows: int) -> list[Case]:
 
     lists = pl.DataFrame({"x": list_series(elements, borders)})
     pooling = (("embedding", {"array": "v", "pooling": "mean"}),)
-    made.append(
+    cases.append(
         Case("embedding, lists", pooling, lists, len(elements), {"numpy take, reduceat": mean}, artifact=single)
     )
-    return made
+    return cases
 
 
 def joined(name: str, keys: pl.Series, rows: int, random: np.random.Generator) -> Case:
-    """A float32 by key; 5 % of the keys asked for are not there."""
+    """Join a float32 by key; 5 % of the keys are missing."""
     values = pl.Series(random.random(len(keys)).astype(np.float32))
     asked = keys.gather(random.integers(0, len(keys), rows)).to_list()
     asked[::20] = [-1 if keys.dtype == pl.Int64 else "none"] * len(asked[::20])
@@ -91,7 +93,7 @@ def joined(name: str, keys: pl.Series, rows: int, random: np.random.Generator) -
 
 
 def array_of(vectors: Array, chunk_rows: int, compressed: bool) -> Artifact:
-    """As a process opens it."""
+    """Open an array as a process does."""
     path = Path(_folder.name) / f"{chunk_rows}-{compressed}"
     packing = {} if compressed else {"compressors": None}
     stored = zarr.create_array(
@@ -99,4 +101,4 @@ def array_of(vectors: Array, chunk_rows: int, compressed: bool) -> Artifact:
     )
     stored[:] = vectors
     options = json.dumps({"ids": None, "ids_column": "id"})
-    return read_outside(Reading(kind="zarr", uri=str(path), options=options), _folder.name)
+    return read_external(Reading(kind="zarr", uri=str(path), options=options), _folder.name)

@@ -1,20 +1,20 @@
-"""What does a pipeline as large as the papers' cost, against a script written by hand for it alone?
+"""The cost of a pipeline as large as those in papers, compared with a script written by hand for it alone.
 
     python benchmarks/pipeline.py                     32,768 rows, 9 rounds, on one core
     python benchmarks/pipeline.py --rows 8192         a smaller chunk
-    python benchmarks/pipeline.py --tiny              few rows and features, one round: does it all still agree?
+    python benchmarks/pipeline.py --tiny              few rows and features, one round: a test that all agree
 
 The model is RM3 of PreSto's Table I (ISCA 2024), which its authors derived from statistics that Meta published: 504
 dense features, 42 id lists of mean length 20, 42 features generated from dense ones by bucketize with 1024 borders, and
 tables of 500,000 rows. Here dense features go through fill_null, clip and log1p, lists through first_x and sigrid_hash
 or hash_bucket in turn, and the generated ones share their fill_null with the dense feature of the same column.
 
-Measured is what a task does between decoding and permuting: the transforms' pass over one chunk (`CompiledFeatures`)
+This measures what a task does between decoding and permuting: the transforms' pass over one chunk (`CompiledFeatures`)
 and its encoding (`encode`). The script computes the same arrays from the same frame in numpy and Polars; all are
-compared bit by bit, and the exit code is 1 where they differ. One process, pinned to one core, Polars with one thread,
+compared bit by bit, and the exit code is 1 if they differ. One process, pinned to one core, Polars with one thread,
 the allocators set as in a feeder; each round runs both sides, and times are CPU seconds of the fastest round. An op's
-share is what the pass gets cheaper without it: the pipeline is measured op by op, each time with one op more. A pass
-over one row shows what it costs however few rows there are, and compiling what a process pays once.
+share is its addition to the pass: the pipeline is measured with one op more each time. A pass over one row shows the
+fixed cost of a pass; compiling happens once per process.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from feedline.transforms.compile.compiled import compile_features
 from feedline.warehouse.reading.read import CHUNK_ROWS
 
 MEAN_LENGTH, LONGEST, TABLE_ROWS, BORDERS = 20, 30, 500_000, 1024
-MOST = 1e6  # no dense value is above it
+MOST = 1e6  # the largest dense value
 BLOCK, ROWS_OF_MATRIX = 32768, 2048
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=CHUNK_ROWS, help="of the chunk")
     parser.add_argument("--dense", type=int, default=504)
@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make_frame(options: argparse.Namespace) -> pl.DataFrame:
-    """One decoded chunk: log-normal float32 with a tenth of nulls, lists of 0 to 40 ids."""
+    """Return a decoded chunk: log-normal float32 with a tenth of nulls, lists of 0 to 40 ids."""
     random = np.random.default_rng(0)
     columns: dict[str, pl.Series] = {}
     for index in range(options.dense):
@@ -82,13 +82,13 @@ def make_frame(options: argparse.Namespace) -> pl.DataFrame:
 
 
 def make_borders() -> list[float]:
-    """Borders that fill their buckets alike."""
+    """Return borders of equally filled buckets."""
     numbers = np.random.default_rng(1).lognormal(1, 2, 200_000)
     return [float(border) for border in np.unique(np.quantile(numbers, np.linspace(0, 1, BORDERS)).astype(np.float32))]
 
 
 def make_features(options: argparse.Namespace, borders: list[float]) -> list[FeatureSpec]:
-    """What pipeline.yaml would say."""
+    """Return the features of the pipeline."""
 
     def feature(group: Any, name: str, column: str, *ops: tuple[str, Any]) -> FeatureSpec:
         calls = tuple(
@@ -113,21 +113,21 @@ def make_features(options: argparse.Namespace, borders: list[float]) -> list[Fea
 
 
 def by_hand(frame: pl.DataFrame, options: argparse.Namespace, borders: Array) -> tuple[Any, ...]:
-    """Dense [N, D], a column per generated feature, values and offsets per list: what `encode` makes, without Feedline.
+    """Compute what `encode` returns without Feedline: dense [N, D], a column per generated feature, lists.
 
-    The fastest that was found. Lists are cut as the binary strings of their bytes (Polars' head takes half as long
-    again), the matrix is written in blocks of rows that stay in the cache.
+    The fastest way found. Lists are truncated as binary strings of their bytes (Polars' head takes 1.5 times as long);
+    the matrix is written in blocks of rows that stay in the cache.
     """
     rows = frame.height
-    made = [np.empty(rows, np.int64) for _ in range(options.generated)]
+    generated = [np.empty(rows, np.int64) for _ in range(options.generated)]
     finished = np.empty((options.dense, rows), np.float32)
     for index in range(options.dense):
         array = frame.get_column(f"dense_{index}").to_arrow()
         validity, data = array.buffers()
-        known = np.unpackbits(np.frombuffer(validity, np.uint8), count=rows, bitorder="little").view(np.bool_)
-        filled = np.where(known, np.frombuffer(data, np.float32, count=rows), np.float32(0))
+        valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=rows, bitorder="little").view(np.bool_)
+        filled = np.where(valid, np.frombuffer(data, np.float32, count=rows), np.float32(0))
         if index < options.generated:
-            made[index][:] = np.searchsorted(borders, filled, side="left")
+            generated[index][:] = np.searchsorted(borders, filled, side="left")
         np.clip(filled, np.float32(0), np.float32(MOST), out=finished[index])
         np.log1p(finished[index], out=finished[index])
     dense = np.empty((rows, options.dense), np.float32)
@@ -143,11 +143,11 @@ def by_hand(frame: pl.DataFrame, options: argparse.Namespace, borders: Array) ->
             (bucket_by_hand if index % 2 else sigrid_by_hand)(ids[start : start + BLOCK], hashed[start : start + BLOCK])
         values.append(hashed)
         offsets.append(places)
-    return dense, made, values, offsets
+    return dense, generated, values, offsets
 
 
 def first_by_hand(array: pa.Array) -> tuple[Array, Array]:
-    """The ids that are left of lists without nulls, and offsets."""
+    """Truncate lists without nulls; return ids and offsets."""
     places = pa.py_buffer((array.offsets.to_numpy() * 8).astype(np.int32))
     strings = pa.Array.from_buffers(pa.binary(), len(array), [None, places, array.values.buffers()[1]])
     _, ends, data = pc.binary_slice(strings, 0, 8 * LONGEST).buffers()
@@ -169,7 +169,7 @@ def bucket_by_hand(ids: Array, out: Array) -> None:
 
 
 def sigrid_by_hand(ids: Array, out: Array) -> None:
-    """TorchArrow's sigrid_hash of salt 0."""
+    """Compute TorchArrow's sigrid_hash with salt 0."""
     words, scratch, given = out.view(np.uint64), np.empty(len(out), np.uint64), ids.view(np.uint64)
     np.add(~given, np.left_shift(given, np.uint64(21), out=scratch), out=words)
     for shift, multiplier in ((24, 265), (14, 21)):
@@ -187,7 +187,7 @@ def sigrid_by_hand(ids: Array, out: Array) -> None:
 
 
 def differences(mine: EncodedRows, other: tuple[Any, ...]) -> list[str]:
-    """The parts of a batch that are not the same bits."""
+    """Return the parts of a batch that are not bit-identical."""
     sides: dict[str, tuple[Any, Any]] = {"dense": ([mine.dense], [other[0]])}
     for name, found, expected in zip(
         ("generated", "values", "offsets"), (mine.categorical, mine.values, mine.offsets), other[1:], strict=True
@@ -201,7 +201,7 @@ def differences(mine: EncodedRows, other: tuple[Any, ...]) -> list[str]:
 
 
 def chain_steps(features: Sequence[FeatureSpec]) -> list[tuple[str, list[FeatureSpec]]]:
-    """The pipeline op by op: each time with one op more, named by it. Every feature is an extra: none is finished."""
+    """Yield the pipeline with one op more each time, named by it. Every feature is an extra: none is finished."""
     kinds: dict[tuple[str, ...], list[FeatureSpec]] = {}
     for feature in features:
         ops = tuple(call.op for call in feature.ops)
@@ -217,7 +217,7 @@ def chain_steps(features: Sequence[FeatureSpec]) -> list[tuple[str, list[Feature
 
 
 def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """CPU seconds of each in its fastest round."""
+    """Return CPU seconds of each in its fastest round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -228,11 +228,11 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 
 def shares(frame: pl.DataFrame, features: Sequence[FeatureSpec], rounds: int) -> dict[str, float]:
-    """CPU seconds that each op adds to the pass."""
+    """Return the CPU seconds that each op adds to the pass."""
     schema = frame.to_arrow().schema
     steps = chain_steps(features)
     passes = [compile_features(chosen, schema) for _, chosen in steps]
-    runs = {str(place): (lambda made=made: made.apply(frame)) for place, made in enumerate(passes)}
+    runs = {str(place): (lambda features=features: features.apply(frame)) for place, features in enumerate(passes)}
     found: dict[str, float] = {}
     before = 0.0
     for (name, _), now in zip(steps, measure(runs, rounds).values(), strict=True):
@@ -242,7 +242,7 @@ def shares(frame: pl.DataFrame, features: Sequence[FeatureSpec], rounds: int) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 120)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

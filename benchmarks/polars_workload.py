@@ -8,13 +8,13 @@ from workload import CLIP, DENSE, FIRST, HISTORIES, IDS, LABEL, MODULUS, Piece, 
 
 
 def polars_piece(group: RowGroup) -> Piece:
-    """A row group, read on this thread, through Polars expressions, encoded in numpy."""
+    """Read a row group on this thread, apply the Polars expressions, and encode it in numpy."""
     frame = pl.DataFrame(pl.from_arrow(read(group)))
     return encode_frame(frame.lazy().select(polars_expressions()).collect(engine="in-memory"))
 
 
 def polars_expressions() -> list[pl.Expr]:
-    """The work as expressions over the raw columns."""
+    """Return the work as expressions over the raw columns."""
     return [
         *(pl.col(name).fill_null(0.0).clip(0.0, CLIP).log1p() for name in DENSE),
         *(pl.col(name) % MODULUS for name in IDS),
@@ -24,7 +24,7 @@ def polars_expressions() -> list[pl.Expr]:
 
 
 def encode_frame(frame: pl.DataFrame) -> Piece:
-    """The arrays of a frame that `polars_expressions` made."""
+    """Encode a frame with the columns of `polars_expressions` into arrays."""
     frame = frame.rechunk()
     ids = np.empty((len(IDS), frame.height), np.int64)
     for row, name in zip(ids, IDS, strict=True):

@@ -1,9 +1,9 @@
-"""What does reading a tenth of a wide table cost, against a bare loop over its row groups?
+"""The cost of reading a tenth of a wide table, compared with a bare loop over its row groups.
 
-Two readers of the same columns of the same row groups, on one thread, in turns: Feedline's `read_fragment`, one call
-per split with all of its checks, and `ParquetFile.read_row_group(columns=…)` on files whose footers were parsed before
-the clock started. Bytes are those that the process asked the kernel for (`rchar` of /proc/self/io), so nothing that is
-read can hide. Run by `warehouse.py`; needs no other process.
+Two readers read the same columns of the same row groups, on one thread, alternating: Feedline's `read_fragment`, one
+call per split with all of its checks, and `ParquetFile.read_row_group(columns=…)` on files whose footers were parsed
+before the clock started. Bytes are those that the process requested from the kernel (`rchar` of /proc/self/io), so all
+reads count. Run by `warehouse.py`; needs no other process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEAN_LENGTH = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """What reading some columns of a table cost: medians of seconds, bytes read once, bytes of their column chunks."""
+    """The cost of reading columns of a table: median seconds, bytes of one reading, bytes of their column chunks."""
 
     columns: int
     table_columns: int
@@ -53,7 +53,7 @@ class Projection:
 
 
 def write_wide_table(folder: Path, *, rows: int, row_group_rows: int, files: int) -> None:
-    """400 columns: dense float32 with nulls, int64 ids, id lists; kinds in turns, so that a projection is scattered."""
+    """Write 400 columns: dense float32 with nulls, int64 ids, id lists; kinds alternate, to scatter projections."""
     random = np.random.default_rng(0)
     for number in range(files):
         size = rows // files
@@ -77,12 +77,12 @@ def write_wide_table(folder: Path, *, rows: int, row_group_rows: int, files: int
 
 
 def tenth(names: Sequence[str]) -> list[str]:
-    """Every tenth column of each kind."""
+    """Return every tenth column of each kind."""
     return [name for name in names if name[-3:].isdigit() and int(name[-3:]) % 10 == 0]
 
 
 def compare(table: Path, columns: Sequence[str], *, rounds: int) -> Projection:
-    """Read the columns `rounds` times with both, in turns."""
+    """Read the columns `rounds` times with both, alternating."""
     snapshot = Table(table).snapshot()
     fragments = plan_fragments(snapshot, screen_rows(snapshot, None), 65_536)
     files = [pq.ParquetFile(path, pre_buffer=True) for path in sorted(table.rglob("*.parquet"))]

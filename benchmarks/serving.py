@@ -1,12 +1,12 @@
-"""How long does a request take? `Pipeline.transform` of one row, ten and a thousand, for a small and a large pipeline.
+"""The latency of `Pipeline.transform`, for 1, 10 and 1,000 rows, with a small and a large pipeline.
 
     python benchmarks/serving.py           21 and 600 features, 30 rounds, on one core
-    python benchmarks/serving.py --tiny    a few features, one round: does it still run?
+    python benchmarks/serving.py --tiny    a few features, one round: a test that it runs
 
 One process, pinned to one core, Polars with one thread. Each round sends one request of every size to every pipeline,
-so that a slow moment hits all alike; shown are the fastest and the median CPU time, and a feature's share. The first
-request of a process compiles the features. `as doubles` sends the dense columns as float64, which are rounded to
-training's float32 first.
+so that a slow moment affects all alike; the output is the fastest and the median CPU time, and a feature's share. The
+first request of a process compiles the features. `as doubles` sends the dense columns as float64, which are first
+rounded to training's float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LENGTH = 20
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def features_of(dense: int, lists: int, crossed: int) -> dict[str, Any]:
-    """Features as they are common: filled, clipped, log-scaled numbers, hashed ids, cut and hashed lists, crossings."""
+    """Return common features: filled, clipped, log-scaled numbers, hashed ids, truncated and hashed lists, crosses."""
     short = {"ops": [{"first_x": 5}]}
     return {
         "dense": {f"d{i}": [{"fill_null": 0}, {"clip": {"min": 0, "max": 100}}, "log1p"] for i in range(dense)},
@@ -65,7 +65,7 @@ def features_of(dense: int, lists: int, crossed: int) -> dict[str, Any]:
 
 
 def rows_of(count: int, dense: int, lists: int) -> pa.Table:
-    """A request."""
+    """Return the rows of a request."""
     random = np.random.default_rng(0)
     columns: dict[str, pa.Array] = {f"d{i}": pa.array(random.random(count, np.float32)) for i in range(dense)}
     columns |= {f"c{i}": pa.array(random.integers(0, 10**9, count)) for i in range(lists)}
@@ -78,13 +78,13 @@ def rows_of(count: int, dense: int, lists: int) -> pa.Table:
 
 
 def as_doubles(rows: pa.Table) -> pa.Table:
-    """The same with wider numbers."""
+    """Return the rows with dense values as float64."""
     fields = [field.with_type(pa.float64()) if field.type == pa.float32() else field for field in rows.schema]
     return rows.cast(pa.schema(fields))
 
 
 def measure(sizes: dict[str, tuple[int, int, int]], rounds: int) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Seconds of the first request by pipeline, and CPU seconds of all others by pipeline and request."""
+    """Return seconds of the first request by pipeline, and CPU seconds of all others by pipeline and request."""
     first: dict[str, float] = {}
     calls: dict[str, tuple[Serving, pa.Table]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def measure(sizes: dict[str, tuple[int, int, int]], rounds: int) -> tuple[dict[s
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     sizes = {"5 features": (2, 1, 1)} if options.tiny else SIZES

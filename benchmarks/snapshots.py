@@ -1,14 +1,14 @@
-"""What do many files cost before the first row is read? Listing, snapshot and plan of a table of small files.
+"""The cost of many files before the first row is read: listing, snapshot and plan of a table of small files.
 
     python benchmarks/snapshots.py --files 20000      real files, hard links of a few: listing, cold, warm, plan
-    python benchmarks/snapshots.py --synthetic 200000 made footers, no files: growth per file, doubling up to this many
-    python benchmarks/snapshots.py --tiny             64 files and 512 footers: does it all still work?
+    python benchmarks/snapshots.py --synthetic 200000 synthetic footers, no files: growth per file, up to so many
+    python benchmarks/snapshots.py --tiny             64 files and 512 footers: a test that all works
 
-Each measure runs in a process of its own, forked from one that has imported the package and used none of it; memory is
-the process's peak, imports included (not that of Dask's workers). `cold` reads every footer (in threads; `cold, 2
-processes`: on a Dask cluster of two workers, its start apart), `warm` takes a snapshot that the run before remembers,
-`plan` is `Pipeline.plan` on top of that: list, recall, prune, cut into splits. Synthetic footers skip the parsing and
-the disk, and making them is not counted: they show how the rest grows. 45 columns, 3 row groups a file.
+Each measurement runs in a process of its own, forked from one that has only imported the package; memory is the
+process's peak, imports included (not that of Dask's workers). `cold` reads every footer (in threads; `cold, 2
+processes`: on a Dask cluster of two workers, its start excluded), `warm` takes a snapshot whose files the run before
+recorded, `plan` adds `Pipeline.plan`: list, recall, prune, divide into splits. Synthetic footers skip the parsing and
+the disk, and creating them is not counted: they show how the rest grows. 45 columns, 3 row groups a file.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from feedline.warehouse.storage.locations import locate
 
 DENSE, IDS, TEXTS = 13, 26, 5  # with the label 45 columns
 GROUPS, GROUP_ROWS = 3, 20
-BASES = 16  # real files that all others are links to
+BASES = 16  # real files; all others are links to them
 FILES_PER_DAY = 100
 FIRST_DAY = datetime.date(2020, 1, 1)
-_SMALLEST = 512  # made footers: fewer cost less than what surrounds them
-LONG_AGO = 1_700_000_000  # older than the clock's grain: a young file is read again
+_SMALLEST = 512  # synthetic footers: fewer cost less than the overhead
+LONG_AGO = 1_700_000_000  # older than the clock's resolution: a younger file is read again
 
 
 def write_table(folder: Path, files: int) -> None:
-    """A table of so many small files, `ds=…/part-….parquet`."""
+    """Write a table of `files` small files, `ds=…/part-….parquet`."""
     bases = folder.parent / "bases"
     bases.mkdir(parents=True, exist_ok=True)
     for index in range(BASES):
@@ -74,7 +74,7 @@ def write_table(folder: Path, files: int) -> None:
 
 
 def base(seed: int) -> pa.Table:
-    """The rows of one file."""
+    """Return the rows of one file."""
     rng = np.random.default_rng(seed)
     rows = GROUPS * GROUP_ROWS
     columns: dict[str, Any] = {f"d{i}": rng.random(rows).astype(np.float32) for i in range(DENSE)}
@@ -84,7 +84,7 @@ def base(seed: int) -> pa.Table:
 
 
 def write_pipeline(folder: Path, files: int) -> Path:
-    """All dense and id columns; a filter that prunes by day and by statistics, and counts nothing."""
+    """Write a pipeline of all dense and id columns, whose filter prunes by day and statistics, and needs no count."""
     middle = FIRST_DAY + datetime.timedelta(files // FILES_PER_DAY // 2)
     path = folder / "pipeline.yaml"
     lines = [
@@ -104,7 +104,7 @@ def write_pipeline(folder: Path, files: int) -> Path:
     return path
 
 
-# -- what is measured, each in a process of its own -------------------------------------------------------------------
+# -- the measurements, each in a process of its own -------------------------------------------------------------------
 
 
 def measure_listing(folder: Path) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def measure_plan(folder: Path) -> dict[str, Any]:
 
 
 def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:
-    """Cold, warm and plan of a table that is not there: its listing and its footers are made."""
+    """Measure cold, warm and plan of a table without files, from a synthetic listing and footers."""
     made = _MadeTable(folder, files)
     pipeline = Pipeline.from_yaml(folder / "pipeline.yaml")
     work_dir = pipeline.spec.work_dir
@@ -165,7 +165,7 @@ def measure_synthetic(folder: Path, files: int) -> dict[str, Any]:
 
 
 class _MadeTable:
-    """A listing and footers without files: those of a few real ones, with other digests and bounds."""
+    """A listing and footers without files: those of a few real files, with other digests and bounds."""
 
     def __init__(self, folder: Path, files: int) -> None:
         self._folder, self._files = folder, files
@@ -196,7 +196,7 @@ class _MadeTable:
             yield FooterResult(blocks=tuple(blocks_of(facts)), corrupt=())
 
     def _made(self, place: int) -> FileFacts:
-        """A known file's facts with a digest of its own, and bounds of their own for the id columns."""
+        """Return a real file's facts with a new digest, and new bounds of the id columns."""
         known = self._facts[place % len(self._facts)]
         draws = self._random.integers(0, 1 << 40, (2, IDS * GROUPS))
         low, high = (_as_bytes(bounds) for bounds in (draws.min(0), draws.max(0)))
@@ -211,7 +211,7 @@ class _MadeTable:
 
 
 def _as_bytes(bounds: np.ndarray[Any, np.dtype[np.int64]]) -> list[bytes]:
-    """Numbers as footers store them."""
+    """Encode numbers as footers store them."""
     content = bounds.astype("<i8").tobytes()
     return [content[i : i + 8] for i in range(0, len(content), 8)]
 
@@ -227,7 +227,7 @@ def _peak_bytes() -> int:
 
 
 def _cpu_s() -> float:
-    """Of this process and those that it started and that ended."""
+    """Return the CPU seconds of this process and its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -245,15 +245,15 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def run(name: str, folder: Path, files: int) -> dict[str, Any]:
-    """One measure in a process of its own."""
+    """Run one measurement in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["feedline.pipeline", "feedline.service.cluster.cluster", "rich.table"])
     with ProcessPoolExecutor(1, mp_context=context) as process:
-        return process.submit(measured, name, folder, files).result()
+        return process.submit(measure, name, folder, files).result()
 
 
-def measured(name: str, folder: Path, files: int) -> dict[str, Any]:
-    """A measure with its CPU time and this process's peak memory."""
+def measure(name: str, folder: Path, files: int) -> dict[str, Any]:
+    """Run one measurement; adds its CPU time and this process's peak memory."""
     before = _cpu_s()
     found = measure_synthetic(folder, files) if name == "synthetic" else MEASURES[name](folder)
     return {**found, "cpu_s": _cpu_s() - before, "peak": _peak_bytes()}
@@ -281,7 +281,7 @@ def real(folder: Path, files: int, console: Console) -> None:
 
 
 def synthetic(folder: Path, largest: int, console: Console) -> None:
-    """Sizes up to the largest, each twice the one before."""
+    """Measure sizes up to the largest, each twice the one before."""
     table = Table("made footers", "cold us/file", "warm us/file", "plan us/file", "warm + plan s", "cold MB", "peak MB")
     for files in sorted(size for size in (largest >> shift for shift in range(4)) if size >= _SMALLEST):
         place = folder / f"made-{files}"
@@ -300,7 +300,7 @@ def synthetic(folder: Path, largest: int, console: Console) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=0, help="real files")
     parser.add_argument("--synthetic", type=int, default=0, help="made footers, at most")

@@ -1,10 +1,10 @@
-"""What does one contender do, run alone in a fresh process? The process that `floor.py` starts and measures.
+"""Run one contender in a fresh process, which `floor.py` starts and measures.
 
     python benchmarks/trainer.py NAME JOB.json STARTED [BUSY_UNITS]   runs a contender, prints one line of JSON
-    python benchmarks/trainer.py calibrate MS                         prints how many units of work take that long here
+    python benchmarks/trainer.py calibrate MS                         prints how many units of work take so long here
 
-The trainer looks at every batch once (checksums) and, when busy, does a fixed amount of Python and torch work of its
-own after each: an amount, not a time, so that a loader that takes the interpreter or the cores from it makes it slower.
+The trainer reads every batch once (checksums) and, if busy, does a fixed amount of Python and torch work after each: an
+amount, not a time, so that a loader that competes for the interpreter or the cores makes it slower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS = 512  # of a batch, that the busy trainer looks at
 
 
 class Work:
-    """One unit is some 20 µs: half of it Python, half of it torch, as in a training loop that logs and computes."""
+    """The trainer's work. A unit takes about 20 µs, half Python and half torch, as in a loop that logs and computes."""
 
     def __init__(self, units: int) -> None:
         self.units = units
@@ -31,7 +31,7 @@ class Work:
         self._weight = torch.full((13, 32), 0.01)
 
     def __call__(self, dense: torch.Tensor) -> None:
-        """Does it all for one batch."""
+        """Do the work for one batch."""
         for unit in range(self.units):
             counts: dict[int, int] = {}
             for step in range(200):
@@ -41,7 +41,7 @@ class Work:
 
 
 def calibrate(target_s: float) -> int:
-    """Units of work that take `target_s` here when nothing else runs: the fastest of many tries counts."""
+    """Return the units of work that take `target_s` here when nothing else runs, by the fastest of many tries."""
     dense, work = torch.rand(ROWS, 13), Work(20)
     best = float("inf")
     for _ in range(50):
@@ -52,7 +52,7 @@ def calibrate(target_s: float) -> int:
 
 
 def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
-    """Runs a contender to the end; `started` is the monotonic clock when the process was started."""
+    """Run a contender to the end; `started`: the monotonic clock when the process was started."""
     loop = CONTENDERS[name].prepare()
     sums, work = Checksums(), Work(units)
     arrivals: list[float] = []
@@ -66,7 +66,7 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
         if units:
             work(batch.dense)
         done = time.monotonic()
-    # A loader in another process imports there, while the trainer waits: that is no less an import.
+    # A loader in another process imports there while the trainer waits: this counts as an import, too.
     elsewhere = float(getattr(loop, "imports_s", 0.0))
     ready += elsewhere
     return {
@@ -83,7 +83,7 @@ def train(name: str, job: Job, started: float, units: int) -> dict[str, object]:
 
 
 def steady(arrivals: list[float], rows: list[int]) -> float | None:
-    """Rows per second between 20 % and 80 % of the steps; None for a run too short to say."""
+    """Return rows per second between 20 % and 80 % of the steps; None if the run is too short."""
     first, last = len(rows) // 5, len(rows) * 4 // 5
     passed = arrivals[last] - arrivals[first] if last > first else 0.0
     return sum(rows[first:last]) / passed if passed > 0 else None
@@ -96,7 +96,7 @@ def main() -> None:
         print(calibrate(float(sys.argv[2]) / 1000))
         return
     name, path, started, *units = sys.argv[1:]
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes into a batch
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # batches are never written to
     job = Job(**json.loads(Path(path).read_text()))
     print(json.dumps(train(name, job, float(started), int(units[0]) if units else 0)))
 

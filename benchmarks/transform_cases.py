@@ -1,6 +1,7 @@
 """The cases of `transforms.py`: each op with its data and with bare formulations in numpy and Polars.
 
-A bare formulation is what one would write for the case alone: no nulls where the data has none, types as they are.
+A bare formulation is what one would write for this case alone: without null handling if the data has no nulls, in the
+types of the data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """An op over a frame; `values` are the input values it is charged for. `same`: the bare side's numbers are ours.
+    """An op over a frame. `values`: the input values it is charged for; `same`: both sides compute the same numbers.
 
     artifact: what the op has learnt.
     """
@@ -43,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Data:
-    """What all cases are made of: `rows` numbers, ids, words and lists."""
+    """The data of all cases: `rows` numbers, ids, words and lists."""
 
     floats: Array
     ids: Array
@@ -56,7 +57,7 @@ class Data:
 
 
 def make_data(rows: int) -> Data:
-    """The same for every call of that size."""
+    """Return the data; the same at every call with these sizes."""
     random = np.random.default_rng(0)
 
     def lists() -> tuple[Array, Array]:
@@ -79,7 +80,7 @@ def make_data(rows: int) -> Data:
 
 
 def blocked(function: Callable[[Array], Array], values: Array) -> Array:
-    """`function` over blocks that fit the caches."""
+    """Apply `function` to blocks that fit the caches."""
     out = None
     for start in range(0, len(values), BLOCK):
         part = function(values[start : start + BLOCK])
@@ -109,7 +110,7 @@ def scatter(values: Array) -> Array:
 
 
 def sigrid(ids: Array, limit: int) -> Array:
-    """TorchArrow's sigrid_hash of salt 0."""
+    """Compute TorchArrow's sigrid_hash with salt 0."""
     key = ids.view(np.uint64)
     key = ~key + (key << np.uint64(21))
     key ^= key >> np.uint64(24)
@@ -169,7 +170,7 @@ def dense_cases(data: Data) -> list[Case]:
         return ((values.astype(np.float64) - 2) / 1.5).astype(np.float32)
 
     def linear(values: Array) -> Array:
-        return values.astype(np.float64) * 2 + 1  # whole numbers beside float32 count in float64
+        return values.astype(np.float64) * 2 + 1  # integers with float32 compute in float64
 
     def chained(values: Array) -> Array:
         return standardized(np.log1p(np.clip(values, np.float32(0.5), np.float32(3))))

@@ -1,16 +1,16 @@
-"""How fast is each op, beside the best bare numpy or Polars that computes the same?
+"""The speed of each op, compared with the best bare numpy or Polars that computes the same.
 
     python benchmarks/transforms.py                    chunks of 32,768 rows, 15 rounds, on one core
     python benchmarks/transforms.py --ops ngram,clip   some ops only
-    python benchmarks/transforms.py --tiny             a few hundred rows, one round: does it all still agree?
+    python benchmarks/transforms.py --tiny             a few hundred rows, one round: a test that all agree
 
 One process, pinned to one core, Polars with one thread, the allocators set as in a feeder. Each round runs every
-formulation of every op, so that a slow moment hits all alike. A rate is input values (a list's elements; of onehot,
-rows) per second of CPU in the fastest round, which is what other processes on the machine disturb least; the ratio is
-the op's time over that of the fastest bare formulation. Feedline's side is one pass that computes several features by
-the op, from a Polars frame to a Polars frame, as in a run; the bare side computes as many, from arrays or series to
-whatever it makes. The pass itself costs a feature some microseconds, printed below the table, which is most of what the
-cheapest ops take for a chunk. Where both compute the same numbers, they are compared; exit code 1 where they differ.
+formulation of every op, so that a slow moment affects all alike. A rate is input values (a list's elements; of onehot,
+rows) per second of CPU in the fastest round, which other processes on the machine disturb least; the ratio is the op's
+time over that of the fastest bare formulation. Feedline's side is one pass that computes several features by the op,
+from a Polars frame to a Polars frame, as in a run; the bare side computes as many, from arrays or series to whatever it
+returns. The pass itself costs some microseconds per feature, printed below the table, which is most of the time of the
+cheapest ops. Results that should be equal are compared; exit code 1 if they differ.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, FitRequest, Reading
 from feedline.transforms.ops import OPS
 
-FEATURES = 8  # that one pass computes; in a run there are more
-TARGETS = {  # million values per second that are aimed at
+FEATURES = 8  # features per pass; a run has more
+TARGETS = {  # target, in million values per second
     "hash_bucket": 150,
     "hash_bucket of strings": 30,
     "ngram": 200,
@@ -55,7 +55,7 @@ TARGETS = {  # million values per second that are aimed at
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32_768, help="per chunk; lists have 20 elements on average")
     parser.add_argument("--rounds", type=int, default=15)
@@ -72,16 +72,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One artifact, whatever the request."""
+    """An artifact set that returns the same artifact for every request."""
 
     artifact: Artifact | None
     out_of_fold: bool = False
 
-    def seen(self, key: str) -> bool:
+    def seen_rows(self, key: str) -> bool:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, wanted: FitRequest) -> Artifact | None:
+    def find_artifact(self, wanted: FitRequest) -> Artifact | None:
         return self.artifact
 
     def read(self, reading: Reading) -> Artifact:
@@ -90,7 +90,7 @@ class Prepared:
 
 
 def feedline_side(case: Case) -> Callable[[], pl.Series]:
-    """The op, or chain of ops, as a run computes it: features compiled to one pass, of columns that share memory."""
+    """Compile features by the op, or chain of ops, to one pass as in a run, over columns that share memory."""
     name = case.op
     calls = tuple(OpCall(op=op, arguments=json.dumps(arguments)) for op, arguments in case.calls)
     columns: list[pl.Series] = []
@@ -108,7 +108,7 @@ def feedline_side(case: Case) -> Callable[[], pl.Series]:
 
 
 def flat(made: Any) -> np.ndarray[Any, Any]:
-    """The numbers of a result, in one array; nulls are NaN."""
+    """Flatten a result into one array; nulls are NaN."""
     if isinstance(made, np.ndarray):
         return made.ravel()
     series: pl.Series = made
@@ -118,7 +118,7 @@ def flat(made: Any) -> np.ndarray[Any, Any]:
 
 
 def differs(case: Case, mine: Any, other: Any) -> bool:
-    """Whether two results are not the same numbers."""
+    """Whether two results differ."""
     found, expected = flat(mine), flat(other)
     if found.shape != expected.shape:
         return True
@@ -127,7 +127,7 @@ def differs(case: Case, mine: Any, other: Any) -> bool:
 
 
 def measure(chosen: Sequence[Case], rounds: int) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Seconds per formulation of each case (in the fastest round), and the names of cases whose numbers differ."""
+    """Return seconds per formulation of each case (fastest round), and the names of cases whose results differ."""
     runs = {case.name: {"feedline": feedline_side(case), **case.bare} for case in chosen}
     seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name, ways in runs.items()}
     wrong = []
@@ -137,7 +137,7 @@ def measure(chosen: Sequence[Case], rounds: int) -> tuple[dict[str, dict[str, fl
     for _ in range(rounds):
         for name, ways in runs.items():
             for way, run in ways.items():
-                run()  # so that all find their memory and code in the caches
+                run()  # warms the caches
                 start = time.process_time()
                 for _ in range(1 if way == "feedline" else FEATURES):
                     run()
@@ -146,7 +146,7 @@ def measure(chosen: Sequence[Case], rounds: int) -> tuple[dict[str, dict[str, fl
 
 
 def show(chosen: Sequence[Case], fastest: dict[str, dict[str, float]], console: Console) -> list[dict[str, Any]]:
-    """The table, and its rows."""
+    """Print the table and return its rows."""
     table = Table(title="million values per second, one core", title_justify="left")
     for heading in ("op", "feedline", "bare", "ratio", "fastest bare", "target"):
         table.add_column(heading, justify="left" if heading in ("op", "fastest bare") else "right")
@@ -180,17 +180,17 @@ def show(chosen: Sequence[Case], fastest: dict[str, dict[str, float]], console: 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 120)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     wanted = {name for name in options.ops.split(",") if name}
     made = cases(options.rows)
-    if not wanted or any(name.startswith("vocabulary") for name in wanted):  # ten million keys take some seconds
+    if not wanted or any(name.startswith("vocabulary") for name in wanted):  # lookups in ten million keys take seconds
         made += lookup_cases(options.rows)
     if not wanted or any(name.startswith(("target_encoding", "group_statistics")) for name in wanted):
         made += group_cases(options.rows)
-    if not wanted or any(name.startswith(("join_external", "embedding")) for name in wanted):  # so do their arrays
+    if not wanted or any(name.startswith(("join_external", "embedding")) for name in wanted):  # as do their arrays
         made += outside_cases(options.rows)
     chosen = [case for case in made if not wanted or case.op in wanted or case.name in wanted]
     if not chosen:

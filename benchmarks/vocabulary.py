@@ -1,13 +1,13 @@
-"""What does a vocabulary of very many ids cost: to fit it in bounded memory, to load it, to look ids up in it?
+"""The cost of a very large vocabulary: to fit it in bounded memory, to load it, to look ids up in it.
 
     python benchmarks/vocabulary.py                           50 M distinct ids, 75 M rows, states of at most 256 MB
     python benchmarks/vocabulary.py --max-size 1000000        the most frequent million of them
-    python benchmarks/vocabulary.py --tiny                    a few thousand ids: does it all still agree?
+    python benchmarks/vocabulary.py --tiny                    a few thousand ids: a test that all agree
 
-One process does what the tasks of a fit do one after the other: observe chunks, merge states, spill what is larger than
-the limit, merge the parts, finish. Every id occurs once and every other id once more, in no order; the vocabulary is
-then compared with what follows from that. Memory is the process's peak so far (`ru_maxrss`), with libraries and the
-chunk. Exit code 1 where the vocabulary is wrong.
+One process runs the steps of a fit's tasks one after the other: observe chunks, merge states, spill states larger than
+the limit, merge the parts, finish. Every id occurs once and every other id once more, in random order, so the expected
+vocabulary is known. Memory is the process's peak so far (`ru_maxrss`), including libraries and the chunk. Exit code 1
+if the vocabulary is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from feedline.fitting.spill import Scratch, Spilled, discard, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, discard, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -34,13 +34,13 @@ from feedline.transforms.ops.vocabulary import Vocabulary, learner_of
 from feedline.transforms.values.kinds import Value
 
 CHUNK_ROWS = 1_000_000
-SCATTER = np.uint64(0x9E3779B97F4A7C15)  # times a number, modulo 2^62: ids all over the range, each once
-STRIDE = 982_451_653  # a prime: rows in no order
+SCATTER = np.uint64(0x9E3779B97F4A7C15)  # times an index, modulo 2^62: distinct ids over the whole range
+STRIDE = 982_451_653  # a prime: rows in random order
 LOOKED_UP = 650_000
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--distinct", type=int, default=50_000_000, help="ids that differ; even")
     parser.add_argument("--limit-mb", type=float, default=256, help="of a state in memory")
@@ -57,12 +57,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def ids(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Number -> id."""
+    """Map indices to ids."""
     return ((numbers.astype(np.uint64) * SCATTER) & np.uint64(2**62 - 1)).view(np.int64)
 
 
 def chunks(distinct: int) -> Iterator[pl.Series]:
-    """All rows: every number below `distinct`, and the even ones once more."""
+    """Yield all rows: every index below `distinct`, and the even ones once more."""
     rows = distinct + distinct // 2
     stride = STRIDE if rows % STRIDE else STRIDE + 4
     for start in range(0, rows, CHUNK_ROWS):
@@ -71,7 +71,7 @@ def chunks(distinct: int) -> Iterator[pl.Series]:
 
 
 def expected(distinct: int, max_size: int | None) -> np.ndarray[Any, Any]:
-    """The vocabulary: what occurs twice, in ascending order, then what occurs once."""
+    """Return the vocabulary: ids that occur twice, ascending, then those that occur once."""
     twice, once = ids(np.arange(0, distinct, 2)), ids(np.arange(1, distinct, 2))
     twice.sort()
     once.sort()
@@ -79,7 +79,7 @@ def expected(distinct: int, max_size: int | None) -> np.ndarray[Any, Any]:
 
 
 def peak_mb() -> float:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -91,7 +91,7 @@ class Steps:
         self._at = time.perf_counter(), time.process_time()
 
     def done(self, step: str) -> None:
-        """A step ends here and the next begins."""
+        """End a step and begin the next."""
         wall, cpu = time.perf_counter(), time.process_time()
         found = {"s": wall - self._at[0], "cpu_s": cpu - self._at[1], "peak_mb": peak_mb()}
         self.measured |= {f"{step}_{name}": round(value, 3) for name, value in found.items()}
@@ -102,14 +102,14 @@ class Steps:
 
 
 def fit(options: argparse.Namespace, folder: str, steps: Steps) -> Artifact:
-    """The vocabulary, by way of the disk."""
+    """Fit the vocabulary, spilling to disk."""
     parameters = Vocabulary(max_size=options.max_size, max_memory=2**40)
     learner = learner_of(parameters, [Value(expr=pl.col("id"), dtype=pl.Int64())])
     scratch = Scratch(folder=folder, limit_bytes=int(options.limit_mb * 1e6))
     states: Iterator[pa.Table] = (learner.observe([chunk]).to_arrow() for chunk in chunks(options.distinct))
     state = merge_all(learner, states, scratch)
     steps.done("observe")
-    if isinstance(state, Spilled):
+    if isinstance(state, SpilledState):
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         steps.measured |= {"files": len(state.files), "spilled_mb": round(size / 1e6, 1)}
     artifact = learner.finish(parts_of(learner, state, scratch))
@@ -121,7 +121,7 @@ def fit(options: argparse.Namespace, folder: str, steps: Steps) -> Artifact:
 
 
 def look_up(artifact: Artifact, distinct: int, steps: Steps) -> pl.Series:
-    """The ids of some values, the table being made before: what a worker process does."""
+    """Look up values in a table built beforehand, as a worker process does."""
     frame = pl.DataFrame({"id": ids(np.random.default_rng(0).integers(0, distinct, LOOKED_UP))})
     schema = frame.to_arrow().schema
     feature = FeatureSpec(name="id", group="categorical", column="id", ops=(OpCall(op="vocabulary"),))
@@ -135,7 +135,7 @@ def look_up(artifact: Artifact, distinct: int, steps: Steps) -> pl.Series:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     steps = Steps()
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:

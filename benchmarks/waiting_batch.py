@@ -1,8 +1,8 @@
-"""What does the dataset itself cost per batch that is already waiting in the ring?
+"""The cost of the dataset itself per batch that is already in the ring.
 
     python benchmarks/waiting_batch.py PIPELINE.YAML
 
-The trainer lets the ring fill before each step, then times `next()`, and `next()` with every tensor of the batch made.
+The trainer lets the ring fill before each step, then times `next()`, and `next()` with all tensors of the batch.
 Prints medians in microseconds.
 """
 
@@ -14,7 +14,7 @@ import time
 
 from feedline import FeedlineDataset
 
-_SETTLE_S = 0.03  # long enough for the feeder to fill the slot that the last step gave back
+_SETTLE_S = 0.03  # long enough for the feeder to fill the slot released by the last step
 _STEPS = 100
 
 
@@ -26,12 +26,12 @@ def main() -> None:
         stream = iter(dataset)
         for _ in range(min(_STEPS, len(dataset))):
             settled = time.perf_counter() + _SETTLE_S
-            while time.perf_counter() < settled:  # computing, as a trainer does: asleep, it would find its core cold
+            while time.perf_counter() < settled:  # computes, as a trainer does: after sleeping, its core would be cold
                 pass
             began = time.perf_counter()
             batch = next(stream)
             had = time.perf_counter()
-            batch.dense, batch.categorical, batch.labels  # noqa: B018 -- made on first use
+            batch.dense, batch.categorical, batch.labels  # noqa: B018 -- created on first use
             for sparse in batch.sparse.values():
                 sparse.values, sparse.lengths, sparse.offsets  # noqa: B018
             alone.append(had - began)

@@ -1,15 +1,15 @@
-"""What do the warehouse's promises cost and gain? One command for all of it, every comparison interleaved.
+"""The costs and gains of the warehouse's features in one command, with every comparison interleaved.
 
     python benchmarks/warehouse.py                       everything, some twenty minutes on two cores
     python benchmarks/warehouse.py --only projection     one part: projection, popular, optimize
-    python benchmarks/warehouse.py --tiny                few rows, one round: does it all still work?
+    python benchmarks/warehouse.py --tiny                few rows, one round: a test that all works
 
 projection  a tenth of the columns of a 400-column table: bytes and time against a bare loop (`projection.py`)
-popular     the same tenth after `optimize --order`, the columns first: requests per row group, by the rule by which
-            remote row groups are fetched (tests/test_stores.py counts the same against an S3 server)
+popular     the same tenth after `optimize --order`, these columns first: requests per row group, by the rule for
+            remote row groups (tests/system/test_stores.py counts the same against an S3 server)
 optimize    bytes, throughput, memory and decode speed of `feedline optimize` (`optimize.py`)
 
-What snapshots of many files cost is measured by `snapshots.py`, features out of maps by `maps.py`.
+`snapshots.py` measures snapshots of many files, `maps.py` features from maps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = ("projection", "popular", "optimize")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; more than once for several")
     parser.add_argument("--rows", type=int, default=1_048_576, help="of the 400-column table")
@@ -43,14 +43,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def read_a_tenth(table: Path, *, rounds: int) -> dict[str, Any]:
-    """Bytes and seconds of reading a tenth of the columns, and both ratios."""
+    """Measure bytes and seconds of reading a tenth of the columns, and both ratios."""
     names = projection.tenth(Table(table).snapshot().file_columns)
     found = projection.compare(table, names, rounds=rounds)
     return dataclasses.asdict(found) | {"bytes_ratio": found.bytes_ratio, "time_ratio": found.time_ratio}
 
 
 def popular_first(table: Path, target: Path, *, row_group_rows: int) -> dict[str, Any]:
-    """Requests per row group for a tenth of the columns: strewn over the file, and first in it."""
+    """Count requests per row group for a tenth of the columns: scattered over the file, and first in it."""
     names = projection.tenth(Table(table).snapshot().file_columns)
     report = Table(table).optimize(target, order=names, projection=names, row_group_rows=row_group_rows)
     return {
@@ -67,7 +67,7 @@ def popular_first(table: Path, target: Path, *, row_group_rows: int) -> dict[str
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the benchmark; return the exit code."""
     options = parse(arguments)
     parts = options.only or PARTS
     rows, group_rows, rounds = (4_096, 1_024, 1) if options.tiny else (options.rows, 65_536, options.rounds)

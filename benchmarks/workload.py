@@ -1,10 +1,10 @@
-"""What every contender of the floor benchmark does to a row, and what it hands to the trainer.
+"""The work of every contender of the floor benchmark, and the batches that it hands to the trainer.
 
 The work: read 13 dense columns, 26 ids, 6 histories and the label of a generated click table (`feedline generate
 clicks`); log1p(clip(fill_null(dense, 0), 0, 1000)), id % 1000003, the first 20 ids of each history. The result: batches
 of torch tensors, dense [B, 13] float32, categorical [B, 26] int64, labels [B, 1] float32, and per history values and
-lengths. Here it is in hand-vectorised numpy, with the cutting of encoded pieces into batches; `polars_workload` has it
-in expressions. Runs in the contenders' processes.
+lengths. Here it is in hand-vectorised numpy, with the division of encoded pieces into batches; `polars_workload` has
+it in expressions. Runs in the contenders' processes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HISTORIES = tuple(f"hist_{k}" for k in range(6))
 LABEL = "clicked"
 COLUMNS = (*DENSE, *IDS, *HISTORIES, LABEL)
 CLIP, MODULUS, FIRST = 1000.0, 1_000_003, 20
-_RISING = np.arange(FIRST << 14)  # 0, 1, 2, .. for 16 k rows: cheaper sliced than made anew for each column
+_RISING = np.arange(FIRST << 14)  # 0, 1, 2, .. for 16 k rows: slicing is cheaper than a new range for each column
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One row group of the table; `start` is its first row's place among all rows."""
+    """One row group of the table; `start`: its first row's index among all rows."""
 
     path: str
     index: int
@@ -52,7 +52,7 @@ class Piece:
         return len(self.dense)
 
     def __getitem__(self, rows: slice) -> Piece:
-        """A run of rows, without a copy (but of the offsets)."""
+        """Return a run of rows without copying, except the offsets."""
         first, stop, _ = rows.indices(len(self))
         return Piece(
             self.dense[first:stop],
@@ -82,7 +82,7 @@ class Batch:
 
 
 def row_groups(files: Sequence[str]) -> list[RowGroup]:
-    """All row groups of the table, in its order."""
+    """Return all row groups of the table, in its order."""
     found: list[RowGroup] = []
     start = 0
     for path in files:
@@ -95,9 +95,9 @@ def row_groups(files: Sequence[str]) -> list[RowGroup]:
 
 
 def numpy_pieces(group: RowGroup, size: int) -> list[Piece]:
-    """A row group, read on this thread and encoded in numpy in pieces that end where batches of `size` rows end.
+    """Read a row group on this thread and encode it in numpy in pieces that end where batches of `size` rows end.
 
-    Pieces as long as a batch stay in the cache and need no joining.
+    Pieces as long as a batch stay in the cache and need no concatenation.
     """
     table = read(group)
     ends = [*range(size - group.start % size, group.rows, size), group.rows]
@@ -105,7 +105,7 @@ def numpy_pieces(group: RowGroup, size: int) -> list[Piece]:
 
 
 def read(group: RowGroup) -> pa.Table:
-    """A row group's raw columns, read on this thread."""
+    """Read a row group's raw columns on this thread."""
     return pq.ParquetFile(group.path).read_row_group(group.index, columns=list(COLUMNS), use_threads=False)
 
 
@@ -120,7 +120,7 @@ def _numpy_piece(rows: pa.Table) -> Piece:
     ids = np.empty((len(IDS), rows.num_rows), np.int64)
     for row, name in zip(ids, IDS, strict=True):
         raw = columns[name].to_numpy()
-        np.floor_divide(raw, MODULUS, out=row)  # vectorised for a constant divisor, which % is not: 0.6 ns against 1.6
+        np.floor_divide(raw, MODULUS, out=row)  # vectorised for a constant divisor, unlike %: 0.6 ns instead of 1.6
         np.multiply(row, MODULUS, out=row)
         np.subtract(raw, row, out=row)
     values, offsets = zip(*(_first(columns[name]) for name in HISTORIES), strict=True)
@@ -129,7 +129,7 @@ def _numpy_piece(rows: pa.Table) -> Piece:
 
 
 def _first(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """The first 20 ids of each list: a gather whose index runs on from each list's start."""
+    """Gather the first 20 ids of each list."""
     raw = lists.offsets.to_numpy()
     kept = np.minimum(np.diff(raw), FIRST)
     offsets = np.zeros(len(kept) + 1, np.int64)
@@ -140,7 +140,7 @@ def _first(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class ShardedRows(IterableDataset[dict[str, torch.Tensor]]):
-    """A DataLoader's dataset: every n-th row group, read, encoded and cut into batches in the worker."""
+    """A DataLoader's dataset: every n-th row group, read, encoded and divided into batches in the worker."""
 
     def __init__(self, files: Sequence[str], size: int) -> None:
         self._files, self._size = files, size
@@ -150,7 +150,7 @@ class ShardedRows(IterableDataset[dict[str, torch.Tensor]]):
         start = 0
         groups = []
         for group in row_groups(self._files)[worker.id :: worker.num_workers] if worker else row_groups(self._files):
-            groups.append(replace(group, start=start))  # its place among the worker's own rows
+            groups.append(replace(group, start=start))  # its index among the worker's own rows
             start += group.rows
         pieces = (piece for group in groups for piece in numpy_pieces(group, self._size))
         for batch in batches(pieces, self._size):
@@ -161,13 +161,13 @@ class ShardedRows(IterableDataset[dict[str, torch.Tensor]]):
 
 
 def batch_of(tensors: dict[str, torch.Tensor]) -> Batch:
-    """The batch of what a DataLoader's worker sent."""
+    """Build the batch that a DataLoader's worker sent."""
     sparse = {name: Jagged(tensors[f"{name}.values"], tensors[f"{name}.lengths"]) for name in HISTORIES}
     return Batch(tensors["dense"], tensors["categorical"], tensors["labels"], sparse)
 
 
 def batches(pieces: Iterable[Piece], size: int) -> Iterator[Batch]:
-    """Batches of exactly `size` rows, the last one shorter. A piece that holds a whole batch is not copied."""
+    """Yield batches of exactly `size` rows, the last one shorter. A piece that is a whole batch is not copied."""
     held: list[Piece] = []
     missing = size
     for piece in pieces:

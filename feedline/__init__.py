@@ -5,7 +5,7 @@
         for batch in dataset:
             ...
 
-Names are loaded when they are first used, so that `import feedline` costs next to nothing: no torch, no Dask.
+Names are loaded on first use, so that `import feedline` is cheap: no torch, no Dask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Batch", "FeedlineDataset", "Pipeline", "Sparse", "Table", "__version
 
 __version__ = VERSION
 
-_PLACES = {
+_MODULES = {
     "Batch": "feedline.loader.batch",
     "FeedlineDataset": "feedline.loader.dataset",
     "Pipeline": "feedline.pipeline",
@@ -38,9 +38,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'feedline' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

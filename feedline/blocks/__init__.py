@@ -1,1 +1,1 @@
-"""One block: the request, its schema, and the function that computes it. Nothing here knows Dask."""
+"""One block: the request, its schema, and the function that computes it. No Dask."""

@@ -32,11 +32,10 @@ from feedline.warehouse.rebase.recorded_rows import recorder_of
 
 
 def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult:
-    """Compute a block. `packed` sends it as one buffer, for a result that leaves the process.
+    """Compute a block. packed: as one buffer, for a result that leaves the process. job: the job or its digest.
 
-    job: the job or its digest. Raises UnknownJobError for a digest that this process does not hold; DataError naming
-    file, row group and row; CorruptFileError and TableChangedError naming file and row group; ClusterError for another
-    environment.
+    Raises UnknownJobError for a digest that this process does not hold; DataError with file, row group and row;
+    CorruptFileError and TableChangedError with file and row group; ClusterError if the environment differs.
     """
     job = find_job(job)
     check_environment(job.environment)
@@ -44,7 +43,7 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
     clock = _Clock()
     encoder = _Encoder(compiled, clock)
     starts: list[NDArray[np.int64]] = []
-    done = 0
+    block_rows = 0
     for piece in request.pieces:
         groups: list[pl.Series] = []
         rows = 0
@@ -59,23 +58,25 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
             encoder.add(chunk)
             del chunk  # before the next one is decoded
         if groups:
-            starts.append(run_starts(pl.concat(groups)) + done)
-        done += rows
+            starts.append(run_starts(pl.concat(groups)) + block_rows)
+        block_rows += rows
         if recorder is not None:
             recorder.write()
     clock.lap("read")
     parts = encoder.finish()
-    if done != request.rows:
-        raise DataError(f"block {key} has another number of rows than planned: got {done}, expected {request.rows}")
+    if block_rows != request.rows:
+        raise DataError(
+            f"block {key} has another number of rows than planned: got {block_rows}, expected {request.rows}"
+        )
     if request.permutation is not None:
         runs = np.concatenate(starts) if job.by is not None else None
-        parts = [take(parts, permuted_rows(done, runs, *request.permutation))]
+        parts = [take(parts, permuted_rows(block_rows, runs, *request.permutation))]
         clock.lap("encode")
     image = pack(compiled.layout, parts) if packed else None
     clock.lap("encode")
     return BlockResult(
         key=key,
-        rows=done,
+        rows=block_rows,
         parts=None if packed else tuple(parts),
         image=image,
         read_s=clock.seconds["read"],
@@ -87,15 +88,15 @@ def run_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> 
 
 
 def pack(layout: SlotLayout, parts: list[EncodedRows]) -> pa.Buffer:
-    """A block as one buffer, which pickles out of band."""
-    measured = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
-    target = np.empty(measured.placement.nbytes, dtype=np.uint8)
-    write(layout, measured, target)
+    """A block as one buffer in slot layout, which is pickled out of band."""
+    image = draft(layout, [RowSlice(encoded=part, start=0, stop=part.rows) for part in parts], epoch=0, step=0)
+    target = np.empty(image.placement.nbytes, dtype=np.uint8)
+    write(layout, image, target)
     return pa.py_buffer(target)
 
 
 def unpack(layout: SlotLayout, result: BlockResult) -> tuple[EncodedRows, ...]:
-    """A result's rows: views of its buffer."""
+    """The rows of a result, as views of its buffer."""
     return result.parts if result.parts is not None else (encoded_rows(layout, result.image),)
 
 
@@ -131,22 +132,22 @@ def _chunks(compiled: CompiledJob, piece: PieceRequest) -> Iterator[Chunk]:
         position += height
         missing -= max(0, stop - start)
         if stop > start:
-            held = [chunk if stop - start == height else chunk.part(start, stop)]
+            handover = [chunk if stop - start == height else chunk.part(start, stop)]
             del chunk
-            yield held.pop()  # the caller's alone: nothing here refers to it while the next one is decoded
+            yield handover.pop()  # no reference stays here, so that the caller can free it before the next is decoded
         if missing == 0:
             break
 
 
 def first_chunks(job: Job, requests: Iterable[BlockRequest], count: int) -> list[pl.DataFrame]:
-    """The first chunks of some blocks as their tasks get them: filtered, of at most `CHUNK_ROWS` rows, not permuted."""
+    """The first chunks of some blocks as tasks read them: filtered, at most `CHUNK_ROWS` rows each, not permuted."""
     compiled = compile_job(job)
     chunks = (chunk.frame for request in requests for piece in request.pieces for chunk in _chunks(compiled, piece))
     return list(itertools.islice(chunks, count))
 
 
 class _Encoder:
-    """Transforms and encodes chunks, small ones together: a call costs milliseconds however few rows it gets."""
+    """Transforms and encodes chunks, small ones together: each call costs milliseconds, even for few rows."""
 
     def __init__(self, compiled: CompiledJob, clock: _Clock) -> None:
         self._compiled = compiled
@@ -180,11 +181,11 @@ class _Encoder:
             raise with_row_position(error, chunks, compiled.where, compiled.schema, sample=compiled.sample) from error
 
     def _encode(self, frame: pl.DataFrame) -> EncodedRows:
-        self.observer.source(frame)
-        finished, lookups = self._compiled.features.apply_counting(frame)
-        for name, (asked, missed) in lookups.items():
-            self.observer.looked_up(name, asked, missed)
+        self.observer.count_rows(frame)
+        features, lookup_counts = self._compiled.features.apply_counting(frame)
+        for name, (lookups, misses) in lookup_counts.items():
+            self.observer.count_lookups(name, lookups, misses)
         self._clock.lap("transform")
-        encoded = encode(finished, self._compiled.layout.schema, self.observer, self._compiled.filters)
+        encoded = encode(features, self._compiled.layout.schema, self.observer, self._compiled.filters)
         self._clock.lap("encode")
         return encoded

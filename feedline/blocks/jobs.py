@@ -1,8 +1,8 @@
 """The jobs that a process holds, each checked and compiled once.
 
-Runs in: Dask workers, and the feeder, whose threads may be workers. A job is sent to each worker once, when the plan is
-made; tasks name it by its digest. A worker that came later, or has forgotten the job, raises UnknownJobError and gets
-it with the next attempt.
+Runs in: Dask workers, and the feeder, whose threads may be workers. A job is sent to each worker once, after planning;
+tasks name it by its digest. A worker that joined later, or has evicted the job, raises UnknownJobError and gets the job
+with the next attempt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feedline.artifacts.store import StoredArtifactSet, prove
+from feedline.artifacts.store import StoredArtifactSet, check_files
 from feedline.blocks.batch_schema import batch_schema
 from feedline.blocks.environment import check_environment
 from feedline.blocks.request import Job, kept_columns
@@ -42,7 +42,7 @@ class CompiledJob:
     layout: SlotLayout
     sample: BoundSample | None
     marks: tuple[Mark, ...]
-    filters: dict[str, str]  # by feature, the filter that would drop the nulls it is made of
+    filters: dict[str, str]  # by feature, the filter that would drop its columns' nulls
 
 
 _jobs: SingleFlight[str, Job] = SingleFlight()
@@ -50,12 +50,12 @@ _compiled: SingleFlight[str, CompiledJob] = SingleFlight()
 
 
 def keep_job(job: Job) -> None:
-    """Hold a job, so that tasks of this process may name it by its digest."""
+    """Hold a job, so that tasks in this process can name it by its digest."""
     _jobs.get(job.digest, lambda: job)
 
 
 def find_job(job: Job | str) -> Job:
-    """The job that a task names by its digest, or brings along. Raises UnknownJobError."""
+    """The job that a task brings, or names by its digest. Raises UnknownJobError."""
     if isinstance(job, Job):
         return _jobs.get(job.digest, lambda: job)
 
@@ -66,7 +66,7 @@ def find_job(job: Job | str) -> Job:
 
 
 def compile_job(job: Job) -> CompiledJob:
-    """The job, compiled once in this process: the same object each time."""
+    """The job, compiled once per process."""
     return _compiled.get(job.digest, lambda: _compile(job))
 
 
@@ -84,11 +84,11 @@ def _compile(job: Job) -> CompiledJob:
 
 
 def check_job(job: Job) -> None:
-    """Hold a job, after checking that this worker can compute it. Raises ClusterError for other versions, or for
-    artifacts that it cannot read."""
+    """Hold a job, after checking that this worker can compute it. Raises ClusterError for other versions or unreadable
+    artifacts."""
     check_environment(job.environment)
     try:
-        prove(job.artifacts)
+        check_files(job.artifacts)
     except (FeedlineError, OSError) as error:
         raise ClusterError(f"a worker on {platform.node()} cannot read the artifacts: {error}") from error
     keep_job(job)

@@ -1,7 +1,7 @@
 """Permutations that are the same on every machine and in every library version.
 
 They come from raw Philox words sorted with the index in their low bits: independent of the sort algorithm, of numpy's
-`Generator` and of the machine. Part of what `PLAN_VERSION` stands for.
+`Generator` and of the machine. `PLAN_VERSION` covers them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def permutation(size: int, *key: int | str) -> NDArray[np.int64]:
 
 
 def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | str) -> NDArray[np.int64]:
-    """The order of a block's rows: each row for itself, or whole runs (which start at `run_starts`, the first at 0)."""
+    """A permutation of a block's rows, or of whole runs, which start at `run_starts` (the first at 0)."""
     if run_starts is None:
         return permutation(rows, *key)
     order = permutation(len(run_starts), *key)
@@ -37,7 +37,7 @@ def permuted_rows(rows: int, run_starts: NDArray[np.int64] | None, *key: int | s
 
 
 def run_starts(groups: pl.Series) -> NDArray[np.int64]:
-    """Where a run of equal values starts; nulls are equal to each other."""
+    """The start of each run of equal values; nulls equal each other."""
     changes = groups.ne_missing(groups.shift(1)).to_numpy().copy()
     changes[:1] = True
     return np.flatnonzero(changes)

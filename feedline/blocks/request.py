@@ -1,4 +1,4 @@
-"""What a block's task takes and returns: the job, the pieces of the block, and its encoded rows.
+"""The arguments and the result of a block's task: the job, the pieces of the block, and its encoded rows.
 
 Runs in: the feeder and Dask workers. Frozen values that travel between processes.
 """
@@ -23,12 +23,12 @@ from feedline.warehouse.rebase.recorded_rows import Recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the environment to meet.
+    """What all tasks of a plan share: features, the table's schema (Arrow IPC), filter, and the required environment.
 
-    Workers are sent it once; tasks name it by its `digest`, which covers all other fields.
+    It is sent to each worker once; tasks name it by its `digest`, which covers all other fields.
 
-    With a sample the schema may hold the virtual column `sample_weight`. record: where the identities of rows are
-    recorded, if anywhere. code: the user's functions that the features call.
+    With a sample, the schema may contain the virtual column `sample_weight`. record: where row identities are recorded,
+    or None. code: the user's functions that features call.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -54,7 +54,7 @@ def kept_columns(job: Job) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRequest:
-    """`rows` selected rows of some row groups of one file, after skipping the first `skip` selected ones."""
+    """`rows` selected rows of some row groups of one file, after the first `skip` selected ones."""
 
     fragment: Fragment
     skip: int
@@ -63,7 +63,7 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """One block: its pieces, their number of rows, and the key of its permutation (None: in plan order)."""
+    """One block: its pieces, their total rows, and the key of its permutation (None: in plan order)."""
 
     pieces: tuple[PieceRequest, ...]
     rows: int
@@ -73,7 +73,7 @@ class BlockRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockResult:
-    """A block's rows: `parts` by reference within a process, `image` in slot layout between processes."""
+    """A block's rows: as `parts` within a process, as an `image` in slot layout between processes."""
 
     key: str
     rows: int

@@ -1,7 +1,7 @@
-"""The tensors of a training step: views of a slot's bytes, made when they are first used.
+"""The tensors of a training step: views of a slot's bytes, created on first use.
 
-Runs in: the trainer, and wherever `Pipeline.batches` is iterated. A `Batch` holds a lease on its slot; each tensor
-holds the slot's bytes, so the slot is written again only after the batch and all its tensors are gone.
+Runs in: the trainer, and wherever `Pipeline.batches` is iterated. A `Batch` holds a lease on its slot, and each tensor
+a reference to the slot's bytes, so a slot is written again only after its batch and all tensors are gone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TORCH = {
 class Sparse:
     """One ragged feature of a batch: `values` [V], `lengths` int32 [B], `offsets` int64 [B + 1] from 0.
 
-    Row i holds `values[offsets[i]:offsets[i + 1]]`, so that `torch.nn.EmbeddingBag(values, offsets[:-1])` fits. Of a
-    weighted feature, `weights` float32 [V] is what `per_sample_weights` takes; else it is None.
+    Row i holds `values[offsets[i]:offsets[i + 1]]`, as `torch.nn.EmbeddingBag(values, offsets[:-1])` expects.
+    `weights` float32 [V] of a weighted feature are its `per_sample_weights`; None for other features.
     """
 
     __slots__ = ("lengths", "offsets", "values", "weights")
@@ -64,25 +64,25 @@ class Sparse:
 
 
 class _ByName(Mapping[str, Any]):
-    """A mapping whose values are made on first use, and kept in `made`, which belongs to the batch.
+    """A mapping whose values are created on first use, and cached in a dict of the batch.
 
-    It refers to its batch, so the batch must not refer to it: in a cycle, a batch and its slot would be held until the
-    garbage collector comes.
+    It refers to its batch, so the batch must not refer to it: a cycle would hold the batch and its slot until the next
+    garbage collection.
     """
 
-    __slots__ = ("_made", "_make", "_names")
+    __slots__ = ("_cache", "_make", "_names")
 
-    def __init__(self, names: tuple[str, ...], make: Callable[[str], Any], made: dict[str, Any]) -> None:
+    def __init__(self, names: tuple[str, ...], make: Callable[[str], Any], cache: dict[str, Any]) -> None:
         self._names = names
         self._make = make
-        self._made = made
+        self._cache = cache
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            raise KeyError(f"no feature {name!r} here: expected one of {', '.join(self._names) or '(none)'}")
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+            raise KeyError(f"there is no feature {name!r} here: expected one of {', '.join(self._names) or '(none)'}")
+        if name not in self._cache:
+            self._cache[name] = self._make(name)
+        return self._cache[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -96,11 +96,11 @@ class Batch:
 
     dense: float32 [B, D], row-major. categorical: int64 [B, K], feature-major in memory: a column is contiguous, the
     matrix is not. labels: float32 [B, L]. sparse[name]: `Sparse`. extra[name]: a tensor for numbers without nulls
-    (timestamps are int64, their unit is in the schema), else a pyarrow.Array. valid: bool [B], False where a row only
-    fills the batch up (tail: pad). `batch["price"]` gives any feature. epoch, step: the place in the plan.
+    (timestamps are int64, with their unit in the schema), else a pyarrow.Array. valid: bool [B], False for padding
+    (tail: pad). `batch["price"]` is any feature by name. epoch, step: the position in the plan.
 
-    Tensors are views of shared memory that is reused once nothing refers to them: keep `batch.clone()`, not the batch,
-    where it shall outlive a few steps.
+    Tensors are views of shared memory that is reused once nothing refers to them: to keep a batch for more than a few
+    steps, keep `batch.clone()`.
     """
 
     def __init__(
@@ -109,19 +109,19 @@ class Batch:
         header: SlotHeader,
         *,
         root: NDArray[np.uint8] | None = None,
-        moved: torch.Tensor | None = None,
+        device_bytes: torch.Tensor | None = None,
         lease: Lease | None = None,
-        streamed: dict[str, pa.Array] | None = None,
+        arrow_extras: dict[str, pa.Array] | None = None,
     ) -> None:
         self._layout = layout
         self._header = header
         self._placement: Placement = layout.place_header(header)
         self._root = root
-        self._moved = moved
+        self._device_bytes = device_bytes
         self._lease = lease
-        self._streamed = streamed
-        self._made: dict[str, Any] = {}
-        self._named: dict[str, Any] = {}  # of sparse and extra: no two features have the same name
+        self._extras_cache = arrow_extras
+        self._cache: dict[str, Any] = {}  # tensors, and names of the features of a group
+        self._by_name_cache: dict[str, Any] = {}  # of sparse and extra: no two features have the same name
         self._exposed = False
 
     @classmethod
@@ -144,11 +144,11 @@ class Batch:
     @property
     def categorical(self) -> torch.Tensor:
         """int64 [B, K]; each column is contiguous."""
-        if "categorical" not in self._made:
+        if "categorical" not in self._cache:
             width = self._layout.width["categorical"]
             flat = self._section(torch.int64, self._placement.categorical, width * self.rows)
-            self._made["categorical"] = flat.view(width, self.rows).t()
-        tensor: torch.Tensor = self._made["categorical"]
+            self._cache["categorical"] = flat.view(width, self.rows).t()
+        tensor: torch.Tensor = self._cache["categorical"]
         return tensor
 
     @property
@@ -163,36 +163,36 @@ class Batch:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Columns handed through: tensors or pyarrow.Arrays."""
+        """Columns passed through: tensors or pyarrow.Arrays."""
         return self._by_name("extra", self._extra)
 
     def keyed_jagged(self, dtype: str = "int64") -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """(keys, values, lengths) of the sparse features of one dtype, without a copy; weights are left out.
+        """(keys, values, lengths) of the sparse features of one dtype, without a copy and without weights.
 
-        What `torchrec.KeyedJaggedTensor(keys=, values=, lengths=)` takes: values feature by feature, lengths [F * B].
+        The arguments of `torchrec.KeyedJaggedTensor(keys=, values=, lengths=)`: values by feature, lengths [F * B].
         """
-        return self._key_by([place for place, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
+        return self._key_by([index for index, column in enumerate(self._layout.sparse) if column.dtype == dtype], dtype)
 
     def weighted_keyed_jagged(self) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec as well."""
-        places = [place for place, column in enumerate(self._layout.sparse) if column.weighted]
-        keys, values, lengths = self._key_by(places, "int64")
-        start = self._placement.weights[places[0]] if places else 0
+        """(keys, values, weights, lengths) of the weighted sparse features, without a copy, for torchrec."""
+        indices = [index for index, column in enumerate(self._layout.sparse) if column.weighted]
+        keys, values, lengths = self._key_by(indices, "int64")
+        start = self._placement.weights[indices[0]] if indices else 0
         return keys, values, self._section(torch.float32, start or 0, len(values)), lengths
 
-    def _key_by(self, places: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """Neighbours among the sparse features as one."""
-        first = places[0] if places else 0
-        count = sum(self._header.values[place] for place in places)
-        values = self._section(_TORCH[dtype], self._placement.values[first] if places else 0, count)
+    def _key_by(self, indices: list[int], dtype: str) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+        """(keys, values, lengths) of sparse features that are neighbours in memory."""
+        first = indices[0] if indices else 0
+        count = sum(self._header.values[index] for index in indices)
+        values = self._section(_TORCH[dtype], self._placement.values[first] if indices else 0, count)
         start = self._placement.lengths + 4 * self.rows * first
-        lengths = self._section(torch.int32, start, self.rows * len(places))
-        return [self._layout.sparse[place].name for place in places], values, lengths
+        lengths = self._section(torch.int32, start, self.rows * len(indices))
+        return [self._layout.sparse[index].name for index in indices], values, lengths
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.schema:
-            known = ", ".join(column.name for column in self.schema)
-            raise KeyError(f"the batch has no feature {name!r}: expected one of {known}")
+            names = ", ".join(column.name for column in self.schema)
+            raise KeyError(f"the batch has no feature {name!r}: expected one of {names}")
         column = self.schema[name]
         if column.group == "dense":
             return _columns(self.dense, column)
@@ -226,15 +226,15 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slot, padding between sections included."""
+        """Bytes of the slot, including padding between sections."""
         return self._header.nbytes
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu") if self._moved is None else self._moved.device
+        return torch.device("cpu") if self._device_bytes is None else self._device_bytes.device
 
     def is_pinned(self) -> bool:
-        """Whether copies to a GPU can be asynchronous."""
+        """Whether the memory is pinned, so that copies to a GPU can be asynchronous."""
         if self._root is None:
             return False
         return self._lease.pinned if self._lease is not None else bool(self._bytes().is_pinned())
@@ -250,44 +250,44 @@ class Batch:
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Batch:
-        """The batch on another device, in one copy. With non_blocking, the slot waits for the copy's CUDA event."""
+        """The batch on another device, in one copy. With non_blocking, the slot is held until the copy's CUDA event."""
         target = torch.device(device)
         if target.type == "cuda" and target.index is None:
             target = torch.device("cuda", torch.cuda.current_device())
         if target.type == self.device.type and target.index in (None, self.device.index):
             return self
-        moved = self._bytes().to(target, non_blocking=non_blocking)
+        tensor = self._bytes().to(target, non_blocking=non_blocking)
         if target.type == "cuda" and self._lease is not None and self._lease.pinned:
-            copied = event_on(moved.device)
+            copied = event_on(tensor.device)
             self._lease.fences.append(lambda: [copied])
-        return self._over(moved)
+        return self._over(tensor)
 
     def clone(self) -> Batch:
-        """A copy in memory of its own: the slot is free as soon as the original is gone."""
+        """A copy that does not hold the slot."""
         return self._over(self._bytes().clone())
 
     def pin_memory(self) -> Batch:
-        """Self where the ring is pinned (or there is no CUDA to pin for), else a copy in pinned memory."""
+        """This batch if the ring is pinned or there is no CUDA, else a copy in pinned memory."""
         if self._root is None or self.is_pinned() or not torch.cuda.is_available():
             return self
         return self._over(self._bytes().pin_memory())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that another stream uses this batch: its GPU memory or slot is not reused before that is done."""
-        if self._moved is not None:
-            self._moved.record_stream(stream)
+        """Hold the batch's GPU memory or slot until the work queued on another stream is done."""
+        if self._device_bytes is not None:
+            self._device_bytes.record_stream(stream)
         elif self._lease is not None:
             self._lease.fences.append(lambda: [stream.record_event()])
 
     def _over(self, tensor: torch.Tensor) -> Batch:
-        streamed = {name: _own(array) for name, array in self._streamed_extras().items()}
+        arrow_extras = {name: _copy_array(array) for name, array in self._arrow_extras().items()}
         if tensor.device.type == "cpu":
-            return Batch(self._layout, self._header, root=tensor.numpy(), streamed=streamed)
-        return Batch(self._layout, self._header, moved=tensor, streamed=streamed)
+            return Batch(self._layout, self._header, root=tensor.numpy(), arrow_extras=arrow_extras)
+        return Batch(self._layout, self._header, device_bytes=tensor, arrow_extras=arrow_extras)
 
     def _bytes(self) -> torch.Tensor:
-        if self._moved is not None:
-            return self._moved
+        if self._device_bytes is not None:
+            return self._device_bytes
         return torch.frombuffer(self._root, dtype=torch.uint8, count=self.nbytes)
 
     # -- making tensors -------------------------------------------------------------------------------------------
@@ -295,60 +295,60 @@ class Batch:
     def _section(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
         if count == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
-        if self._moved is not None:
-            return self._moved[start : start + count * dtype.itemsize].view(dtype)
+        if self._device_bytes is not None:
+            return self._device_bytes[start : start + count * dtype.itemsize].view(dtype)
         if not self._exposed:
             self._expose()
         return torch.frombuffer(self._root, dtype=dtype, count=count, offset=start)
 
     def _expose(self) -> None:
-        """From now on the user has host tensors, which may be copied to any GPU behind our back: fence the slot."""
+        """Fence the slot: the user gets host tensors, which may be copied to any GPU without our knowledge."""
         self._exposed = True
         if self._lease is not None and self._lease.pinned:
             self._lease.fences.append(events_on_all)
 
     def _matrix(self, name: str, dtype: torch.dtype, start: int, width: int) -> torch.Tensor:
-        if name not in self._made:
-            self._made[name] = self._section(dtype, start, self.rows * width).view(self.rows, width)
-        tensor: torch.Tensor = self._made[name]
+        if name not in self._cache:
+            self._cache[name] = self._section(dtype, start, self.rows * width).view(self.rows, width)
+        tensor: torch.Tensor = self._cache[name]
         return tensor
 
     def _by_name(self, group: str, make: Callable[[str], Any]) -> Mapping[str, Any]:
-        if group not in self._made:
-            self._made[group] = tuple(column.name for column in self.schema.group(group))
-        return _ByName(self._made[group], make, self._named)
+        if group not in self._cache:
+            self._cache[group] = tuple(column.name for column in self.schema.group(group))
+        return _ByName(self._cache[group], make, self._by_name_cache)
 
     def _sparse(self, name: str) -> Sparse:
         column = self.schema[name]
-        place = self._layout.sparse.index(column)
-        rows, start = self.rows, self._placement.weights[place]
+        index = self._layout.sparse.index(column)
+        rows, start = self.rows, self._placement.weights[index]
         return Sparse(
-            values=self._section(_TORCH[column.dtype], self._placement.values[place], self._header.values[place]),
-            lengths=self._section(torch.int32, self._placement.lengths + 4 * rows * place, rows),
-            offsets=self._section(torch.int64, self._placement.offsets + 8 * (rows + 1) * place, rows + 1),
-            weights=None if start is None else self._section(torch.float32, start, self._header.values[place]),
+            values=self._section(_TORCH[column.dtype], self._placement.values[index], self._header.values[index]),
+            lengths=self._section(torch.int32, self._placement.lengths + 4 * rows * index, rows),
+            offsets=self._section(torch.int64, self._placement.offsets + 8 * (rows + 1) * index, rows + 1),
+            weights=None if start is None else self._section(torch.float32, start, self._header.values[index]),
         )
 
     def _extra(self, name: str) -> Any:
         column = self.schema[name]
         start = self._placement.extra[self._layout.extra.index(column)]
         if start is None:
-            return self._streamed_extras()[name]
+            return self._arrow_extras()[name]
         return self._section(_TORCH[column.dtype], start, self.rows)
 
-    def _streamed_extras(self) -> dict[str, pa.Array]:
-        if self._streamed is None:
-            self._streamed = read_extras(self._layout, self._header, pa.py_buffer(self._root))
-        return self._streamed
+    def _arrow_extras(self) -> dict[str, pa.Array]:
+        if self._extras_cache is None:
+            self._extras_cache = read_extras(self._layout, self._header, pa.py_buffer(self._root))
+        return self._extras_cache
 
 
 def _columns(matrix: torch.Tensor, column: SlotColumn) -> torch.Tensor:
-    """A feature's column [B] of a matrix, or the columns [B, width] of a vector."""
+    """A feature's column [B] of a matrix, or its columns [B, width] if it is a vector."""
     if column.width == 1:
         return matrix[:, column.offset]
     return matrix[:, column.offset : column.offset + column.width]
 
 
-def _own(array: pa.Array) -> pa.Array:
+def _copy_array(array: pa.Array) -> pa.Array:
     """A copy that does not refer to the slot."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else pa.array([], type=array.type)

@@ -1,8 +1,8 @@
 """The dataset of a training loop: `for batch in FeedlineDataset("pipeline.yaml")`.
 
-Runs in: the trainer. The dataset knows where the training is (epoch, step) and leaves everything else to its
-`FeederClient`. One `iter()` is one epoch and the next `iter()` the next. The state is a few plain numbers that count
-batches handed out, not batches prefetched, and that are right for every rank.
+Runs in: the trainer. The dataset keeps the position (epoch, step) and leaves the rest to its `FeederClient`. Each
+`iter()` is one epoch. The state is a few plain values, the same on every rank, that count batches handed out, not
+batches prefetched.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from feedline.loader.state import (
 )
 from feedline.spec import PipelineSpec, load_spec
 
-_said_ranks: set[RankInfo] = set()
-# MPI's own runtime connects its ranks; those of "fake", PyTorch's stand-in for tests, are not there.
-_WITHOUT_STORE = ("mpi", "fake")
+_printed_ranks: set[RankInfo] = set()
+# MPI connects its ranks by its own runtime; "fake" is PyTorch's stand-in for tests, without other ranks.
+_BACKENDS_WITHOUT_STORE = ("mpi", "fake")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStats:
-    """Since the dataset's first batch: rows (padding included), batches, bytes; `wait_fraction` is the share of time
-    that the trainer waited for a batch, `ring_fill` the share of slots that hold a batch for it right now."""
+    """Rows (including padding), batches and bytes since the first batch was requested; `wait_fraction` is the share of
+    time that the trainer waited for batches, `ring_fill` the share of slots that hold a batch for it now."""
 
     rows: int
     batches: int
@@ -64,10 +64,10 @@ class DatasetStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
-    """The position of the training as one value, so that an interrupt leaves either the old or the new one.
+class _Progress:
+    """The plan and the positions in it as one value, so that an interrupt leaves either the old or the new one.
 
-    start: where the next iter() starts. at: the position in state_dict(), that of the first batch not handed out yet.
+    start: where the next iter() starts. at: the position in state_dict(), of the first batch not handed out yet.
     reading: the next batch of the running iterator, which set_epoch() does not change.
     """
 
@@ -81,14 +81,14 @@ class _Course:
 class FeedlineDataset(IterableDataset[Batch]):
     """The batches of a pipeline, for one rank.
 
-    Attaches to the `feedline run` of the same job on this host if one waits, else starts a feeder process, which ends
-    with the dataset. Use it directly or as `DataLoader(dataset, batch_size=None)` (num_workers stays 0: the work is
-    done by the feeder and its Dask cluster already). Close it, or use it in a `with` block.
+    Attaches to the `feedline run` of the same job on this host if one is waiting, else starts a feeder process, which
+    ends with the dataset. Use it directly or as `DataLoader(dataset, batch_size=None)`, with num_workers=0: the feeder
+    and its Dask cluster do the work. Close it, or use it in a `with` block.
 
     `set` overrides keys of pipeline.yaml: `set={"batch.tail": "pad", "shuffle": "off"}`. `rank` and `world_size`
     default to torch.distributed's, then to the launcher's environment.
 
-    Raises SpecError for a bad pipeline.yaml, PlanError for a plan that cannot be made, and on iteration DataError,
+    Raises SpecError for an invalid pipeline.yaml, PlanError if planning fails, and on iteration DataError,
     TableChangedError, CorruptFileError, RingError or FeederError.
     """
 
@@ -106,7 +106,7 @@ class FeedlineDataset(IterableDataset[Batch]):
         overrides = dict(set or {})
         self._spec: PipelineSpec = load_spec(pipeline, overrides)
         self._ranks = detect_rank(rank=rank, world_size=world_size, distributed=_distribute(), environment=os.environ)
-        _say_ranks(self._ranks)
+        _print_ranks(self._ranks)
         self._pid = os.getpid()
         path = Path(pipeline).absolute()
         command = FeederCommand(
@@ -122,79 +122,79 @@ class FeedlineDataset(IterableDataset[Batch]):
         self._feed = FeederClient(command, pin=self._pinning.register, unpin=self._pinning.unregister)
         self._feed.start()
         self._closer = weakref.finalize(self, self._feed.close)
-        self._course = _Course(None, None, (0, 0), (0, 0), (0, 0))
+        self._progress = _Progress(None, None, (0, 0), (0, 0), (0, 0))
         self._current: weakref.ref[_Epoch] | None = None
         self._rows = 0
-        self._began_s: float | None = None
+        self._start_s: float | None = None
 
     # -- iterating ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         self._refuse_workers()
         self._open()
-        course = self._course
-        assert course.answer is not None
-        facts = course.answer.facts
-        epoch, step = course.start
+        progress = self._progress
+        assert progress.answer is not None
+        facts = progress.answer.facts
+        epoch, step = progress.start
         if step >= facts.steps_of(epoch):
             epoch, step = epoch + 1, 0
         step = max(step, facts.first_step_of(epoch))
         self._pinning.choose()
-        self._current = None  # an older iterator would be handed the new one's batches
-        self._feed.begin(course.answer, epoch, step)
+        self._current = None  # an older iterator would get the new one's batches
+        self._feed.begin(progress.answer, epoch, step)
         iterator = _Epoch(self)
-        self._course = _Course(course.answer, course.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
+        self._progress = _Progress(progress.answer, progress.layout, (epoch + 1, 0), (epoch, step), (epoch, step))
         self._current = weakref.ref(iterator)
         return iterator
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same on every rank: of the one that the next batch is of."""
+        """Steps of the next batch's epoch, the same on every rank."""
         facts = self._open().facts
-        epoch, step = self._course.at
+        epoch, step = self._progress.at
         return facts.steps_of(epoch if step < facts.steps_of(epoch) else epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iter() starts at step 0 of this epoch."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PlanError(f"epoch must be a non-negative integer: got {epoch!r}")
-        course = self._course
-        self._course = _Course(course.answer, course.layout, (epoch, 0), (epoch, 0), course.reading)
+        progress = self._progress
+        self._progress = _Progress(progress.answer, progress.layout, (epoch, 0), (epoch, 0), progress.reading)
 
     def _next(self, iterator: _Epoch) -> Batch | None:
         self._refuse_workers()
         if self._current is None or self._current() is not iterator:
             raise FeedlineError(
-                "this iterator was replaced: got a batch asked of an older iter(dataset), expected the newest. A "
-                "dataset has one stream; make a second dataset to read twice at once"
+                "this iterator was replaced: got next() on an older iter(dataset), expected the newest. A dataset has "
+                "one stream; make a second dataset to read twice at once"
             )
-        if self._began_s is None:
-            self._began_s = time.perf_counter()
-        course = self._course
-        received = self._feed.next(course.reading)
-        for text in self._feed.reports.take_warnings():
-            warnings.warn(text, UserWarning, stacklevel=3)
-        if received is None:
-            place = (course.reading[0] + 1, 0)
-            self._course = _Course(course.answer, course.layout, course.start, place, place)
+        if self._start_s is None:
+            self._start_s = time.perf_counter()
+        progress = self._progress
+        item = self._feed.next(progress.reading)
+        for warning in self._feed.reports.take_warnings():
+            warnings.warn(warning, UserWarning, stacklevel=3)
+        if item is None:
+            position = (progress.reading[0] + 1, 0)
+            self._progress = _Progress(progress.answer, progress.layout, progress.start, position, position)
             return None
-        ready, lease = received
-        assert course.layout is not None
-        batch = Batch.over(course.layout, lease.root, lease)
-        place = (ready.epoch, ready.step + 1)
-        self._course = _Course(course.answer, course.layout, course.start, place, place)
+        ready, lease = item
+        assert progress.layout is not None
+        batch = Batch.over(progress.layout, lease.root, lease)
+        position = (ready.epoch, ready.step + 1)
+        self._progress = _Progress(progress.answer, progress.layout, progress.start, position, position)
         self._rows += batch.rows
         return batch
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """Where the training is: plain numbers, right for every rank and for any world size that divides the lanes.
+        """The position of the training, valid on every rank and for any world size that divides the lanes.
 
-        Counts the batches that were handed out; with `after`, those up to that batch, which is right even where
-        something between the dataset and the training step prefetches.
+        Counts the batches handed out; with `after`, the batches up to that one, which is right even if something
+        between the dataset and the training step prefetches.
         """
         facts = self._open().facts
-        return state_of(facts, *(self._course.at if after is None else (after.epoch, after.step + 1)))
+        return state_of(facts, *(self._progress.at if after is None else (after.epoch, after.step + 1)))
 
     def load_state_dict(
         self,
@@ -203,29 +203,29 @@ class FeedlineDataset(IterableDataset[Batch]):
         *,
         snapshot: Literal["same", "rebase"] = "same",
     ) -> None:
-        """Continue where a state says. Its snapshot is read, whatever the table holds by now.
+        """Continue at a state's position, on the state's snapshot, even if the table has changed since.
 
-        With snapshot="rebase" the rest of the epoch is planned on the table as it is now, and what changed is printed:
-        rows delivered stay delivered, deleted rows are gone, each other row comes once. That needs `source.row_key` in
-        pipeline.yaml since before the run began, unless no row of the rewritten files was delivered.
+        With snapshot="rebase" the rest of the epoch is planned on the current table, and the changes are printed:
+        delivered rows are not repeated, deleted rows are skipped, each other row comes once. If rows of rewritten files
+        were delivered, this needs `source.row_key`, set in pipeline.yaml before the run began.
 
-        Raises StateError where the state belongs to another plan, or to other features unless features="changed", or
-        where the rebase cannot tell which rows were delivered.
+        Raises StateError if the state belongs to another plan, or to other features unless features="changed", or if
+        the rebase cannot tell which rows were delivered.
         """
-        for name, value, known in (("features", features, "changed"), ("snapshot", snapshot, "rebase")):
-            if value not in ("same", known):
-                raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{known}"')
+        for name, value, other in (("features", features, "changed"), ("snapshot", snapshot, "rebase")):
+            if value not in ("same", other):
+                raise StateError(f'{name} is unknown: got {value!r}, expected "same" or "{other}"')
         resume = checked_state(state)
         rebase = RebaseRequest(state=resume) if snapshot == "rebase" else None
         answer, layout = self._ask(resume, accept_features=features == "changed", rebase=rebase)
-        if (text := environment_warning(resume, answer.facts)) is not None:
-            warnings.warn(text, UserWarning, stacklevel=2)
+        if (warning := environment_warning(resume, answer.facts)) is not None:
+            warnings.warn(warning, UserWarning, stacklevel=2)
         if rebase is not None:
             _print_rebase(self._ranks, answer.facts, resume)
             resume = rebased_state(answer.facts, resume)
-        place = (resume["epoch"], resume["step"])
+        position = (resume["epoch"], resume["step"])
         self._current = None
-        self._course = _Course(answer, layout, place, place, place)
+        self._progress = _Progress(answer, layout, position, position, position)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -233,8 +233,8 @@ class FeedlineDataset(IterableDataset[Batch]):
     def schema(self) -> BatchSchema:
         """Every column of a batch: name, group, dtype, offset and width."""
         self._open()
-        assert self._course.layout is not None
-        return self._course.layout.schema
+        assert self._progress.layout is not None
+        return self._progress.layout.schema
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -244,16 +244,16 @@ class FeedlineDataset(IterableDataset[Batch]):
 
     @property
     def quality(self) -> dict[str, dict[str, Any]]:
-        """What the features' values were like in the blocks that were delivered so far, by feature and measure.
+        """Measures of the features' values in the blocks delivered so far, by feature; see docs/quality.md.
 
-        See docs/quality.md. Half a second old at most, complete at the end of an epoch.
+        At most half a second old, and complete at the end of an epoch.
         """
         return self._feed.reports.report(self.schema)
 
     def stats(self) -> DatasetStats:
-        """Counts and shares since the first batch was asked for."""
+        """Counts and shares since the first batch was requested."""
         counts = self._feed.stats
-        seconds = time.perf_counter() - self._began_s if self._began_s is not None else 0.0
+        seconds = time.perf_counter() - self._start_s if self._start_s is not None else 0.0
         return DatasetStats(
             rows=self._rows,
             batches=counts.batches,
@@ -270,7 +270,7 @@ class FeedlineDataset(IterableDataset[Batch]):
     # -- life -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the feeder that this dataset started, or leave the one it attached to. Batches held stay readable."""
+        """End the feeder that this dataset started, or detach from it. Batches still held stay readable."""
         self._closer()
 
     def __enter__(self) -> Self:
@@ -291,12 +291,12 @@ class FeedlineDataset(IterableDataset[Batch]):
             raise FeedlineError("the dataset is closed: make a new FeedlineDataset")
 
     def _open(self) -> Answer:
-        """The answer to the last hello; the first time, a feeder is asked."""
-        if self._course.answer is None:
+        """The answer to the last hello; the first call sends one."""
+        if self._progress.answer is None:
             answer, layout = self._ask(None)
-            self._course = _Course(answer, layout, self._course.start, self._course.at, self._course.reading)
+            self._progress = _Progress(answer, layout, self._progress.start, self._progress.at, self._progress.reading)
             return answer
-        return self._course.answer
+        return self._progress.answer
 
     def _ask(
         self,
@@ -305,24 +305,24 @@ class FeedlineDataset(IterableDataset[Batch]):
         accept_features: bool = False,
         rebase: RebaseRequest | None = None,
     ) -> tuple[Answer, SlotLayout]:
-        """Exchange hello, the first time and for each state: which plan, and what are its facts? Changes nothing."""
+        """Request a plan, or a state's, and its facts. Changes nothing here."""
         self._refuse_workers()
         hello = Hello(rank=self._ranks.rank, world_size=self._ranks.world_size, rebase=rebase)
         if resume is not None:
-            named = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
-            hello = replace(hello, **named, features=None if accept_features else resume["features"])
-        before = self._course.answer.facts if self._course.answer is not None else None
+            names = {key: resume[key] for key in ("snapshot", "lanes", "plan", "seed", "batch_size")}
+            hello = replace(hello, **names, features=None if accept_features else resume["features"])
+        last_facts = self._progress.answer.facts if self._progress.answer is not None else None
         answer = _agree(self._feed, self._ranks, hello)
         facts = answer.facts
-        if facts.bad_files and (before is None or facts.bad_files != before.bad_files):
+        if facts.bad_files and (last_facts is None or facts.bad_files != last_facts.bad_files):
             warnings.warn(describe_bad_files(facts.bad_files), UserWarning, stacklevel=3)
-        for text in facts.nulls if before is None or facts.nulls != before.nulls else ():
-            warnings.warn(text, UserWarning, stacklevel=3)
+        for warning in facts.nulls if last_facts is None or facts.nulls != last_facts.nulls else ():
+            warnings.warn(warning, UserWarning, stacklevel=3)
         return answer, SlotLayout(facts.schema)
 
 
 class _Epoch(Iterator[Batch]):
-    """The batches of one epoch from a step on; after its end it stays at its end."""
+    """The batches of one epoch from a step on; once exhausted, it stays exhausted."""
 
     def __init__(self, dataset: FeedlineDataset) -> None:
         self._dataset: FeedlineDataset | None = dataset
@@ -337,13 +337,13 @@ class _Epoch(Iterator[Batch]):
 
 _NO_WORKERS = (
     "a FeedlineDataset cannot be used in another process: got a DataLoader worker or a forked child, expected the "
-    "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: reading and transforming "
-    "happen in the feeder and its Dask cluster already"
+    "process that made it. Use DataLoader(dataset, batch_size=None) with num_workers=0: the feeder and its Dask "
+    "cluster read and transform"
 )
 
 
 def _agree(feed: FeederClient, ranks: RankInfo, hello: Hello) -> Answer:
-    """This rank's answer, of the plan that all have. Rank 0 chooses the snapshot where torch.distributed carries it."""
+    """This rank's answer. Ranks connected by torch.distributed agree on a plan, on the snapshot of rank 0."""
     connected = ranks.world_size > 1 and _distribute() == (ranks.rank, ranks.world_size)
     store = _store() if connected else None
     if store is None:
@@ -358,21 +358,21 @@ def _distribute() -> tuple[int, int] | None:
 
 
 def _store() -> Store | None:
-    """Where the ranks met; None for a backend that never asks for such a place and holds an empty `Store` instead."""
-    if torch.distributed.get_backend() in _WITHOUT_STORE:
+    """The store of torch.distributed; None for a backend that does not use it: its `Store` is empty."""
+    if torch.distributed.get_backend() in _BACKENDS_WITHOUT_STORE:
         return None
     store: Store = torch.distributed.distributed_c10d._get_default_store()
     return store
 
 
-def _say_ranks(ranks: RankInfo) -> None:
-    if ranks not in _said_ranks:
-        _said_ranks.add(ranks)
+def _print_ranks(ranks: RankInfo) -> None:
+    if ranks not in _printed_ranks:
+        _printed_ranks.add(ranks)
         print(f"feedline: rank {ranks.rank} of {ranks.world_size} ({ranks.source})", file=sys.stderr)
 
 
 def _print_rebase(ranks: RankInfo, facts: PlanFacts, state: Mapping[str, Any]) -> None:
     if ranks.rank == 0:
         rest = facts.rest if facts.snapshot != state["snapshot"] else None
-        text = "the table is as it was" if rest is None else describe_rebase(rest)
-        print("\n".join(f"feedline: rebase: {line}" for line in text.splitlines()), file=sys.stderr)
+        outcome = "the table has not changed" if rest is None else describe_rebase(rest)
+        print("\n".join(f"feedline: rebase: {line}" for line in outcome.splitlines()), file=sys.stderr)

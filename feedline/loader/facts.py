@@ -1,8 +1,8 @@
 """Facts that cross processes, as frozen values with a JSON form, and their descriptions for people.
 
-Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch. The trainer's `Hello` asks for a plan,
-`PlanFacts` and `FeederFacts` answer it, and `FeederStats` count the feeder's work. `from_json` refuses a malformed
-message by the name of its class and key; unknown keys are ignored.
+Runs in: the trainer, the feeder, the process of `feedline run`. Pure; no torch. The trainer's `Hello` requests a
+plan, `PlanFacts` and `FeederFacts` answer it, and `FeederStats` count the feeder's work. `from_json` raises FeederError
+for a malformed message, with class and key; unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from feedline.loader.encoding.layout import BatchSchema
 
 _SHOWN_FILES = 20
 _FILE_KINDS = {"unchanged": "as they were", "rewritten": "rewritten", "gone": "gone", "new": "new"}
-# How a field's annotation is checked; a field of another one is checked by whoever makes the value of it.
+# How a field is checked, by its annotation; fields of other annotations are checked where their value is parsed.
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("an integer", (int,)),
     "int | None": ("an integer or null", (int, NoneType)),
     "float": ("a number", (int, float)),
+    "bool": ("true or false", (bool,)),
     "str": ("a string", (str,)),
     "str | None": ("a string or null", (str, NoneType)),
     "Mapping[str, Any]": ("a mapping", (Mapping,)),
+    "Mapping[str, Any] | None": ("a mapping or null", (Mapping, NoneType)),
     "tuple[str, ...]": ("a list", (list, tuple)),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebaseRequest:
-    """The state whose epoch is to be continued on the table as it is now."""
+    """The state whose epoch continues on the current table."""
 
     state: Mapping[str, Any]
 
@@ -40,7 +42,7 @@ class RebaseRequest:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_check(cls, message))
+        return cls(**checked_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class Hello:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _check(cls, message)
+        values = checked_fields(cls, message)
         if values.get("rebase") is not None:
             values["rebase"] = RebaseRequest.from_json(values["rebase"])
         return cls(**values)
@@ -74,7 +76,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadFileFacts:
-    """A bad file that a plan leaves out: its path, the reason, and its rows (None: its footer cannot be read)."""
+    """A bad file that a plan leaves out: path, reason, and rows (None if the footer is unreadable)."""
 
     path: str
     reason: str
@@ -85,13 +87,13 @@ class BadFileFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_check(cls, message))
+        return cls(**checked_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestFacts:
-    """The epoch that a rebase shortened: its steps (those before `first_step` included), the rows that remain, and
-    the `changes` of the table as the rebase's file has them."""
+    """The epoch that a rebase shortened: its steps (including those before `first_step`), the remaining rows, and the
+    `changes` of the table as recorded in the rebase file."""
 
     epoch: int
     first_step: int
@@ -105,14 +107,15 @@ class RestFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_check(cls, message))
+        return cls(**checked_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
-    """The facts of a plan that a trainer needs: `steps` and rows are those of a whole epoch.
+    """The facts of a plan that a trainer needs: `steps` and rows count a whole epoch.
 
-    `snapshot`, `plan` and `features` are the names in a state; `environment` names what features are computed with.
+    `snapshot`, `plan` and `features` are the fingerprints in a state; `environment` lists the versions that compute
+    features.
     `nulls` are warnings, `absent` notes about the table. `rest` is the epoch that a rebase shortened.
     """
 
@@ -133,11 +136,11 @@ class PlanFacts:
     rest: RestFacts | None = None
 
     def steps_of(self, epoch: int) -> int:
-        """Steps of an epoch, the same for every rank; of a rebased one, those before the rebase included."""
+        """Steps of an epoch, equal on all ranks; for a rebased epoch, including those before the rebase."""
         return self.rest.steps if self.rest is not None and self.rest.epoch == epoch else self.steps
 
     def first_step_of(self, epoch: int) -> int:
-        """The first step that an epoch can deliver: in a rebased epoch, that of the rebase."""
+        """The first step that an epoch can deliver: 0, or the step of the rebase."""
         return self.rest.first_step if self.rest is not None and self.rest.epoch == epoch else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class PlanFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _check(cls, message)
+        values = checked_fields(cls, message)
         if not isinstance(values["bad_files"], Sequence):
             raise _malformed_error(cls, "bad_files", values["bad_files"], "a list")
         values["bad_files"] = tuple(BadFileFacts.from_json(bad) for bad in values["bad_files"])
@@ -167,7 +170,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederFacts:
-    """The feeder that answered: process id, seconds from its start to the end of its imports, log, dashboard."""
+    """The feeder: its process id, seconds from its start to the end of its imports, log file, dashboard address."""
 
     imports_s: float
     log: str | None
@@ -179,7 +182,7 @@ class FeederFacts:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_check(cls, message))
+        return cls(**checked_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +199,14 @@ class BlockStats:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        return cls(**_check(cls, message))
+        return cls(**checked_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederStats:
     """A feeder's work for one trainer: batches and rows announced, bytes written, seconds waiting for blocks and slots.
 
-    `epochs` is one more than the last epoch whose last batch was handed to the trainer; `step` is the next one of
-    `epoch`, which has `steps`.
+    `epochs`: one more than the last epoch that the trainer took to its end. `step`: the next of the `steps` of `epoch`.
     """
 
     batches: int = 0
@@ -225,7 +227,7 @@ class FeederStats:
 
     @classmethod
     def from_json(cls, message: object) -> Self:
-        values = _check(cls, message)
+        values = checked_fields(cls, message)
         return cls(**values | {"delivery": BlockStats.from_json(values.get("delivery", {}))})
 
 
@@ -235,7 +237,7 @@ def describe_bad_files(bad_files: Sequence[BadFileFacts]) -> str:
 
 
 def summary_of(bad_files: Sequence[BadFileFacts]) -> str:
-    """How many files and rows are left out."""
+    """How many files and rows are left out, in one line."""
     rows = sum(bad.rows or 0 for bad in bad_files)
     unknown = sum(bad.rows is None for bad in bad_files)
     note = f", besides those of {unknown:,} whose footer cannot be read" if unknown else ""
@@ -244,7 +246,7 @@ def summary_of(bad_files: Sequence[BadFileFacts]) -> str:
 
 
 def lines_of(bad_files: Sequence[BadFileFacts]) -> list[str]:
-    """Path and reason of the first files, and the number of the others."""
+    """Path and reason of the first files, and the count of the rest."""
     lines = [f"  {bad.path}: {bad.reason}" for bad in bad_files[:_SHOWN_FILES]]
     return lines if len(bad_files) <= _SHOWN_FILES else [*lines, f"  and {len(bad_files) - _SHOWN_FILES:,} more"]
 
@@ -253,20 +255,20 @@ def describe_rebase(rest: RestFacts) -> str:
     """The outcome of a rebase, one line per kind of fact."""
     changes = rest.changes
     files, rows = changes["files"], changes["rows"]
-    counted = ", ".join(f"{files[key]:,} {name}" for key, name in _FILE_KINDS.items())
-    place = f"epoch {changes['epoch']} before step {changes['step']:,}"
+    file_counts = ", ".join(f"{files[key]:,} {name}" for key, name in _FILE_KINDS.items())
+    position = f"epoch {changes['epoch']} before step {changes['step']:,}"
     lines = [
-        f"snapshot {changes['from'][:12]} -> {changes['to'][:12]}: files {counted}",
-        f"delivered: {rows['delivered']:,} rows of {place}; {rows['delivered_gone']:,} of them are gone since",
+        f"snapshot {changes['from'][:12]} -> {changes['to'][:12]}: files {file_counts}",
+        f"delivered: {rows['delivered']:,} rows of {position}; {rows['delivered_gone']:,} of them are gone since",
         f"changed: {rows['deleted']:,} rows deleted, {rows['added']:,} added (net, per partition)",
     ]
-    left = rest.steps - rest.first_step
-    lines.append(f"left: {rest.rows:,} rows in {left:,} steps, {rest.rows_dropped:,} rows dropped")
+    steps_left = rest.steps - rest.first_step
+    lines.append(f"left: {rest.rows:,} rows in {steps_left:,} steps, {rest.rows_dropped:,} rows dropped")
     return "\n".join(lines)
 
 
-def _check(cls: type[Any], message: object) -> dict[str, Any]:
-    """The message's values of the fields of a class. Raises FeederError for one that lacks, or is of another type."""
+def checked_fields(cls: type[Any], message: object) -> dict[str, Any]:
+    """A message's values for the fields of a dataclass. Raises FeederError if one is missing or of another type."""
     if not isinstance(message, Mapping):
         raise FeederError(f"a message is malformed: got {message!r:.80}, expected the JSON of {cls.__name__}")
     values = {}
@@ -274,7 +276,7 @@ def _check(cls: type[Any], message: object) -> dict[str, Any]:
         if each.name in message:
             values[each.name] = value = message[each.name]
             expected, types = _TYPES.get(str(each.type), ("", (object,)))
-            if not isinstance(value, types) or (isinstance(value, bool) and expected):
+            if not isinstance(value, types) or (isinstance(value, bool) and expected and bool not in types):
                 raise _malformed_error(cls, each.name, value, expected)
         elif each.default is MISSING and each.default_factory is MISSING:
             raise _malformed_error(cls, each.name, "nothing", "a value")

@@ -1,9 +1,9 @@
 """Agree on one plan with the other ranks, through the key-value store of torch.distributed.
 
-Runs in: the trainer. Rank 0 has its feeder plan and says which snapshot that was; the others have theirs plan on it;
-each says its fingerprints; rank 0 compares them and says whether they are equal. Only fingerprints and errors travel,
-and no rank enters a collective call: planning a large table takes longer than the ten minutes after which NCCL ends a
-process that waits in one. Each agreement has a number, which every rank counts in the store itself.
+Runs in: the trainer. Rank 0 lets its feeder plan and publishes the snapshot; the other ranks plan on it; each publishes
+its fingerprints; rank 0 compares them and publishes the verdict. Only fingerprints and errors travel, and no rank
+enters a collective call: planning a large table may take longer than the ten minutes after which NCCL kills a process
+that waits in one. Agreements are numbered; every rank counts its own in the store.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from feedline.loader.ring.feeder_connection import Answer
 
 logger = logging.getLogger(__name__)
 
-# Nobody plans that long; a rank that died is noticed by its launcher, which ends the others.
+# Longer than any planning; the launcher notices a rank that died, and ends the others.
 _LONGEST_S = 24 * 3600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 1.0, 1.5
-_SAY_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 _SHOWN_RANKS = 10
 _COMPARED = ("plan", "features")
 
 
 class Store(Protocol):
-    """What is needed of a torch.distributed store."""
+    """The methods used of a torch.distributed store."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -48,36 +48,36 @@ def agree(
     pause: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """This rank's answer, with the plan that all ranks have.
+    """This rank's answer, once all ranks have the same plan.
 
-    Raises, on every rank, the error of one of them, and PlanError where their plans or features differ.
+    If one rank fails, its error is raised on every rank; so is PlanError if their plans or features differ.
     """
-    place = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
+    prefix = f"feedline/{store.add(f'feedline/rounds/{rank}', 1)}"
     messages = _RankMessages(store, pause, now_s)
     if rank != 0:
-        leader = messages.one(f"{place}/leader", "rank 0 to plan")
+        leader = messages.one(f"{prefix}/leader", "rank 0 to plan")
         leader.raise_error()
-        plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 made a new one, for all
+        plan = hello.plan if hello.rebase is None else leader.plan  # rank 0 planned the rebase for all
         hello = replace(hello, snapshot=leader.snapshot, lanes=leader.lanes, plan=plan, rebase=None)
     try:
         answer = open_plan(hello)
         outcome = _Outcome(**{name: getattr(answer.facts, name) for name in ("snapshot", "lanes", *_COMPARED)})
     except BaseException as error:
-        store.set(f"{place}/{rank or 'leader'}", _failure(error).to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", _failure(error).to_json())
         if rank == 0 or not isinstance(error, FeedlineError):
             raise
     else:
-        store.set(f"{place}/{rank or 'leader'}", outcome.to_json())
+        store.set(f"{prefix}/{rank or 'leader'}", outcome.to_json())
     if rank == 0:
-        others = messages.all([f"{place}/{other}" for other in range(1, world_size)])
-        store.set(f"{place}/verdict", _verdict(outcome, others).to_json())
-    messages.one(f"{place}/verdict", "rank 0 to compare the plans of all ranks").raise_error()
+        others = messages.all([f"{prefix}/{other}" for other in range(1, world_size)])
+        store.set(f"{prefix}/verdict", _verdict(outcome, others).to_json())
+    messages.one(f"{prefix}/verdict", "rank 0 to compare the plans of all ranks").raise_error()
     return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What a rank writes into the store: the names of its plan, or an error; the verdict is an error or nothing."""
+    """A rank's entry in the store: the fingerprints of its plan, or an error. The verdict is an error or empty."""
 
     snapshot: str | None = None
     lanes: int | None = None
@@ -94,13 +94,13 @@ class _Outcome:
         return json.dumps({name: value for name, value in asdict(self).items() if value})
 
     @classmethod
-    def from_json(cls, text: bytes) -> Self:
+    def from_json(cls, content: bytes) -> Self:
         try:
-            return cls(**json.loads(text))
+            return cls(**json.loads(content))
         except (TypeError, ValueError):
             raise PlanError(
-                f"a rank's outcome is malformed: got {text!r:.80} in the store of torch.distributed. Start all ranks "
-                "from one installation"
+                f"a rank's outcome is malformed: got {content!r:.80} in the store of torch.distributed. Start all "
+                "ranks from one installation"
             ) from None
 
 
@@ -111,63 +111,65 @@ def _failure(error: BaseException) -> _Outcome:
 
 
 def _verdict(leader: _Outcome, others: Sequence[_Outcome]) -> _Outcome:
-    """The error of the first rank that has one; empty where all agree. Pure."""
+    """The error of the first rank that failed or differs; empty if all agree. Pure."""
     for rank, outcome in enumerate(others, start=1):
         if outcome.error is not None:
             return _Outcome(error=outcome.error, message=f"rank {rank}: {outcome.message}")
         for key in _COMPARED:
-            mine, theirs = getattr(leader, key), getattr(outcome, key)
-            if theirs != mine:
-                text = (
-                    f"the ranks do not agree on the {key}: got {theirs} on rank {rank}, expected {mine} as on rank 0. "
-                    "Start every rank with the same pipeline.yaml and overrides"
+            expected, actual = getattr(leader, key), getattr(outcome, key)
+            if actual != expected:
+                message = (
+                    f"the ranks do not agree on the {key}: got {actual} on rank {rank}, expected {expected} as on rank "
+                    "0. Start every rank with the same pipeline.yaml and overrides"
                 )
-                return _Outcome(error="PlanError", message=text)
+                return _Outcome(error="PlanError", message=message)
     return _Outcome()
 
 
 class _RankMessages:
-    """What other ranks said. Waiting can be interrupted: the store's own waiting cannot, and fills the log."""
+    """The outcomes of other ranks. Polls, since the store's own waiting cannot be interrupted and fills the log."""
 
     def __init__(self, store: Store, pause: Callable[[float], None], now_s: Callable[[], float]) -> None:
         self._store = store
         self._pause = pause
         self._now_s = now_s
 
-    def one(self, key: str, awaited: str) -> _Outcome:
-        return self._wait([key], lambda: awaited)[0]
+    def one(self, key: str, reason: str) -> _Outcome:
+        """The outcome at a key. reason: what it waits for, for the log."""
+        return self._wait([key], lambda: reason)[0]
 
     def all(self, keys: Sequence[str]) -> list[_Outcome]:
-        """Of every rank but 0."""
+        """The outcomes of all ranks but 0."""
 
-        def awaited() -> str:
-            ranks = [key.rpartition("/")[2] for key in keys if not self._there([key])]
+        def describe_missing() -> str:
+            ranks = [key.rpartition("/")[2] for key in keys if not self._has([key])]
             more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
             return f"ranks {', '.join(ranks[:_SHOWN_RANKS])}{more} to plan"
 
-        return self._wait(keys, awaited)
+        return self._wait(keys, describe_missing)
 
-    def _wait(self, keys: Sequence[str], awaited: Callable[[], str]) -> list[_Outcome]:
-        began = said = self._now_s()
+    def _wait(self, keys: Sequence[str], describe: Callable[[], str]) -> list[_Outcome]:
+        start_s = logged_s = self._now_s()
         pause = _FIRST_PAUSE_S
-        while not self._there(keys):
-            now = self._now_s()
-            if now - began > _LONGEST_S:
+        while not self._has(keys):
+            now_s = self._now_s()
+            if now_s - start_s > _LONGEST_S:
                 raise PlanError(
-                    f"the ranks did not agree on a plan: waited {now - began:.0f} s for {awaited()}. Start all anew"
+                    f"the ranks did not agree on a plan: waited {now_s - start_s:.0f} s for {describe()}. Restart all "
+                    "ranks"
                 )
-            if now - said >= _SAY_EVERY_S:
-                said = now
-                logger.warning("waited %.0f s for %s", now - began, awaited())
+            if now_s - logged_s >= _LOG_EVERY_S:
+                logged_s = now_s
+                logger.warning("waited %.0f s for %s", now_s - start_s, describe())
             self._pause(pause)
             pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
         return [_Outcome.from_json(self._store.get(key)) for key in keys]
 
-    def _there(self, keys: Sequence[str]) -> bool:
+    def _has(self, keys: Sequence[str]) -> bool:
         try:
             return self._store.check(list(keys))
         except RuntimeError as error:
             raise PlanError(
                 f"the store of torch.distributed does not answer: {error}. The process that held it (rank 0, or the "
-                "launcher) has ended; start all ranks anew"
+                "launcher) has ended: restart all ranks"
             ) from error

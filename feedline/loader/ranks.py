@@ -1,9 +1,9 @@
-"""Find out which rank this trainer is: arguments say so, then torch.distributed, then the launcher's environment.
+"""Detect this trainer's rank: from arguments, then torch.distributed, then the launcher's environment variables.
 
-Runs in: the trainer, and `feedline run`, which asks whether a launcher multiplies it. Pure: the environment comes in as
-an argument. Launchers nest (Slurm starts torchrun or mpirun, which starts the ranks), so the innermost that speaks
-decides; a launcher that starts several processes without saying which one this is, and two that cannot both be right,
-are errors, because each process that takes itself for the only one trains on all the data.
+Runs in: the trainer, and `feedline run`, to notice a launcher that starts several of it. Pure: the environment is an
+argument. Launchers nest (Slurm starts torchrun or mpirun, which starts the ranks), so the innermost one that sets its
+variables decides. Several processes without a rank each, and launchers that contradict each other, are errors: a
+process that believes to be alone would train on all the data.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from feedline.errors import PlanError
 
-# Slurm numbers the steps that it makes itself (the batch script, an interactive shell) down from 2**32: one process.
+# Slurm's own steps of one process (the batch script, an interactive shell) are numbered down from 2**32.
 _FIRST_OWN_STEP = 2**32 - 16
-_REMEDY = "give rank and world_size (rank=0, world_size=1 for a training of its own)"
+_REMEDY = "give rank and world_size (rank=0, world_size=1 for an independent training)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """A rank, the world's size, how many ranks share this host, which of those this is (None: unknown), who said so."""
+    """Rank, world size, number of ranks on this host, index among those (None: unknown), and the source of all that."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """What a launcher calls rank, world size, rank and ranks on this host; the first of several names that is set."""
+    """A launcher's names of rank, world size, local rank and local world size; of several, the first that is set."""
 
     rank: str
     size: tuple[str, ...]
@@ -60,7 +60,7 @@ _SLURM = _Variables("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "S
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What one launcher says, and the names of its variables."""
+    """The rank and world size that one launcher sets, and the names of its variables."""
 
     rank: int | None
     size: int | None
@@ -79,44 +79,45 @@ def detect_rank(
     distributed: tuple[int, int] | None,
     environment: Mapping[str, str],
 ) -> RankInfo:
-    """The rank from the first that knows: both arguments, torch.distributed's (rank, size), the environment.
+    """The rank, from both arguments, else from torch.distributed's (rank, size), else from the environment.
 
-    Raises PlanError where a launcher started several processes and this one's rank is unknown or contradictory.
+    Raises PlanError if a launcher started several processes, and the rank of this one is unknown or contradictory.
     """
     if (rank is None) != (world_size is None):
-        raise PlanError(f"rank and world_size come together: got rank={rank}, world_size={world_size}. Give both")
+        raise PlanError(f"rank and world_size must be given together: got rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        found, source = (rank, world_size), "arguments"
+        (number, size), source = (rank, world_size), "arguments"
     elif distributed is not None:
-        found, source = distributed, "torch.distributed"
+        (number, size), source = distributed, "torch.distributed"
     elif (claim := _launcher_rank(environment)) is not None:
         assert claim.rank is not None
         assert claim.size is not None
-        found, source = (claim.rank, claim.size), f"{claim.rank_name} and {claim.size_name}"
+        (number, size), source = (claim.rank, claim.size), f"{claim.rank_name} and {claim.size_name}"
     else:
-        found, source = (0, 1), "no launcher found"
-    if not 0 <= found[0] < found[1]:
-        raise PlanError(f"rank is out of range: got {found[0]}, expected 0 to {found[1] - 1} ({source})")
+        (number, size), source = (0, 1), "no launcher found"
+    if not 0 <= number < size:
+        raise PlanError(f"rank is out of range: got {number}, expected 0 to {size - 1} ({source})")
     return RankInfo(
-        rank=found[0],
-        world_size=found[1],
-        local_ranks=max(1, min(_local_ranks(environment) or 1, found[1])),
+        rank=number,
+        world_size=size,
+        local_ranks=max(1, min(_local_ranks(environment) or 1, size)),
         source=source,
         local_rank=_first(environment, [each.local_rank for each in _nest(environment)]),
     )
 
 
 def _nest(environment: Mapping[str, str]) -> list[_Variables]:
-    """The launchers that may speak here, the innermost first."""
+    """The launchers to consider here, the innermost first."""
     return [_TORCH, *_MPI, *([_SLURM] if _in_slurm_step(environment) else [])]
 
 
 def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
-    """What the launcher that started this process says; None where there is none."""
+    """The claim of the launcher that started this process; None if there is none."""
     torch = _claim(environment, _TORCH)
     if torch is not None and (torch.rank is None or torch.size is None):
         raise PlanError(
-            f"the environment's RANK and WORLD_SIZE come together: got only {torch}. Set or unset both, or {_REMEDY}"
+            f"RANK and WORLD_SIZE must both be set in the environment: got only {torch}. Set or unset both, or "
+            f"{_REMEDY}"
         )
     if torch is not None and "TORCHELASTIC_RUN_ID" in environment:
         return torch  # set by torchrun for this very process, whatever started torchrun
@@ -136,20 +137,20 @@ def _launcher_rank(environment: Mapping[str, str]) -> _Claim | None:
 
 
 def _agree(claims: list[_Claim]) -> _Claim | None:
-    """What several layers of one MPI start say, which is the same."""
+    """The claim of the layers of one MPI launch, which must be equal."""
     if not claims:
         return None
     first = next((claim for claim in claims if claim.size is not None), claims[0])
     for claim in claims:
-        for mine, theirs in ((first.rank, claim.rank), (first.size, claim.size)):
-            if mine is not None and theirs is not None and mine != theirs:
+        for one, other in ((first.rank, claim.rank), (first.size, claim.size)):
+            if one is not None and other is not None and one != other:
                 raise _contradiction(first, claim)
     return first
 
 
 def _refuse_contradiction(inner: _Claim, outer: _Claim | None, *, same_order: bool) -> None:
-    """Started by the outer launcher, the inner one makes at least as many processes as that; where it makes just as
-    many, they are the same ones, in the `same_order` unless the inner one is known to number them by itself."""
+    """Raise if two nested launchers contradict each other: the inner one has at least as many processes as the outer;
+    if as many, they are the same ones, with the same ranks if `same_order` (torchrun numbers its ranks by itself)."""
     if outer is None or outer.rank is None or outer.size is None or inner.rank is None:
         return
     size = outer.size if inner.size is None else inner.size
@@ -159,7 +160,8 @@ def _refuse_contradiction(inner: _Claim, outer: _Claim | None, *, same_order: bo
 
 def _contradiction(inner: _Claim, outer: _Claim) -> PlanError:
     return PlanError(
-        f"the environment says two ranks: got {inner} and {outer}, expected one. Unset what is wrong, or {_REMEDY}"
+        f"the environment contradicts itself: got {inner} and {outer}, expected one rank. Unset the wrong one, or "
+        f"{_REMEDY}"
     )
 
 
@@ -175,9 +177,9 @@ def _complete(claim: _Claim) -> _Claim:
 
 
 def _refuse_local_launch(environment: Mapping[str, str]) -> None:
-    """LOCAL_RANK 1 has a neighbour, whoever it is."""
+    """Raise if LOCAL_RANK or LOCAL_WORLD_SIZE imply several processes, but no rank is set."""
     for name, alone in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
-        if (value := _number(environment, name)) is not None and value > alone:
+        if (value := _integer(environment, name)) is not None and value > alone:
             raise PlanError(
                 f"the launcher does not say which rank of how many this is: got {name}={value}, expected RANK and "
                 f"WORLD_SIZE besides. Set both, or {_REMEDY}"
@@ -186,33 +188,33 @@ def _refuse_local_launch(environment: Mapping[str, str]) -> None:
 
 def _claim(environment: Mapping[str, str], variables: _Variables) -> _Claim | None:
     size_name = next((name for name in variables.size if name in environment), (*variables.size, "")[0])
-    rank, size = _number(environment, variables.rank), _number(environment, size_name)
+    rank, size = _integer(environment, variables.rank), _integer(environment, size_name)
     return None if rank is None and size is None else _Claim(rank, size, variables.rank, size_name)
 
 
 def _in_slurm_step(environment: Mapping[str, str]) -> bool:
     """Whether srun started this process. The body of an sbatch script has SLURM_PROCID and SLURM_NTASKS, too."""
-    step = _number(environment, "SLURM_STEP_ID")
+    step = _integer(environment, "SLURM_STEP_ID")
     return step is not None and step < _FIRST_OWN_STEP
 
 
 def _local_ranks(environment: Mapping[str, str]) -> int | None:
-    """Ranks on this host, as the innermost launcher that knows says."""
-    said = _first(environment, [each.local_ranks for each in _nest(environment)])
-    if said is not None:
-        return said
+    """The number of ranks on this host, from the innermost launcher that sets it."""
+    local_ranks = _first(environment, [each.local_ranks for each in _nest(environment)])
+    if local_ranks is not None:
+        return local_ranks
     if _in_slurm_step(environment):
         counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-        node = _number(environment, "SLURM_NODEID") or 0
+        node = _integer(environment, "SLURM_NODEID") or 0
         if 0 <= node < len(counts):
             return counts[node]
-    return _number(environment, "SLURM_NTASKS_PER_NODE")
+    return _integer(environment, "SLURM_NTASKS_PER_NODE")
 
 
-def _tasks_per_node(text: str) -> list[int]:
-    """`4(x2),3` as [4, 4, 3]; nothing for what is not of this form."""
+def _tasks_per_node(value: str) -> list[int]:
+    """`4(x2),3` as [4, 4, 3]; an empty list if malformed."""
     counts: list[int] = []
-    for part in text.split(","):
+    for part in value.split(","):
         count, _, times = part.removesuffix(")").partition("(x")
         if not count.isdigit() or not (times or "1").isdigit():
             return []
@@ -221,14 +223,14 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def _first(environment: Mapping[str, str], names: list[str | None]) -> int | None:
-    return next((value for name in names if name and (value := _number(environment, name)) is not None), None)
+    return next((value for name in names if name and (value := _integer(environment, name)) is not None), None)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name)
-    if text is None:
+def _integer(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name)
+    if value is None:
         return None
     try:
-        return int(text)
+        return int(value)
     except ValueError:
-        raise PlanError(f"the environment's {name} is no number: got {text!r}. Unset it or set a number") from None
+        raise PlanError(f"the environment's {name} must be an integer: got {value!r}. Unset or correct it") from None

@@ -1,7 +1,7 @@
-"""Encoded rows under the names of a batch: numpy arrays, for a process that serves a model with or without torch.
+"""Encoded rows under the names of a batch, as numpy arrays, for serving a model with or without torch.
 
-Runs in: whatever process transforms rows. `Encoded` has the attributes, shapes and names of `Batch`, so that code that
-reads one reads the other; `to_batch` makes the tensors, and is where torch is loaded.
+Runs in: any process that transforms rows. `Encoded` has the attributes, shapes and names of `Batch`, so that the same
+code reads both; `to_batch` creates tensors, and loads torch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class SparseArrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Encoded:
-    """What `Pipeline.transform` makes of N rows: arrays under the names that a batch has.
+    """The result of `Pipeline.transform` for N rows: arrays under the names of a batch.
 
-    `encoded["price"]` gives any feature, as a batch does; `schema` says which there are.
+    `encoded["price"]` is any feature by name, as in a batch; `schema` lists them.
     """
 
     schema: BatchSchema
@@ -68,7 +68,7 @@ class Encoded:
 
     @property
     def labels(self) -> NDArray[np.float32]:
-        """float32 [N, L]; L is 0 where rows are served."""
+        """float32 [N, L]; L is 0 when serving."""
         return self.encoded.labels
 
     @cached_property
@@ -85,32 +85,32 @@ class Encoded:
     @cached_property
     def sparse(self) -> dict[str, SparseArrays]:
         """The ragged features by name, in the order of pipeline.yaml."""
-        found = {}
-        for place, column in enumerate(self.schema.sparse):
-            offsets = self.encoded.offsets[place]
-            found[column.name] = SparseArrays(
-                values=self.encoded.values[place],
+        features = {}
+        for index, column in enumerate(self.schema.sparse):
+            offsets = self.encoded.offsets[index]
+            features[column.name] = SparseArrays(
+                values=self.encoded.values[index],
                 lengths=np.diff(offsets).astype(np.int32),
                 offsets=offsets,
-                weights=self.encoded.weights[place],
+                weights=self.encoded.weights[index],
             )
-        return {column.name: found[column.name] for column in self.schema.group("sparse")}
+        return {column.name: features[column.name] for column in self.schema.group("sparse")}
 
     @cached_property
     def extra(self) -> dict[str, pa.Array]:
-        """Columns handed through, as Arrow arrays; none where rows are served."""
+        """Columns passed through, as Arrow arrays; none when serving."""
         names = [column.name for column in self.schema.group("extra")]
         return dict(zip(names, self.encoded.extra, strict=True))
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """The features of each group that a model is given, in their order."""
+        """The features of each group that a model takes, in order."""
         return {group: tuple(column.name for column in self.schema.group(group)) for group in _MODEL_GROUPS}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.schema:
-            known = ", ".join(column.name for column in self.schema)
-            raise KeyError(f"there is no feature {name!r} here: expected one of {known}")
+            names = ", ".join(column.name for column in self.schema)
+            raise KeyError(f"there is no feature {name!r} here: expected one of {names}")
         column = self.schema[name]
         if column.group == "dense":
             return _columns(self.dense, column)
@@ -125,18 +125,18 @@ class Encoded:
         return {column.name: self[column.name] for column in self.schema}
 
     def to_batch(self) -> Batch:
-        """The same rows as tensors, in memory of their own: what a model's `forward` takes in training."""
-        from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, without which rows can be served
+        """A copy of the rows as a `Batch` of tensors, for a model's `forward`."""
+        from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which serving may lack
 
         layout = SlotLayout(self.schema)
-        measured = draft(layout, [RowSlice(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
-        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
-        write(layout, measured, buffer)
+        batch = draft(layout, [RowSlice(encoded=self.encoded, start=0, stop=self.rows)], epoch=0, step=0)
+        buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
+        write(layout, batch, buffer)
         return Batch.over(layout, buffer)
 
 
 def _columns(matrix: NDArray[np.float32], column: SlotColumn) -> NDArray[np.float32]:
-    """A feature's column [N] of a matrix, or the columns [N, width] of a vector."""
+    """A feature's column [N] of a matrix, or its columns [N, width] if it is a vector."""
     if column.width == 1:
         return matrix[:, column.offset]
     return matrix[:, column.offset : column.offset + column.width]

@@ -1,4 +1,4 @@
-"""Make, check and continue the state of a training: a few plain numbers and strings, the same for every rank.
+"""Create, check and continue the state of a training: plain integers and strings, the same on every rank.
 
 Runs in: the trainer, the feeder, the CLI. Pure; no torch.
 """
@@ -20,12 +20,12 @@ ENVIRONMENT_KEY = "environment"
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, its keys alone. Raises StateError for what is none."""
+    """The state with its own keys only. Raises StateError if it is not a valid state."""
     missing = [key for key in STATE_KEYS if key not in state]
     if missing:
         raise StateError(f"the state lacks {', '.join(missing)}: got {', '.join(sorted(state)) or 'nothing'}")
     if state["version"] != STATE_VERSION:
-        raise StateError(f"the state's version is unknown: got {state['version']!r}, expected {STATE_VERSION}")
+        raise StateError(f"the state's version is not supported: got {state['version']!r}, expected {STATE_VERSION}")
     for key in ("epoch", "step", "lanes", "batch_size", "seed"):
         if isinstance(state[key], bool) or not isinstance(state[key], int) or state[key] < 0:
             raise StateError(f"the state's {key} must be a non-negative integer: got {state[key]!r}")
@@ -39,43 +39,43 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """A state that was saved as JSON. Raises StateError for a file that holds none."""
+    """Read a state from a JSON file. Raises StateError if it does not hold one."""
     try:
-        found = json.loads(path.read_bytes())
+        state = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StateError(
-            f"{path} holds no state as JSON: {error}. Save one with json.dump(dataset.state_dict(), file); one that "
-            f'torch saved is rebased by dataset.load_state_dict(state, snapshot="rebase")'
+            f"{path} is not a state in JSON: {error}. Save it with json.dump(dataset.state_dict(), file); for a state "
+            f'saved by torch, call dataset.load_state_dict(state, snapshot="rebase")'
         ) from None
-    if not isinstance(found, dict):
-        raise StateError(f"{path} holds no state: got {type(found).__name__}, expected a mapping")
-    return checked_state(found)
+    if not isinstance(state, dict):
+        raise StateError(f"{path} is not a state: got {type(state).__name__}, expected a mapping")
+    return checked_state(state)
 
 
 def state_of(facts: PlanFacts, epoch: int, step: int) -> dict[str, Any]:
-    """The state before a step; after an epoch's last step it is the next epoch's first."""
+    """The state before a step; after an epoch's last step, that of the next epoch's step 0."""
     if step >= facts.steps_of(epoch):
         epoch, step = epoch + 1, 0
-    named = {key: getattr(facts, key) for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
-    return {"version": STATE_VERSION, **named, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts.environment}
+    names = {key: getattr(facts, key) for key in ("snapshot", "plan", "features", "seed", "lanes", "batch_size")}
+    return {"version": STATE_VERSION, **names, "epoch": epoch, "step": step, ENVIRONMENT_KEY: facts.environment}
 
 
 def environment_warning(state: Mapping[str, Any], facts: PlanFacts) -> str | None:
-    """The warning for a state whose features were computed by other versions or with other instructions, or None."""
-    before, now = (set(str(one).split(", ")) for one in (state.get(ENVIRONMENT_KEY, ""), facts.environment))
-    if ENVIRONMENT_KEY not in state or before == now:
+    """The warning about a state from other versions or processor instructions, or None."""
+    saved, current = (set(str(one).split(", ")) for one in (state.get(ENVIRONMENT_KEY, ""), facts.environment))
+    if ENVIRONMENT_KEY not in state or saved == current:
         return None
     return (
-        f"the state was saved in another environment: got {', '.join(sorted(before - now))}, here is "
-        f"{', '.join(sorted(now - before))}. Rows and their order are the same, floats may differ in their last bits; "
-        "see `cluster.cpu`"
+        f"the state was saved in another environment: got {', '.join(sorted(saved - current))}, expected "
+        f"{', '.join(sorted(current - saved))}. Rows and their order are the same, floats may differ in their last "
+        "bits; see `cluster.cpu`"
     )
 
 
 def rebased_state(facts: PlanFacts, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that continues after a rebase with these facts: the same one where the table has not changed.
+    """The state that continues after a rebase with these facts; unchanged if the table has not changed.
 
-    It keeps the environment of the given state: planning a rebase computes no features.
+    It keeps the environment of the given state, since planning a rebase computes no features.
     """
     if facts.snapshot == state["snapshot"]:
         return dict(state)

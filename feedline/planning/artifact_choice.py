@@ -34,9 +34,9 @@ def resolve_artifacts(
 ) -> Plan:
     """The plan with every artifact that its features need.
 
-    plan_with: makes the plan with another artifact set. fit_missing: fits what is missing, and returns the manifest.
-    features: the fingerprint that a state has, of an artifact set that may have been replaced since. Raises SpecError
-    where something is not fitted and `fit: auto` does not apply.
+    plan_with: makes the plan with another artifact set. fit_missing: fits what is missing and returns the manifest.
+    features: the fingerprint in a state, of an artifact set that may have been replaced since. Raises SpecError where
+    an artifact is missing and `fit: auto` does not apply.
     """
     if not plan.features.missing_fits and plan.job.artifacts.manifest is None:
         return plan
@@ -52,40 +52,40 @@ def resolve_artifacts(
         plan.require_fitted()
         return plan.job.artifacts.manifest or ""
 
-    chosen = choose() if start is None else agree(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
-    if chosen != plan.job.artifacts.manifest:
-        plan = plan_with(artifact_set_ref(plan.spec, chosen))
+    manifest = choose() if start is None else agree(_artifact_start(plan.spec, start), plan.spec.work_dir, choose)
+    if manifest != plan.job.artifacts.manifest:
+        plan = plan_with(artifact_set_ref(plan.spec, manifest))
     plan.require_fitted()
     _record_manifest(plan)
     return plan
 
 
 def _artifact_start(spec: PipelineSpec, start: RunStart) -> RunStart:
-    """The start, as ranks that agree on an artifact set name it."""
+    """The start under which ranks agree on an artifact set."""
     content = json.dumps([start.job, "artifacts", artifacts_dir(spec), repr(artifact_set_key(spec))])
     return replace(start, job=hashlib.sha256(content.encode()).hexdigest())
 
 
 def _may_fit(plan: Plan) -> bool:
-    """Whether `fit: auto` fits what is missing: not where the artifacts are another pipeline's or another table's."""
+    """Whether `fit: auto` fits what is missing: not for artifacts of another pipeline or table."""
     refusal = set_refusal(plan.features.artifacts)
     return plan.spec.fit.auto and plan.spec.artifacts.shared is None and not (refusal is not None and refusal.final)
 
 
 def _record_manifest(plan: Plan) -> None:
-    """Record the manifest of the plan's features, unless it is recorded."""
+    """Record the manifest of the plan's features, unless it is recorded already."""
     features, manifest = plan.features_fingerprint, plan.job.artifacts.manifest
     if _recorded_manifest(plan.spec, features) != manifest:
-        place = locate(absolute(plan.spec.work_dir))
-        content_store.put(place, _record_name(plan.spec, features), [json.dumps({"manifest": manifest}).encode()])
+        location = locate(absolute(plan.spec.work_dir))
+        content_store.put(location, _record_name(plan.spec, features), [json.dumps({"manifest": manifest}).encode()])
 
 
 def _recorded_manifest(spec: PipelineSpec, features: str) -> str | None:
-    """The manifest that was recorded for features of this fingerprint; None where none was, or it is gone."""
-    place = locate(absolute(spec.work_dir))
-    for name in (_record_name(spec, features), f"features/{features}.json"):  # the second one is of earlier versions
+    """The manifest recorded for features of this fingerprint; None where there is none or it is gone."""
+    location = locate(absolute(spec.work_dir))
+    for name in (_record_name(spec, features), f"features/{features}.json"):  # second: earlier versions
         try:
-            manifest = str(json.loads(bytes(content_store.get(place, name)))["manifest"])
+            manifest = str(json.loads(bytes(content_store.get(location, name)))["manifest"])
             load_manifest(artifacts_dir(spec), manifest)
         except (FileNotFoundError, CorruptFileError, SpecError, ValueError, KeyError, TypeError):
             continue
@@ -94,6 +94,6 @@ def _recorded_manifest(spec: PipelineSpec, features: str) -> str | None:
 
 
 def _record_name(spec: PipelineSpec, features: str) -> str:
-    """Of this pipeline and folder of artifacts: the same features may have another artifact set elsewhere."""
+    """A name for this pipeline and artifacts folder: equal features may have another artifact set elsewhere."""
     content = json.dumps([artifact_set_key(spec).owner, absolute(artifacts_dir(spec))])
     return f"features/{features}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"

@@ -45,13 +45,13 @@ def artifact_set_key(spec: PipelineSpec, *, served: bool = False) -> ArtifactSet
     return ArtifactSetKey(
         pipeline=spec.name,
         source=fit_source(spec.source.table, spec.fit.where, None if sample is None else asdict(sample)),
-        shared=spec.artifacts.shared,
+        shared_from=spec.artifacts.shared,
         served=served,
     )
 
 
 def artifact_set_ref(spec: PipelineSpec, manifest: str | None = None, *, served: bool = False) -> ArtifactSetRef:
-    """The artifact set of a job: a manifest, or the key to look it up by. `served`: for rows that no fit has seen."""
+    """A job's artifact set: a manifest, or the key to look it up by. `served`: for rows that no fit has seen."""
     return ArtifactSetRef(
         folder=artifacts_dir(spec),
         manifest=manifest,
@@ -81,23 +81,23 @@ def require_fitted(
     """
     if not features.missing_fits:
         return
-    place = next(
+    position = next(
         (feature.path for feature in spec.features if feature.name == _feature_name(features.missing_fits[0])),
         ("features",),
     )
     artifacts = features.artifacts if stored is None else stored
     refusal = set_refusal(artifacts)
     if refusal is not None:
-        names = ", ".join(dict.fromkeys(f"{want.feature}: {want.op[0]}" for want in features.missing_fits[:_SHOWN]))
+        names = ", ".join(dict.fromkeys(f"{fit.feature}: {fit.op[0]}" for fit in features.missing_fits[:_MAX_MISSING]))
         remedy = refusal.remedy.replace("feedline fit", f"feedline fit {spec.file}")
-        raise spec.error(place, f"not fitted: {names}{_and_more(features)}: {refusal.text}. {remedy}")
-    missing = [f"{want.feature}: {want.op[0]}: {_found_instead(artifacts, want)}" for want in features.missing_fits]
+        raise spec.error(position, f"not fitted: {names}{_and_more(features)}: {refusal.mismatch}. {remedy}")
+    missing = [f"{fit.feature}: {fit.op[0]}: {_found_instead(artifacts, fit)}" for fit in features.missing_fits]
     shared = spec.artifacts.shared
     if shared is not None:
         remedy = f"Fit pipeline {shared!r}, whose fits these are: `artifacts: {{from: {shared}}}`"
     else:
         remedy = f"Run `feedline fit {spec.file}`" + (" where the table is" if served else ", or write `fit: auto`")
-    raise spec.error(place, f"not fitted: {'; '.join(missing[:_SHOWN])}{_and_more(features)}. {remedy}")
+    raise spec.error(position, f"not fitted: {'; '.join(missing[:_MAX_MISSING])}{_and_more(features)}. {remedy}")
 
 
 def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
@@ -106,19 +106,21 @@ def set_refusal(artifacts: ArtifactSet) -> Refusal | None:
 
 
 def _and_more(features: CompiledFeatures) -> str:
-    return f"; and {len(features.missing_fits) - _SHOWN} more" if len(features.missing_fits) > _SHOWN else ""
+    return (
+        f"; and {len(features.missing_fits) - _MAX_MISSING} more" if len(features.missing_fits) > _MAX_MISSING else ""
+    )
 
 
-_SHOWN = 5  # missing artifacts in one message
+_MAX_MISSING = 5  # missing artifacts in one message
 
 
-def _found_instead(artifacts: ArtifactSet, want: FitRequest) -> str:
-    return artifacts.instead(want) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
+def _found_instead(artifacts: ArtifactSet, fit: FitRequest) -> str:
+    return artifacts.explain_missing(fit) if isinstance(artifacts, StoredArtifactSet) else "got no artifact"
 
 
-def _feature_name(want: FitRequest) -> str:
+def _feature_name(fit: FitRequest) -> str:
     """The name of the feature in pipeline.yaml."""
-    return want.feature.partition(" (input ")[0]
+    return fit.feature.partition(" (input ")[0]
 
 
 def compile_spec(
@@ -132,32 +134,32 @@ def compile_spec(
 
     `artifacts`: the artifact set (default: the current one).
     """
-    known = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
+    artifacts = StoredArtifactSet(artifact_set_ref(spec)) if artifacts is None else artifacts
     try:
-        return compile_features(spec.features if features is None else features, schema, known)
+        return compile_features(spec.features if features is None else features, schema, artifacts)
     except OpError as error:
         raise spec.error(error.path, error.message) from error
 
 
 def bound_where(
-    spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, place: Path = ("source", "where")
+    spec: PipelineSpec, schema: pa.Schema, *, text: str | None = None, path: Path = ("source", "where")
 ) -> BoundExpression | None:
     """`source.where`, or the expression at another path, bound to the table's columns; None where there is none."""
     text = spec.source.where if text is None else text
     try:
         return None if text is None else bind_where(text, schema)
     except ValueError as error:
-        raise spec.error(place, str(error)) from error
+        raise spec.error(path, str(error)) from error
 
 
 def named_columns(feature: FeatureSpec) -> set[str]:
     """The columns that a feature names as its inputs, without those that its ops name."""
     sources: list[FeatureSpec | FeatureInput] = [feature, *feature.inputs]
-    used = {source.column for source in sources if source.column is not None}
+    columns = {source.column for source in sources if source.column is not None}
     for expr in [source.expr for source in sources if source.expr is not None]:
         with contextlib.suppress(ValueError):  # compiling reports it
-            used |= parse(expr).columns
-    return used
+            columns |= parse(expr).columns
+    return columns
 
 
 def planned_schema(spec: PipelineSpec, schema: pa.Schema) -> pa.Schema:
@@ -188,15 +190,15 @@ def bound_sample(spec: PipelineSpec, schema: pa.Schema) -> BoundSample | None:
 
 
 def bound_marks(spec: PipelineSpec, features: CompiledFeatures) -> tuple[Mark, ...]:
-    """Conditions that recognise rows which fits have seen. Raises SpecError where the table cannot tell."""
+    """Conditions that recognise rows which fits have seen. Raises SpecError where the table's rows do not show it."""
     try:
         return bind_marks(features.marks, features.schema)
     except ValueError as error:
         cause = str(error).partition("\n")[0]
         raise spec.error(
             ("fit",),
-            f"filter and sample of the fit do not say which rows of this table were learnt from: got {cause}. "
-            "Fit again on this table, or write `out_of_fold: false` where none of its rows was learnt from",
+            f"filter and sample of the fit do not tell which rows of this table it has seen: got {cause}. "
+            "Fit again on this table, or write `out_of_fold: false` if no fit has seen its rows",
         ) from error
 
 
@@ -215,7 +217,7 @@ def require_columns(
 
 
 def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
-    """Where and as what a plan's blocks record the identities of rows; None without a `source.row_key`.
+    """Where and how a plan's blocks record the identities of rows; None without a `source.row_key`.
 
     Raises SpecError for a key that is not in the files, or of a type that cannot be hashed.
     """
@@ -225,44 +227,44 @@ def recording_of(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
     for name in key:
         if name not in schema.names or kind_of(schema.field(name).type) is None:
             got = str(schema.field(name).type) if name in schema.names else "no column of that name"
-            message = f"{name!r} cannot name a row: got {got}, expected a column of numbers, times, strings or lists"
+            message = f"{name!r} cannot identify rows: got {got}, expected a column of numbers, times, strings or lists"
             raise spec.error(("source", "row_key"), message)
     stored, by, kept = _identity_inputs(spec, snapshot, key)
     identity = identity_of(stored, key, by=by, kept=kept)
     if identity is None:
         raise spec.error(
-            ("source", "row_key"), f"names partition keys alone: got {', '.join(key)}. Name a column of files"
+            ("source", "row_key"), f"consists of partition keys: got {', '.join(key)}. Name a column of the files"
         )
     return Recording(identity=identity, work_dir=spec.work_dir)
 
 
 def unkeyed_recording(spec: PipelineSpec, snapshot: Snapshot, columns: Sequence[str]) -> Recording | None:
-    """Where a run of an earlier version recorded identities without a row key, if it did."""
+    """Where a run of an earlier version may have recorded identities without a row key."""
     stored, by, kept = _identity_inputs(spec, snapshot, columns)
     identity = unkeyed_identity(stored, columns, by=by, kept=kept)
     return None if identity is None else Recording(identity=identity, work_dir=spec.work_dir)
 
 
 def _identity_inputs(spec: PipelineSpec, snapshot: Snapshot, names: Sequence[str]) -> tuple[pa.Schema, str | None, str]:
-    """The stored columns among some and that of `shuffle.by`, that column, and what decides which rows are kept."""
+    """The stored columns among `names` and `shuffle.by`; the latter; and what decides which rows are kept, as JSON."""
     by, sample = spec.shuffle.by if spec.shuffle is not None else None, spec.source.sample
-    left_out = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
+    not_stored = {*snapshot.partition_columns, SAMPLE_WEIGHT if sample is not None else ""}
     read = dict.fromkeys([*names, *([by] if by is not None else [])])
-    stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in left_out])
+    stored = pa.schema([field_of(snapshot.schema, name) for name in read if name not in not_stored])
     return stored, by, json.dumps([spec.source.where, sample.model_dump() if sample is not None else None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadColumns:
-    """The columns of its table that a pipeline reads: for features, filter, sample and marks, and `named` ones.
+    """The columns of its table that a pipeline reads: for features, filter, sample, marks and as keys.
 
-    named: `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen.
+    keys: `shuffle.by` and the row key. marks: conditions that recognise rows which fits have seen.
     """
 
     features: CompiledFeatures
     where: BoundExpression | None
     sample: BoundSample | None
-    named: tuple[str, ...]
+    keys: tuple[str, ...]
     marks: tuple[Mark, ...] = ()
 
     @classmethod
@@ -273,24 +275,24 @@ class ReadColumns:
         where: BoundExpression | None,
         sample: BoundSample | None,
     ) -> ReadColumns:
-        """Of a spec that is bound to its table. Raises SpecError where the rows that fits saw cannot be recognised."""
+        """The columns of a spec bound to its table. Raises SpecError where rows that fits saw cannot be recognised."""
         marks = bound_marks(spec, features)
         by = (spec.shuffle.by,) if spec.shuffle is not None and spec.shuffle.by is not None else ()
-        named = (*by, *(spec.source.row_key or ()))
-        return cls(features=features, where=where, sample=sample, named=named, marks=marks)
+        keys = (*by, *(spec.source.row_key or ()))
+        return cls(features=features, where=where, sample=sample, keys=keys, marks=marks)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """The columns that blocks read, each once; partition keys may be among them.
 
-        `sample_weight` is one of them only where the schema has it: a sample makes it where the table does not.
+        `sample_weight` is one of them only where the schema has it: otherwise the sample generates it.
         """
         conditions = [sorted(condition.columns) for condition in self._conditions]
-        return self._unique([self.features.columns, self.named, *conditions], schema)
+        return self._unique([self.features.columns, self.keys, *conditions], schema)
 
     def parts(self, schema: pa.Schema) -> tuple[str, ...]:
         """The same, as column parts where only parts of them are read."""
         conditions = [sorted(condition.parts) for condition in self._conditions]
-        return self._unique([self.features.parts, self.named, *conditions], schema)
+        return self._unique([self.features.parts, self.keys, *conditions], schema)
 
     @property
     def _conditions(self) -> list[BoundExpression | BoundSample | Mark]:
@@ -298,5 +300,5 @@ class ReadColumns:
 
     def _unique(self, names: Sequence[Sequence[str]], schema: pa.Schema) -> tuple[str, ...]:
         generated = self.sample is not None and not has_column(schema, SAMPLE_WEIGHT)
-        left_out = {SAMPLE_WEIGHT} if generated else set()
-        return tuple(dict.fromkeys(name for each in names for name in each if name not in left_out))
+        not_read = {SAMPLE_WEIGHT} if generated else set()
+        return tuple(dict.fromkeys(name for each in names for name in each if name not in not_read))

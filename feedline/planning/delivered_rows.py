@@ -1,7 +1,8 @@
 """Find the rows that an epoch has delivered before a step, from its schedule.
 
-Runs where a rebase is planned. Pure. A lane has delivered the first rows of its part of the order: whole blocks, whose
-permutation does not matter, and the first rows of the block that the step divides, whose permutation does.
+Runs in: the process that plans a rebase. Pure. A lane has delivered the first rows of its part of the order: whole
+blocks, whose permutation does not matter, and the first rows of the block that the step divides, whose permutation
+does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class DeliveredRows:
-    """The delivered rows of an epoch. `splits`: bool [rows of the split], where it delivered any; `rows`: how many."""
+    """The delivered rows of an epoch. `splits`: bool [rows of the split], for splits with any; `rows`: their count."""
 
     splits: dict[int, Bools] = field(default_factory=dict)
     rows: int = 0
@@ -28,47 +29,47 @@ class DeliveredRows:
 def find_delivered_rows(
     schedule: Schedule, step: int, order: Callable[[Block], NDArray[np.int64] | None]
 ) -> DeliveredRows:
-    """The rows of the steps before `step`. `order`: the permutation of a block's rows; None where there is none."""
-    found = DeliveredRows()
+    """The rows of the steps before `step`. `order` returns the permutation of a block's rows, None without one."""
+    delivered = DeliveredRows()
     for lane in range(schedule.lanes):
         start, stop = schedule.lane_bounds(lane)
         end = min(start + max(step - schedule.first_step, 0) * schedule.batch_size, stop)
         if end == start:
             continue
-        found.rows += end - start
+        delivered.rows += end - start
         borders = schedule.block_starts(lane)
         index = int(np.searchsorted(borders, end, side="right")) - 1
         whole = int(borders[min(index, len(borders) - 1)])
         for piece in schedule.pieces(start, whole) if whole > start else ():
-            _mask(found, schedule, piece)[piece.start : piece.stop] = True
+            _mask(delivered, schedule, piece)[piece.start : piece.stop] = True
         if whole < end:
-            _divide(found, schedule, _block(schedule, lane, index), end - whole, order)
-    return found
+            _mark_first_rows(delivered, schedule, _block(schedule, lane, index), end - whole, order)
+    return delivered
 
 
 def _block(schedule: Schedule, lane: int, index: int) -> Block:
     return next(block for block in schedule.blocks(lane, everything=True) if block.index == index)
 
 
-def _divide(
-    found: DeliveredRows,
+def _mark_first_rows(
+    delivered: DeliveredRows,
     schedule: Schedule,
     block: Block,
     count: int,
     order: Callable[[Block], NDArray[np.int64] | None],
 ) -> None:
-    """The first `count` rows of a block."""
+    """Mark the first `count` rows of a block as delivered."""
     rows = order(block)
-    taken = np.zeros(block.rows, np.bool_)
-    taken[slice(count) if rows is None else rows[:count]] = True
+    marks = np.zeros(block.rows, np.bool_)
+    marks[slice(count) if rows is None else rows[:count]] = True
     first = 0
     for piece in block.pieces:
         size = piece.stop - piece.start
-        _mask(found, schedule, piece)[piece.start : piece.stop] |= taken[first : first + size]
+        _mask(delivered, schedule, piece)[piece.start : piece.stop] |= marks[first : first + size]
         first += size
 
 
-def _mask(found: DeliveredRows, schedule: Schedule, piece: Piece) -> Bools:
-    if piece.split not in found.splits:
-        found.splits[piece.split] = np.zeros(int(schedule.split_rows[piece.split]), np.bool_)
-    return found.splits[piece.split]
+def _mask(delivered: DeliveredRows, schedule: Schedule, piece: Piece) -> Bools:
+    if piece.split not in delivered.splits:
+        delivered.splits[piece.split] = np.zeros(int(schedule.split_rows[piece.split]), np.bool_)
+    return delivered.splits[piece.split]

@@ -21,7 +21,7 @@ from feedline.transforms.compile.null_probe import null_leaks
 from feedline.warehouse.selection.null_counts import AbsentColumn, absent_columns, null_counts
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
-_SHOWN = 20  # lines in one message
+_MAX_LINES = 20  # lines in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class NullFinding:
     file: str
 
     def line(self) -> str:
-        """The finding in a sentence, with the remedy."""
+        """The finding as a sentence, with the remedy."""
         rows = f"{self.most:,}" if self.least == self.most else f"up to {self.most:,}"
         of = "" if self.column == self.feature else f" (column {self.column!r})"
         return (
@@ -58,25 +58,25 @@ class Gaps:
     absent: tuple[AbsentColumn, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """Plain numbers and strings, for `--json`."""
+        """The findings as plain values, for `--json`."""
         return {
-            "nulls": [{**asdict(found), "text": found.line()} for found in self.nulls],
-            "absent": [{**asdict(found), "text": absence_line(found)} for found in self.absent],
+            "nulls": [{**asdict(finding), "text": finding.line()} for finding in self.nulls],
+            "absent": [{**asdict(absence), "text": absence_line(absence)} for absence in self.absent],
         }
 
     def warnings(self) -> list[str]:
         """The first nulls as sentences."""
-        return first_lines([found.line() for found in self.nulls])
+        return first_lines([finding.line() for finding in self.nulls])
 
     def notes(self) -> list[str]:
         """The first columns that files lack."""
-        return first_lines([absence_line(found) for found in self.absent])
+        return first_lines([absence_line(absence) for absence in self.absent])
 
     def refuse(self, rows_dropped: int) -> None:
-        """Raise DataError where an epoch is certain to meet a null, whichever rows its tail drops."""
-        certain = [found for found in self.nulls if found.least > rows_dropped]
+        """Raise DataError where an epoch is certain to contain a null, whichever rows its tail drops."""
+        certain = [finding for finding in self.nulls if finding.least > rows_dropped]
         if certain:
-            raise DataError("\n".join(first_lines([found.line() for found in certain])))
+            raise DataError("\n".join(first_lines([finding.line() for finding in certain])))
 
 
 def find_gaps(
@@ -84,8 +84,8 @@ def find_gaps(
 ) -> Gaps:
     """The gaps of the selected rows. `rows`: int64, per row group; negative where they were not counted."""
     features = columns.features
-    read = dict.fromkeys(name for output in features.outputs if output.group != "extra" for name in output.reads)
-    counts = null_counts(snapshot, read, rows, where)
+    names = dict.fromkeys(name for output in features.outputs if output.group != "extra" for name in output.reads)
+    counts = null_counts(snapshot, names, rows, where)
     nulls = []
     for leak in null_leaks(features, counts):
         count = counts[leak.column]
@@ -96,11 +96,11 @@ def find_gaps(
     return Gaps(nulls=tuple(nulls), absent=tuple(absent_columns(snapshot, parts, rows)))
 
 
-def absence_line(found: AbsentColumn) -> str:
+def absence_line(absence: AbsentColumn) -> str:
     """`C4 is missing in 1 of 3 files, 2,000 rows: null (first: day=1/a.parquet)`."""
     return (
-        f"{found.column} is missing in {_files(found.files, found.read)}, {found.rows:,} rows: null "
-        f"(first: {found.file})"
+        f"{absence.column} is missing in {_files(absence.files, absence.read)}, {absence.rows:,} rows: null "
+        f"(first: {absence.file})"
     )
 
 
@@ -110,4 +110,4 @@ def _files(files: int, read: int) -> str:
 
 def first_lines(lines: list[str]) -> list[str]:
     """The first lines, and how many more there are."""
-    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN:,} more"]
+    return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"and {len(lines) - _MAX_LINES:,} more"]

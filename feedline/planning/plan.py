@@ -67,9 +67,9 @@ _LITERAL = 40  # characters of a value in a message
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A resolved pipeline: everything but the epoch and the rank.
+    """A resolved pipeline, independent of epoch and rank.
 
-    With a `rebase`, one epoch is only the rest of it; all others are whole.
+    With a `rebase`, one epoch is only its remaining rows; all others are whole.
     """
 
     spec: PipelineSpec
@@ -115,7 +115,7 @@ class Plan:
         return self
 
     def rest(self, epoch: int) -> Rebase | None:
-        """What an epoch is the rest of; None for a whole epoch."""
+        """The rebase of an epoch; None for a whole epoch."""
         return self.rebase if self.rebase is not None and self.rebase.epoch == epoch else None
 
     def _per_split(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -126,8 +126,8 @@ class Plan:
     def columns(self) -> tuple[str, ...]:
         """The table's columns that blocks read, including those of filter and sample.
 
-        A column of which blocks read parts is included if some row group that keeps rows stores it: a map whose keys
-        all are stored as columns of their own is not.
+        A column of which blocks read parts is included if a row group that keeps rows stores it: a map is not, if all
+        its keys are stored as columns of their own.
         """
         parts = [name for name in self.parts if not has_column(self.snapshot.schema, name)]
         kept = self.selection.rows > 0
@@ -146,9 +146,9 @@ class Plan:
 
     @cached_property
     def row_group_bytes(self) -> NDArray[np.int64]:
-        """Compressed bytes that blocks read, per row group; columns of the filter only where rows have to be filtered.
+        """Compressed bytes that blocks read, per row group; the filter's columns count only where rows are filtered.
 
-        A struct counts whole, whichever of its fields are read.
+        A struct counts as a whole, whichever of its fields are read.
         """
         marking = [part for mark in self._read_columns.marks for part in mark.parts]
         read = frozenset([*self.features.parts, *kept_columns(self.job), *marking])
@@ -159,7 +159,7 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything that decides which rows come when."""
+        """A digest of everything that decides which rows come when."""
         facts = {
             "version": PLAN_VERSION,
             "snapshot": self.snapshot.id,
@@ -177,7 +177,7 @@ class Plan:
 
     @property
     def features_fingerprint(self) -> str:
-        """Of everything that decides what a row becomes."""
+        """A digest of everything that decides what a row becomes."""
         return self.features.fingerprint[:32]
 
     @property
@@ -222,11 +222,11 @@ class Plan:
 
     @property
     def snapshot_name(self) -> str:
-        """What a state calls the snapshot: its id and, after a plus sign, that of the rebase."""
+        """The snapshot's name in a state: its id and, after a plus sign, that of the rebase."""
         return self.snapshot.id if self.rebase is None else f"{self.snapshot.id}+{self.rebase.id}"
 
     def facts(self) -> PlanFacts:
-        """What a trainer has to know; `steps` and rows are those of a whole epoch."""
+        """The facts that a trainer needs; `steps` and rows are those of a whole epoch."""
         schedule = self._schedule(0, self.split_rows, None)
         return PlanFacts(
             snapshot=self.snapshot_name,
@@ -247,11 +247,11 @@ class Plan:
         )
 
     def bad_files(self) -> tuple[BadFileFacts, ...]:
-        """The files that were left out of the snapshot."""
+        """The files left out of the snapshot."""
         return tuple(BadFileFacts(path=bad.file, reason=bad.reason, rows=bad.rows) for bad in self.skipped)
 
     def state_after(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state that continues a run on this plan, which `Pipeline.rebase` made of the run's state."""
+        """The state that continues a run on this plan, which `Pipeline.rebase` made from the run's state."""
         return rebased_state(self.facts(), state)
 
     def _rest_facts(self) -> RestFacts | None:
@@ -271,18 +271,18 @@ class Plan:
     def _piece(self, piece: Piece, rest: Rebase | None) -> tuple[PieceRequest, int]:
         """The row groups of the split that hold the piece's rows, and their bytes."""
         first, stop = int(self.splits.first_row_group[piece.split]), int(self.splits.stop_row_group[piece.split])
-        left = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
-        ends = np.cumsum(left)
+        remaining = (self.selection.rows if rest is None else self._remaining_rows)[first:stop]
+        ends = np.cumsum(remaining)
         low = int(np.searchsorted(ends, piece.start, side="right"))
         high = int(np.searchsorted(ends, piece.stop, side="left")) + 1
-        used = first + low + np.flatnonzero(left[low:high])
+        groups = first + low + np.flatnonzero(remaining[low:high])
         file, proofs = int(self.splits.file[piece.split]), self.selection.proofs
-        fragment = fragment_at(self.snapshot, file, used, self.selection.rows[used], proofs)
-        if rest is not None and any(rest.bits(group) for group in used.tolist()):
-            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in used.tolist()))
+        fragment = fragment_at(self.snapshot, file, groups, self.selection.rows[groups], proofs)
+        if rest is not None and any(rest.bits(group) for group in groups.tolist()):
+            fragment = replace(fragment, excluded=tuple(rest.bits(group) for group in groups.tolist()))
         skip = piece.start - (int(ends[low - 1]) if low else 0)
         request = PieceRequest(fragment=fragment, skip=skip, rows=piece.stop - piece.start)
-        return request, int(self.row_group_bytes[used].sum())
+        return request, int(self.row_group_bytes[groups].sum())
 
 
 def make_plan(
@@ -299,13 +299,13 @@ def make_plan(
     `artifacts`: the artifact set to use (default: the current one). Artifacts may be missing: see
     `Plan.require_fitted`.
 
-    Raises SpecError, with file, line and path, for what in pipeline.yaml does not match the table.
+    Raises SpecError, with file, line and path, where pipeline.yaml does not match the table.
     """
     stored = _artifact_set(spec, snapshot, artifacts)
     features = compile_spec(spec, planned_schema(spec, snapshot.schema), artifacts=stored)
     where = bound_where(spec, snapshot.schema)
     sample = bound_sample(spec, snapshot.schema)
-    read = ReadColumns.of(spec, features, where, sample)
+    columns = ReadColumns.of(spec, features, where, sample)
     by = spec.shuffle.by if spec.shuffle is not None else None
     if by == SAMPLE_WEIGHT and sample is not None:
         message = f"shuffle.by cannot be {by}, which source.sample generates: expected a column of the table"
@@ -315,7 +315,7 @@ def make_plan(
         hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(snapshot.schema.names[:20])}"
         raise spec.error(("shuffle", "by"), f"column {by!r} is not in the table. {hint}")
     if spec.source.schema_rules.missing == "error":
-        require_columns(spec, snapshot, read.parts(snapshot.schema), where)
+        require_columns(spec, snapshot, columns.parts(snapshot.schema), where)
     selection = select(spec, snapshot, map)
     if not int(selection.rows.sum()):
         if snapshot.rows == 0:
@@ -339,7 +339,7 @@ def make_plan(
         splits=plan_splits(snapshot.rows_per_row_group, snapshot.file_of_row_group, spec.source.split_rows),
         features=features,
         layout=SlotLayout(batch_schema(features)),
-        job=_job(spec, planned_schema(spec, snapshot.schema), read, by, record, stored.pinned),
+        job=_job(spec, planned_schema(spec, snapshot.schema), columns, by, record, stored.pinned_ref),
         lanes=lanes,
         skipped=load_skipped(spec.work_dir, snapshot.id),
         rebase=rebase,
@@ -347,22 +347,22 @@ def make_plan(
 
 
 def _describe_ranges(snapshot: Snapshot, where: BoundExpression | None) -> str:
-    """The range of each column of a filter, as far as statistics say: `. In the table day is 0 … 3`."""
+    """The range of each column of a filter that has statistics: `. In the table day is 0 … 3`."""
     words = []
-    for name, held in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
-        low, high = ("null", "null") if held is None else map(_literal, held)
+    for name, bounds in value_ranges(snapshot, sorted(where.columns) if where is not None else ()).items():
+        low, high = ("null", "null") if bounds is None else map(_literal, bounds)
         words.append(f"{name} is {low}" if low == high else f"{name} is {low} … {high}")
     return f". In the table {', '.join(words)}" if words else ""
 
 
 def _literal(value: object) -> str:
-    """A value as a filter would spell it, shortened."""
+    """A value as written in a filter, shortened."""
     text = str(value) if isinstance(value, int | float | Decimal) else json.dumps(str(value), ensure_ascii=False)
     return text if len(text) <= _LITERAL else f"{text[: _LITERAL - 2]}…{text[-1]}"
 
 
 def _artifact_set(spec: PipelineSpec, snapshot: Snapshot, artifacts: ArtifactSetRef | None) -> StoredArtifactSet:
-    """An artifact set that knows the rows of this plan, to recognise those that a fit has seen."""
+    """The artifact set, with the rows of this plan, to recognise those that a fit has seen."""
     ref = replace(artifact_set_ref(spec) if artifacts is None else artifacts, rows=rows_of(spec, snapshot))
     return StoredArtifactSet(ref, newest=artifacts is None)
 
@@ -383,12 +383,12 @@ def read_columns_of(spec: PipelineSpec, schema: pa.Schema) -> ReadColumns:
 def _job(
     spec: PipelineSpec,
     schema: pa.Schema,
-    read: ReadColumns,
+    columns: ReadColumns,
     by: str | None,
     record: Recording | None,
     artifacts: ArtifactSetRef,
 ) -> Job:
-    names = set(read.columns(schema))
+    names = set(columns.columns(schema))
     used = pa.schema([field for field in schema if field.name in names])
     return Job(
         features=spec.features,
@@ -396,7 +396,7 @@ def _job(
         where=spec.source.where,
         by=by,
         environment=local_environment(),
-        sample=None if read.sample is None else read.sample.sample,
+        sample=None if columns.sample is None else columns.sample.sample,
         record=record,
         artifacts=artifacts,
         code=code_of(spec),

@@ -1,15 +1,15 @@
-"""Plan the rest of an epoch, whose table was rewritten while it ran, on a new snapshot.
+"""Plan the rest of an epoch on a new snapshot, after its table was rewritten.
 
-Runs in: the feeder or the process of `feedline rebase`, once per rebase. The old plan and the state say which kept rows
-of which row group were delivered (`delivered_rows`). Then, file by file:
+Runs in: the feeder or the process of `feedline rebase`, once per rebase. The old plan and the state give the kept rows
+of each row group that were delivered (`delivered_rows`). Then, file by file:
 
-- unchanged (same path, size and footer digest): the same rows count as delivered, by their position;
+- unchanged (same path, size and footer digest): the same rows count as delivered, by position;
 - deleted, in a partition without new files: no row remains;
-- rewritten (same path, other bytes, or new files in a partition that lost some): where no row of the old files was
-  delivered, every row of the new ones remains. Otherwise the identities that blocks recorded as they were computed are
-  matched with those of the new files, which are read once. A delivered row without a recorded identity is an error.
+- rewritten (same path, other bytes, or new files in a partition that lost some): if no row of the old files was
+  delivered, every row of the new ones remains. Otherwise the identities that blocks recorded are matched with those of
+  the new files, which are read once. A delivered row without a recorded identity is an error.
 
-Rows of new partitions, and of files added to unchanged ones, were never delivered, and join the epoch.
+Rows of new partitions, and of files added beside unchanged ones, were never delivered and join the epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from feedline.warehouse.rebase.row_identity import delivered_again, kind_of
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map, in_threads
 
-_NAMED = 3  # file names in one message
+_MAX_PATHS = 3  # file names in one message
 
 
 def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = None) -> Rebase:
@@ -55,29 +55,29 @@ def rebase(old: Plan, new: Plan, *, epoch: int, step: int, map: Map | None = Non
 
 
 def require_comparable(old: Plan, snapshot: Snapshot) -> None:
-    """Refuse a snapshot on which the old plan's filter may keep other rows of the same files, or whose partition keys
-    are others. Raises StateError."""
+    """Raise StateError for a snapshot with other partition keys, or on which the old plan's filter may keep other rows
+    of the same files."""
     if set(old.snapshot.partition_columns) != set(snapshot.partition_columns):
         raise StateError(
             f"the table's partition keys changed: got {', '.join(snapshot.partition_columns) or 'none'}, expected "
             f"{', '.join(old.snapshot.partition_columns) or 'none'}. Finish the epoch on the old table, or restart it"
         )
     filters = {"source.where": old.where, "source.sample.where": None if old.sample is None else old.sample.where}
-    used = [(name, key, same_filter) for key, filter in filters.items() if filter for name in sorted(filter.parts)]
+    checks = [(name, key, same_filter) for key, filter in filters.items() if filter for name in sorted(filter.parts)]
     if old.sample is not None:
-        used += [(name, "source.sample.key", same_words) for name in old.sample.sample.key]
-    for name, key, same in used:
-        was = field_of(old.snapshot.schema, name).type
+        checks += [(name, "source.sample.key", same_words) for name in old.sample.sample.key]
+    for name, key, same in checks:
+        old_type = field_of(old.snapshot.schema, name).type
         try:
-            now = field_of(snapshot.schema, name).type
+            new_type = field_of(snapshot.schema, name).type
         except TableError:
-            continue  # planning says so, and where
-        if not same(was, now):
-            place = "source.partitions" if name in snapshot.partition_columns else "source.schema.columns"
+            continue  # planning reports it, with the position
+        if not same(old_type, new_type):
+            section = "source.partitions" if name in snapshot.partition_columns else "source.schema.columns"
             raise StateError(
-                f"column {name!r}, which {key} uses, has another type than it had, so other rows of the same files may "
-                f"be kept: got {now}, expected {was}. Write the new files with the old type, or restart the epoch, "
-                f"with the type declared in {place}: new files then do not change it"
+                f"column {name!r}, which {key} uses, changed its type, so other rows of the same files may be kept: "
+                f"got {new_type}, expected {old_type}. Write the new files with the old type, or restart the epoch, "
+                f"with the type declared in {section}, which new files cannot change"
             )
 
 
@@ -96,8 +96,8 @@ class _RebasePlanner:
         self._excluded: dict[int, Bools] = {}
 
     def run(self) -> Rebase:
-        found = find_delivered_rows(self._schedule, self._step, self._order)
-        done = self._delivered_by_group(found)
+        delivered = find_delivered_rows(self._schedule, self._step, self._order)
+        done = self._delivered_by_group(delivered)
         for before, after in self._files.unchanged.items():
             self._keep(before, after, done)
         for partition, lost in self._files.old.items():
@@ -120,25 +120,25 @@ class _RebasePlanner:
             "doubtful": 0,
             "alike": 0,
         }
-        place = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
-        return {**place, "rewritten": "error", "files": counts["files"], "rows": rows}
+        origin = {"from": self._old.snapshot.id, "to": self._new.snapshot.id, "epoch": self._epoch, "step": self._step}
+        return {**origin, "rewritten": "error", "files": counts["files"], "rows": rows}
 
     # -- delivered rows -------------------------------------------------------------------------------------------
 
-    def _delivered_by_group(self, found: DeliveredRows) -> dict[int, Bools]:
-        """Per row group of the old table that delivered any row: bool [its kept rows], including earlier rebases."""
+    def _delivered_by_group(self, delivered: DeliveredRows) -> dict[int, Bools]:
+        """Per row group of the old table with delivered rows: bool [its kept rows], including earlier rebases."""
         old, rest = self._old, self._old.rest(self._epoch)
-        kept = old.selection.rows
-        done = {} if rest is None else {group: rest.mask(group, int(kept[group])) for group in rest.excluded}
-        for split, mask in found.splits.items():
+        kept_rows = old.selection.rows
+        done = {} if rest is None else {group: rest.mask(group, int(kept_rows[group])) for group in rest.excluded}
+        for split, mask in delivered.splits.items():
             first = 0
             for group in range(int(old.splits.first_row_group[split]), int(old.splits.stop_row_group[split])):
-                whole = done.get(group, np.zeros(int(kept[group]), np.bool_))
-                left = np.flatnonzero(~whole) if rest is not None else np.arange(len(whole))
-                whole[left[mask[first : first + len(left)]]] = True
+                whole = done.get(group, np.zeros(int(kept_rows[group]), np.bool_))
+                remaining = np.flatnonzero(~whole) if rest is not None else np.arange(len(whole))
+                whole[remaining[mask[first : first + len(remaining)]]] = True
                 if whole.any():
                     done[group] = whole
-                first += len(left)
+                first += len(remaining)
         return done
 
     def _order(self, block: Block) -> NDArray[np.int64] | None:
@@ -160,22 +160,22 @@ class _RebasePlanner:
         fragment = piece.fragment
         parts = []
         recorded = self._recording is not None and self._recording.identity.by is not None
-        for position, known in enumerate(self._recorded_identities(fragment) if recorded else ()):
+        for position, identities in enumerate(self._recorded_identities(fragment) if recorded else ()):
             bits = fragment.excluded[position] if fragment.excluded else None
-            left = ~unpack_mask(bits, len(known.present))
-            parts.append((known.runs[left], known.present[left]))
-        place = slice(piece.skip, piece.skip + piece.rows)
-        if recorded and np.concatenate([known for _, known in parts])[place].all():
-            return pl.Series(np.concatenate([runs for runs, _ in parts])[place])
-        now = self._unchanged_paths.get(fragment.path)
-        if now is None:
+            remaining = ~unpack_mask(bits, len(identities.present))
+            parts.append((identities.runs[remaining], identities.present[remaining]))
+        rows = slice(piece.skip, piece.skip + piece.rows)
+        if recorded and np.concatenate([known for _, known in parts])[rows].all():
+            return pl.Series(np.concatenate([runs for runs, _ in parts])[rows])
+        file = self._unchanged_paths.get(fragment.path)
+        if file is None:
             raise self._unrecorded_error(piece.rows, [fragment])
         by, table = self._old.job.by, self._new.snapshot
         assert by is not None
-        groups = table.row_groups_of(now)[list(fragment.row_groups)]
-        there = replace(fragment_at(table, now, groups, np.array(fragment.expected)), excluded=fragment.excluded)
+        groups = table.row_groups_of(file)[list(fragment.row_groups)]
+        copy = replace(fragment_at(table, file, groups, np.array(fragment.expected)), excluded=fragment.excluded)
         where, sample = self._new.where, self._new.sample
-        frames = [chunk.frame for chunk in read_fragment(there, [by], where, table.schema, sample=sample)]
+        frames = [chunk.frame for chunk in read_fragment(copy, [by], where, table.schema, sample=sample)]
         return pl.concat(frames).get_column(by).slice(piece.skip, piece.rows)
 
     @cached_property
@@ -184,27 +184,31 @@ class _RebasePlanner:
         return {paths[before].as_py(): after for before, after in self._files.unchanged.items()}
 
     def _recorded_identities(self, fragment: Fragment) -> list[RowIdentities]:
-        kept = dict(zip(fragment.row_groups, fragment.expected, strict=True))
+        kept_rows = dict(zip(fragment.row_groups, fragment.expected, strict=True))
         if self._records is None:
             return [RowIdentities.nothing(rows) for rows in fragment.expected]
-        found = self._records.of(fragment.path, fragment.footer_digest, kept)
-        return [found[row_group] for row_group in fragment.row_groups]
+        recorded = self._records.of(fragment.path, fragment.footer_digest, kept_rows)
+        return [recorded[row_group] for row_group in fragment.row_groups]
 
     # -- remaining rows -------------------------------------------------------------------------------------------
 
     def _keep(self, before: int, after: int, done: Mapping[int, Bools]) -> None:
         """Keep the delivered rows of an unchanged file."""
-        were, are = self._old.snapshot.row_groups_of(before), self._new.snapshot.row_groups_of(after)
-        for was, now in zip(were.tolist(), are.tolist(), strict=True):
-            if self._old.selection.rows[was] != self._new.selection.rows[now]:
-                path = self._old.snapshot.files["path"][before].as_py()
+        old, new = self._old, self._new
+        groups = zip(
+            old.snapshot.row_groups_of(before).tolist(), new.snapshot.row_groups_of(after).tolist(), strict=True
+        )
+        for old_group, new_group in groups:
+            old_rows, new_rows = old.selection.rows[old_group], new.selection.rows[new_group]
+            if old_rows != new_rows:
+                path = old.snapshot.files["path"][before].as_py()
                 raise DataError(
-                    f"the filter keeps another number of rows of {path} than it did, though the file is the same: got "
-                    f"{self._new.selection.rows[now]}, expected {self._old.selection.rows[was]}. Delete the counts in "
+                    f"the filter keeps another number of rows of {path} than before, though the file is unchanged: got "
+                    f"{new_rows}, expected {old_rows}. Delete the counts in "
                     f"work_dir and run again"
                 )
-            if was in done:
-                self._excluded[now] = done[was]
+            if old_group in done:
+                self._excluded[new_group] = done[old_group]
 
     def _match(self, before: list[int], after: list[int], done: Mapping[int, Bools]) -> None:
         """Find the delivered rows of a partition's old files among those of its new files."""
@@ -214,38 +218,38 @@ class _RebasePlanner:
         if not groups or not fragments:
             self._gone += sum(int(done[group].sum()) for group in groups)
             return
-        identities, missing = self._delivered_of(groups, done)
+        identities, missing = self._delivered_identities(groups, done)
         parts = [part for _, part in fragments]
         if missing:
             raise self._unrecorded_error(sum(sum(part.expected) for part in parts), parts)
         rows = self._identities(parts)
         nameless = self._nameless(rows)
         for names in (identities, rows[~nameless]):
-            self._refuse_twins(names, parts[0])
-        again = delivered_again(identities, rows)
-        gone = len(identities) - int(again.sum())
+            self._refuse_duplicates(names, parts[0])
+        excluded = delivered_again(identities, rows)
+        gone = len(identities) - int(excluded.sum())
         if gone and nameless.any():  # a delivered row may have lost its key
             raise self._unrecorded_error(int(nameless.sum()), parts)
         self._gone += gone
         first = 0
         for file_groups, part in fragments:
-            for group, kept in zip(file_groups, part.expected, strict=True):
-                self._excluded[group] = again[first : first + kept]
-                first += kept
+            for group, kept_rows in zip(file_groups, part.expected, strict=True):
+                self._excluded[group] = excluded[first : first + kept_rows]
+                first += kept_rows
 
     def _nameless(self, rows: Words) -> Bools:
         return np.zeros(len(rows), np.bool_) if self._recording is None else self._recording.identity.nameless(rows)
 
-    def _delivered_of(self, groups: list[int], done: Mapping[int, Bools]) -> tuple[Words, int]:
+    def _delivered_identities(self, groups: list[int], done: Mapping[int, Bools]) -> tuple[Words, int]:
         """The identities of the delivered rows of some row groups of the old table, and how many have none."""
         old = self._old
         parts, missing = [np.zeros(0, np.uint64)], 0
         for file, of_file in by_file(old.snapshot, groups):
             fragment = fragment_at(old.snapshot, file, of_file, old.selection.rows[of_file])
-            for group, known in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
-                found = known.present & ~self._nameless(known.rows)
-                missing += int((done[group] & ~found).sum())
-                parts.append(known.rows[done[group] & found])
+            for group, identities in zip(of_file.tolist(), self._recorded_identities(fragment), strict=True):
+                usable = identities.present & ~self._nameless(identities.rows)
+                missing += int((done[group] & ~usable).sum())
+                parts.append(identities.rows[done[group] & usable])
         return np.concatenate(parts), missing
 
     def _identities(self, fragments: Sequence[Fragment]) -> Words:
@@ -254,12 +258,12 @@ class _RebasePlanner:
         identity, new = self._recording.identity, self._new
         for name, kind in identity.kinds:
             try:
-                found_kind = str(kind_of(field_of(new.snapshot.schema, name).type))
+                new_kind = str(kind_of(field_of(new.snapshot.schema, name).type))
             except TableError:
-                found_kind = "no column of that name"
-            if found_kind != kind:
+                new_kind = "no column of that name"
+            if new_kind != kind:
                 raise StateError(
-                    f"column {name!r}, by which rows are told apart, is not what it was: got {found_kind}, expected "
+                    f"column {name!r}, which identifies rows, changed its type: got {new_kind}, expected "
                     f"{kind}. Finish the epoch on the old table, or begin the next one"
                 )
         tasks = [
@@ -272,50 +276,50 @@ class _RebasePlanner:
             )
             for part in fragments
         ]
-        found = []
+        identities = []
         for task, (rows, runs) in zip(tasks, self._map(identify_task, tasks), strict=True):
             save_records(self._recording, task.fragment, rows, runs)
-            found.append(rows)
-        return np.concatenate(found)
+            identities.append(rows)
+        return np.concatenate(identities)
 
-    def _refuse_twins(self, identities: Words, fragment: Fragment) -> None:
-        """Refuse a row key that two rows share."""
+    def _refuse_duplicates(self, identities: Words, fragment: Fragment) -> None:
+        """Raise DataError for a row key that two rows share."""
         assert self._recording is not None
-        twice = len(identities) - len(np.unique(identities)) if self._recording.identity.unique else 0
-        if twice:
+        duplicates = len(identities) - len(np.unique(identities)) if self._recording.identity.unique else 0
+        if duplicates:
             raise DataError(
-                f"source.row_key does not name one row: got {twice:,} rows with the key of another in the partition of "
-                f"{fragment.uri}, expected none. Name columns that do"
+                f"source.row_key is not unique: got {duplicates:,} rows with the key of another in the partition of "
+                f"{fragment.uri}, expected none. Name columns that are unique"
             )
 
     def _unrecorded_error(self, rows: int, fragments: Sequence[Fragment]) -> StateError:
         """The error for files whose delivered rows cannot be recognised."""
         paths = list(dict.fromkeys(fragment.path for fragment in fragments))
-        more = f" and {len(paths) - _NAMED} more files" if len(paths) > _NAMED else ""
+        more = f" and {len(paths) - _MAX_PATHS} more files" if len(paths) > _MAX_PATHS else ""
         keyed = self._old.spec.source.row_key is not None
-        why = "no record of their identities" + (", or nulls in source.row_key," if keyed else "")
+        cause = "no record of their identities" + (", or nulls in source.row_key," if keyed else "")
         return StateError(
-            f"rows of rewritten files cannot be told from those that were delivered: got {why} for {rows:,} rows of "
-            f"{', '.join(paths[:_NAMED])}{more}. Finish the epoch on the old table, or begin it again; only runs that "
+            f"rows of rewritten files cannot be matched with those delivered: got {cause} for {rows:,} rows of "
+            f"{', '.join(paths[:_MAX_PATHS])}{more}. Finish the epoch on the old table, or restart it; only runs that "
             f"begin with source.row_key in pipeline.yaml record what a rebase needs"
         )
 
 
 def _counts(files: FileChanges, old: Plan, new: Plan) -> dict[str, Any]:
-    """Files by their change, and kept rows added and deleted, net per partition."""
+    """Counts of files by change, and of kept rows added and deleted, net per partition."""
     deleted = added = 0
     for partition in {**files.old, **files.new}:
-        was = _kept_rows(old, files.old.get(partition, ()))
-        now = _kept_rows(new, files.new.get(partition, ()))
-        deleted, added = deleted + max(was - now, 0), added + max(now - was, 0)
+        before = _kept_rows(old, files.old.get(partition, ()))
+        after = _kept_rows(new, files.new.get(partition, ()))
+        deleted, added = deleted + max(before - after, 0), added + max(after - before, 0)
     lost, gained = (sum(len(names) for names in each.values()) for each in (files.old, files.new))
-    by_fate = {
+    by_change = {
         "unchanged": len(files.unchanged),
         "rewritten": files.rewritten,
         "gone": lost - files.rewritten,
         "new": gained - files.rewritten,
     }
-    return {"files": by_fate, "rows": {"deleted": deleted, "added": added}}
+    return {"files": by_change, "rows": {"deleted": deleted, "added": added}}
 
 
 def _kept_rows(plan: Plan, files: Iterable[int]) -> int:
@@ -329,5 +333,5 @@ def _fragments(plan: Plan, file: int) -> Iterator[tuple[list[int], Fragment]]:
         groups = np.arange(plan.splits.first_row_group[split], plan.splits.stop_row_group[split])
         groups = groups[plan.selection.rows[groups] > 0]
         if len(groups):
-            kept, proofs = plan.selection.rows[groups], plan.selection.proofs
-            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept, proofs)
+            kept_rows, proofs = plan.selection.rows[groups], plan.selection.proofs
+            yield groups.tolist(), fragment_at(plan.snapshot, file, groups, kept_rows, proofs)

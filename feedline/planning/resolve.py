@@ -1,7 +1,7 @@
 """Resolve a pipeline to the plan that a trainer, a state or a rebase asks for.
 
 Runs in: the feeder of each rank, the CLI, `Pipeline`. A new run takes a snapshot of its table, the same for all ranks
-of a start; a state names its own, which lies in `work_dir`. A state of another plan, or of other features, is refused
+of a start; a state names its own, which is in `work_dir`. A state of another plan, or of other features, is refused
 with both values. Artifacts that are missing are fitted by the caller's `fit`, where pipeline.yaml says `fit: auto`.
 """
 
@@ -33,12 +33,12 @@ from feedline.warehouse.rebase.remaining_rows import Rebase, split_name
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.parallel import Map
 
-# Fits what is missing on a snapshot, and returns the manifest of the artifact set.
+# Fits what is missing on a snapshot and returns the manifest of the artifact set.
 Fit = Callable[[Snapshot], str | None]
 
 
 def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map: Map | None = None) -> Snapshot:
-    """The table as `take` finds it, less its bad files with `on_bad_file: skip`; saved in `work_dir`."""
+    """The snapshot that `take` takes, saved in `work_dir`; with `on_bad_file: skip`, without bad files."""
     try:
         if spec.source.on_bad_file == "skip":
             snapshot = good_snapshot(spec, count=lambda table, map: select(spec, table, map), take=take, map=map)
@@ -49,7 +49,7 @@ def current_snapshot(spec: PipelineSpec, *, take: Take = snapshot_of_source, map
     except FeedlineError:
         raise
     except OSError as error:
-        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a folder that can be") from error
+        raise spec.error(("work_dir",), f"cannot be written: {error}. Name a writable folder") from error
     return snapshot
 
 
@@ -65,35 +65,35 @@ def resolve_hello(spec: PipelineSpec, hello: Hello, *, job: str, fit: Fit, map: 
     plan_id, features = hello.plan, hello.features
     if hello.rebase is not None:
         snapshot, rest = _agreed_rebase(spec, hello.rebase, start, map)
-        plan_id = None  # of the plan before the rebase
+        plan_id = None  # the hello's is that of the plan before the rebase
     elif hello.snapshot is not None:
         snapshot, rest = _load_named(spec, hello.snapshot)
     else:
         snapshot, rest = _agreed_snapshot(spec, start, map), None
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, start=start, features=features)
-    _refuse_another(plan, {"plan": plan_id, "features": features})
+    _refuse_other_plan(plan, {"plan": plan_id, "features": features})
     return plan
 
 
 def resolve_state(spec: PipelineSpec, state: Mapping[str, Any], *, fit: Fit, map: Map | None = None) -> Plan:
     """The plan that a state belongs to. Raises StateError where it is of another plan or other features."""
-    checked = checked_state(state)
-    _refuse_other_settings(spec, checked)
-    snapshot, rest = _load_named(spec, checked["snapshot"])
-    lanes, features = checked["lanes"], checked["features"]
+    fields = checked_state(state)
+    _refuse_other_settings(spec, fields)
+    snapshot, rest = _load_named(spec, fields["snapshot"])
+    lanes, features = fields["lanes"], fields["features"]
     plan = resolve_snapshot(spec, snapshot, lanes=lanes, rebase=rest, fit=fit, map=map, features=features)
-    _refuse_another(plan, checked)
+    _refuse_other_plan(plan, fields)
     return plan
 
 
 def resolve_rebase(spec: PipelineSpec, state: Mapping[str, Any], *, map: Map | None = None) -> Plan:
     """The plan of a state's run on the table as it is now; see `Pipeline.rebase`."""
-    checked = checked_state(state)
-    _refuse_other_settings(spec, checked)
-    before, rest = _load_named(spec, checked["snapshot"])
-    old = make_plan(spec, before, lanes=checked["lanes"], map=map, rebase=rest)
-    _refuse_another(old, {"plan": checked["plan"]})
-    epoch, step = checked["epoch"], checked["step"]
+    fields = checked_state(state)
+    _refuse_other_settings(spec, fields)
+    before, rest = _load_named(spec, fields["snapshot"])
+    old = make_plan(spec, before, lanes=fields["lanes"], map=map, rebase=rest)
+    _refuse_other_plan(old, {"plan": fields["plan"]})
+    epoch, step = fields["epoch"], fields["step"]
     if step >= old.schedule(epoch).steps:
         epoch, step = epoch + 1, 0
     snapshot = current_snapshot(spec, take=fresh_snapshot, map=map)
@@ -127,7 +127,7 @@ def resolve_snapshot(
 
 
 def preview_plan(spec: PipelineSpec, snapshot: Snapshot, *, lanes: int, map: Map | None = None) -> Plan:
-    """A plan on a snapshot with the artifacts there are: enough to know rows and steps."""
+    """A plan on a snapshot with the artifacts that exist, enough to compute rows and steps."""
     return _with_recorded_types(make_plan(spec, snapshot, lanes=lanes, map=map), fill=True)
 
 
@@ -140,14 +140,14 @@ def lanes_for(spec: PipelineSpec, world_size: int) -> int:
 
 def _agreed_snapshot(spec: PipelineSpec, start: RunStart, map: Map | None) -> Snapshot:
     """The snapshot that all ranks of this start read: the first takes it, the others load it."""
-    taken: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
 
     def take() -> str:
-        taken.append(current_snapshot(spec, map=map))
-        return taken[0].id
+        snapshots.append(current_snapshot(spec, map=map))
+        return snapshots[0].id
 
-    agreed = agree(start, spec.work_dir, take)
-    return taken[0] if taken else Snapshot.load(spec.work_dir, agreed)
+    name = agree(start, spec.work_dir, take)
+    return snapshots[0] if snapshots else Snapshot.load(spec.work_dir, name)
 
 
 def _agreed_rebase(
@@ -155,12 +155,12 @@ def _agreed_rebase(
 ) -> tuple[Snapshot, Rebase | None]:
     """The rebase that all ranks of this start use: the first computes it, the others load it."""
     content = json.dumps([start.job, request.to_json()], sort_keys=True)
-    agreed = agree(
+    name = agree(
         replace(start, job=hashlib.sha256(content.encode()).hexdigest()),
         spec.work_dir,
         lambda: resolve_rebase(spec, request.state, map=map).snapshot_name,
     )
-    return _load_named(spec, agreed)
+    return _load_named(spec, name)
 
 
 def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]:
@@ -170,10 +170,10 @@ def _load_named(spec: PipelineSpec, name: str) -> tuple[Snapshot, Rebase | None]
 
 
 def _with_recorded_types(plan: Plan, *, fill: bool = False) -> Plan:
-    """The plan, after the types of its table's columns were saved for serving; `fill`: only types that are missing.
+    """Save the types of the table's columns for serving, and return the plan; `fill`: save only missing types.
 
-    A run does not depend on the record, so it continues where the folder of artifacts cannot be written; serving says
-    what it lacks.
+    A run does not need the record, so it continues where the artifacts folder cannot be written; serving reports what
+    it lacks.
     """
     spec = plan.spec
     with contextlib.suppress(FeedlineError, OSError):
@@ -192,7 +192,7 @@ def _refuse_other_settings(spec: PipelineSpec, state: Mapping[str, Any]) -> None
             )
 
 
-def _refuse_another(plan: Plan, state: Mapping[str, Any]) -> None:
+def _refuse_other_plan(plan: Plan, state: Mapping[str, Any]) -> None:
     """Raise StateError, with both values, for a state of another plan or other features."""
     for key, mine, remedy in (
         ("plan", plan.fingerprint, "Use the pipeline.yaml and overrides of the run that saved the state"),

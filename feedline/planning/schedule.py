@@ -1,15 +1,15 @@
-"""Schedule which rows each rank sees in each step, before the first row is read.
+"""Schedule the rows that each rank sees in each step, before the first row is read.
 
-Runs in: the feeder, the CLI and tests. Pure: no I/O, no clock, no randomness that is not in the arguments.
+Runs in: the feeder, the CLI, `Pipeline`. Pure: no I/O, no clock; all randomness comes from the arguments.
 
 1. The splits' selected rows are laid end to end in the epoch's order: N rows.
 2. Lane i holds rows floor(i*N/L) .. floor((i+1)*N/L)-1 of the order.
-3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`. A block may be permuted
-   inside, which changes which row stands where in the block and nothing else.
-4. Step s of a lane holds its rows s*B .. (s+1)*B-1; the tail policy says what becomes of the last ones.
+3. A lane is cut into blocks: consecutive pieces of splits, as many as reach `block_rows`. Rows may be permuted within a
+   block, which changes nothing else.
+4. Step s of a lane holds its rows s*B .. (s+1)*B-1; the tail policy decides about the last ones.
 
-Every question (which blocks does step s need, how many steps are there, what is dropped) is arithmetic on prefix sums,
-so that resuming seeks and never replays.
+Every answer (the blocks of a step, the number of steps, the rows dropped) is arithmetic on prefix sums, so that
+resuming seeks and never replays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from feedline.blocks.permutation import permutation
 from feedline.errors import PlanError
 
-# Part of every plan's fingerprint: raised by any change that moves a row to another step or place.
+# Part of every plan's fingerprint: raised by any change that moves a row to another step or position.
 PLAN_VERSION = 1
 
 Tail = Literal["drop", "pad", "partial"]
@@ -56,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Rows [start, stop) of a lane's block go into a step; or, where `padding` > 0, its row `start` that many times."""
+    """Rows [start, stop) of a lane's block in a step; with `padding` > 0, its row `start` that many times."""
 
     lane: int
     block: int
@@ -71,12 +71,12 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """One epoch's plan.
+    """One epoch's schedule.
 
-    `split_rows[k]` is the number of selected rows of split k (splits of zero rows are never read). `block_rows` is the
-    number of rows at which a block ends. `shuffle`: whether the splits are permuted.
+    split_rows: int64 [splits], the selected rows per split (a split without any is never read). block_rows: the number
+    of rows at which a block ends. shuffle: whether the splits are permuted.
 
-    The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps numbered from
+    The rest of an epoch (`feedline rebase`) is a schedule, too: of the remaining rows, with steps counted from
     `first_step`, and permutations of its own, keyed by `salt`. It may be empty.
     """
 
@@ -106,8 +106,8 @@ class Schedule:
     @cached_property
     def order(self) -> NDArray[np.int64]:
         """The splits that hold rows, in the epoch's order."""
-        filled = np.flatnonzero(self.split_rows)
-        return filled[permutation(len(filled), "splits", self.seed, self.epoch, *self.salt)] if self.shuffle else filled
+        splits = np.flatnonzero(self.split_rows)
+        return splits[permutation(len(splits), "splits", self.seed, self.epoch, *self.salt)] if self.shuffle else splits
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -128,12 +128,12 @@ class Schedule:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows of the order that no step holds (tail: drop)."""
+        """Rows of the order that are in no step (tail: drop)."""
         own = self.steps - self.first_step
         return self.rows - own * self.batch_size * self.lanes if self.tail == "drop" else 0
 
     def has_rows(self, lane: int) -> bool:
-        """Whether a lane has rows of its own: one without borrows a row, as padding."""
+        """Whether a lane has rows of its own; one without any borrows a row as padding."""
         start, stop = self.lane_bounds(lane)
         return start < stop
 
@@ -142,48 +142,48 @@ class Schedule:
         return lane * self.rows // self.lanes, (lane + 1) * self.rows // self.lanes
 
     def block_starts(self, lane: int) -> NDArray[np.int64]:
-        """Order positions at which the lane's blocks start, and where the last one stops.
+        """int64 [blocks + 1]: order positions at which the lane's blocks start, and where the last one stops.
 
-        A lane without rows (fewer rows than lanes) borrows one neighbouring row, which only ever serves as padding.
+        A lane without rows (fewer rows than lanes) borrows one neighbouring row, which only serves as padding.
         """
         start, stop = self.lane_bounds(lane)
         if start == stop:
-            borrowed = max(start - 1, 0)
-            return np.array([borrowed, borrowed + 1], dtype=np.int64)
+            neighbour = max(start - 1, 0)
+            return np.array([neighbour, neighbour + 1], dtype=np.int64)
         borders = [start]
         while borders[-1] < stop:
-            reached = int(np.searchsorted(self.starts, borders[-1] + self.block_rows))
-            borders.append(min(int(self.starts[min(reached, len(self.starts) - 1)]), stop))
+            split = int(np.searchsorted(self.starts, borders[-1] + self.block_rows))
+            borders.append(min(int(self.starts[min(split, len(self.starts) - 1)]), stop))
         return np.array(borders, dtype=np.int64)
 
     def blocks(self, lane: int, *, first_step: int = 0, everything: bool = False) -> Iterator[Block]:
         """The blocks that hold the lane's rows of steps >= first_step, in order; with `everything`, all its blocks."""
         if not self.rows:
-            return  # of a rebased epoch nothing is left
+            return  # a rebased epoch may have no rows left
         start, stop = self.lane_bounds(lane)
         borders = self.block_starts(lane)
         last = len(borders) - 2
         for index in range(last + 1):
             first, end = int(borders[index]), int(borders[index + 1])
-            needed = self.first_step + max(first - start, 0) // self.batch_size
-            spent = self.first_step + max(end - 1 - start, 0) // self.batch_size
+            begins = self.first_step + max(first - start, 0) // self.batch_size
+            ends = self.first_step + max(end - 1 - start, 0) // self.batch_size
             if index == last and self.tail != "drop":
-                spent = self.steps - 1  # the last row may still be needed as padding
+                ends = self.steps - 1  # the last row may still be needed as padding
                 if start == stop:
-                    needed = self.steps - 1
-            if everything or (spent >= first_step and needed < self.steps):
+                    begins = self.steps - 1
+            if everything or (ends >= first_step and begins < self.steps):
                 yield Block(
                     lane=lane,
                     index=index,
                     start=first,
                     rows=end - first,
                     pieces=self.pieces(first, end),
-                    first_step=needed,
-                    last_step=min(spent, self.steps - 1),
+                    first_step=begins,
+                    last_step=min(ends, self.steps - 1),
                 )
 
     def blocks_of(self, lanes: range, *, first_step: int = 0) -> Iterator[Block]:
-        """The blocks of several lanes in the order in which steps need them."""
+        """The blocks of several lanes, in the order in which steps need them."""
         streams = (self.blocks(lane, first_step=first_step) for lane in lanes)
         return heapq.merge(*streams, key=lambda block: (block.first_step, block.lane, block.index))
 
@@ -215,9 +215,9 @@ class Schedule:
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         last = int(np.searchsorted(self.starts, stop, side="left"))
         pieces = []
-        for place in range(first, last):
-            begins, ends = int(self.starts[place]), int(self.starts[place + 1])
-            piece = Piece(split=int(self.order[place]), start=max(start - begins, 0), stop=min(stop, ends) - begins)
+        for position in range(first, last):
+            begins, ends = int(self.starts[position]), int(self.starts[position + 1])
+            piece = Piece(split=int(self.order[position]), start=max(start - begins, 0), stop=min(stop, ends) - begins)
             pieces.append(piece)
         return tuple(pieces)
 

@@ -2,8 +2,8 @@
 
 Runs in: the process that takes the snapshot. A file is skipped before the epoch is planned, for one of three reasons:
 an earlier run or `feedline check` found it bad and it has not changed since; its footer is corrupt; the counting pass
-met a corrupt page. The result is a snapshot like any other, named by its content, so that ranks agree on it and a
-resumed run finds it. Skipped files are remembered, saved beside the snapshot, and counted against the budget.
+found a corrupt page. The result is a snapshot like any other, named by its content, so that ranks agree on it and a
+resumed run finds it. Skipped files are recorded, saved beside the snapshot, and counted against the budget.
 
 A skipped file contributes neither columns nor types: where the counting pass finds one, the snapshot is taken again,
 from the footers read before, so that the next run, which skips the file from the start, gets the same snapshot. In
@@ -22,15 +22,15 @@ from feedline.planning.table_snapshot import snapshot_of_source
 from feedline.spec import PipelineSpec
 from feedline.warehouse.bad_files import (
     BadFile,
-    BadFilesMetError,
+    BadFilesFoundError,
     ForgivingMap,
+    all_bad_error,
     findings_in,
     leave_out,
     load_findings,
     reason_of,
-    refuse_all,
+    record_findings,
     refuse_too_many,
-    remember,
     save_skipped,
 )
 from feedline.warehouse.discovery.hive import Listing
@@ -45,7 +45,7 @@ Take = Callable[..., Snapshot]
 def good_snapshot(
     spec: PipelineSpec, *, count: Count, take: Take = snapshot_of_source, map: Map | None = None
 ) -> Snapshot:
-    """The table that `source` names, without its bad files; `count` is the counting pass, `take` takes the snapshot.
+    """A snapshot of the table without its bad files; `count` is the counting pass, `take` takes the snapshot.
 
     Raises CorruptFileError, listing the files, where more are bad than the budget allows, or all are.
     """
@@ -55,53 +55,53 @@ def good_snapshot(
         try:
             count(snapshot, forgiving)
             break
-        except BadFilesMetError as met:
-            bad = _bad_files_of(snapshot, met.reasons)
-            remember(spec.work_dir, [*skipped.found, *bad.values()])
-            if skipped.listed and all(file.mtime_ns >= 0 for file in bad.values()):
-                # without their columns and types, too, as in every later run
+        except BadFilesFoundError as error:
+            bad = _bad_files_of(snapshot, error.reasons)
+            record_findings(spec.work_dir, [*skipped.files, *bad.values()])
+            if skipped.has_listing and all(file.mtime_ns >= 0 for file in bad.values()):
+                # without their columns and types, as in every later run
                 snapshot, skipped = _take_good(spec, take, map)
             else:
                 snapshot = _skip(spec, snapshot, bad, skipped)
-    found = sorted(skipped.found, key=lambda bad: bad.file)
-    remember(spec.work_dir, found)
+    files = sorted(skipped.files, key=lambda bad: bad.file)
+    record_findings(spec.work_dir, files)
     source = spec.source
-    refuse_too_many(redact(snapshot.uri), found, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
-    save_skipped(spec.work_dir, snapshot.id, found)
+    refuse_too_many(redact(snapshot.uri), files, max_files=source.max_bad_files, max_rows=source.max_bad_rows)
+    save_skipped(spec.work_dir, snapshot.id, files)
     return snapshot
 
 
 def _take_good(spec: PipelineSpec, take: Take, map: Map | None) -> tuple[Snapshot, _SkippedFiles]:
-    """The table without known bad files and those with a corrupt footer; and these files."""
+    """A snapshot without known bad files and files with a corrupt footer; and these files."""
     skipped = _SkippedFiles(load_findings(spec.work_dir))
     try:
-        snapshot = take(spec, map=map, on_bad=skipped.on_bad, sift=skipped.sift)
+        snapshot = take(spec, map=map, on_bad=skipped.on_bad, filter_listing=skipped.filter_listing)
     except TableError:
         if not skipped.remaining:
-            remember(spec.work_dir, skipped.found)
-            raise skipped.refusal(spec) from None
+            record_findings(spec.work_dir, skipped.files)
+            raise skipped.all_bad_error(spec) from None
         raise
-    return _skip(spec, snapshot, findings_in(snapshot, skipped.known), skipped), skipped
+    return _skip(spec, snapshot, findings_in(snapshot, skipped.findings), skipped), skipped
 
 
 class _SkippedFiles:
     """The files that are skipped while a snapshot is taken."""
 
-    def __init__(self, known: dict[str, BadFile]) -> None:
-        self.known = known
-        self.found: list[BadFile] = []
+    def __init__(self, findings: dict[str, BadFile]) -> None:
+        self.findings = findings
+        self.files: list[BadFile] = []
         self.remaining = -1  # files that may still be good; unknown before the listing
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._listing: Listing | None = None
 
     @property
-    def listed(self) -> bool:
-        """Whether there was a listing to leave files out of; a saved snapshot has none."""
+    def has_listing(self) -> bool:
+        """Whether files were listed; for a saved snapshot they are not."""
         return self._listing is not None
 
-    def sift(self, listing: Listing) -> Listing:
-        remaining, bad = leave_out(listing, self.known)
-        self.found += bad
+    def filter_listing(self, listing: Listing) -> Listing:
+        remaining, bad = leave_out(listing, self.findings)
+        self.files += bad
         self.remaining = len(remaining.files)
         if not self.remaining:
             raise TableError("every file is known to be bad")
@@ -111,38 +111,38 @@ class _SkippedFiles:
     def on_bad(self, path: str, error: CorruptFileError) -> None:
         assert self._listing is not None
         files = self._listing.files
-        if not self._places:
-            self._places = {name: index for index, name in enumerate(files["path"].to_pylist())}
+        if not self._indices:
+            self._indices = {name: index for index, name in enumerate(files["path"].to_pylist())}
         file = join(redact(self._listing.uri), path)
-        place = self._places[path]
+        index = self._indices[path]
         self.remaining -= 1
-        self.found.append(
+        self.files.append(
             BadFile(
                 file=file,
-                bytes=files["bytes"][place].as_py(),
-                mtime_ns=files["mtime_ns"][place].as_py(),
+                bytes=files["bytes"][index].as_py(),
+                mtime_ns=files["mtime_ns"][index].as_py(),
                 footer_digest=None,
                 rows=None,
                 reason=reason_of(error, file),
             )
         )
 
-    def refusal(self, spec: PipelineSpec) -> CorruptFileError:
+    def all_bad_error(self, spec: PipelineSpec) -> CorruptFileError:
         table = spec.source.table
-        return refuse_all(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.found)
+        return all_bad_error(redact(table) if isinstance(table, str) else ", ".join(map(redact, table)), self.files)
 
 
 def _skip(spec: PipelineSpec, snapshot: Snapshot, bad: dict[str, BadFile], skipped: _SkippedFiles) -> Snapshot:
     if not bad:
         return snapshot
-    skipped.found += bad.values()
+    skipped.files += bad.values()
     if len(bad) == len(snapshot.files):
-        raise skipped.refusal(spec)
+        raise skipped.all_bad_error(spec)
     return snapshot.without(bad)
 
 
 def _bad_files_of(snapshot: Snapshot, reasons: Mapping[str, str]) -> dict[str, BadFile]:
-    """The files that the counting pass found bad, by path, with the snapshot's facts of them."""
+    """The files that the counting pass found bad, by path, with their facts in the snapshot."""
     names = ("path", "bytes", "mtime_ns", "footer_digest", "rows")
     bad = pc.is_in(snapshot.files["path"], value_set=pa.array(sorted(reasons), pa.string()))
     return {

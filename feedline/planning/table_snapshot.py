@@ -1,7 +1,7 @@
 """Take the snapshot of the table that `source` names, or read a saved one.
 
 Runs in: the process that takes the snapshot (the feeder, the CLI, `Pipeline.batches`). The file of a saved snapshot
-also holds the `source` that it was taken of, so that a snapshot of another source is refused.
+also holds the `source` that it was taken from, so that a snapshot of another source is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from feedline.spec import PipelineSpec
 from feedline.spec.arrow_types import parse_type
 from feedline.warehouse.discovery.formats import list_table
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.parquet.schemas import SchemaRules, unexpected
+from feedline.warehouse.parquet.schemas import SchemaRules, extra_column_message
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.snapshot.take import OnBad, snapshot_of
 from feedline.warehouse.storage import content_store
@@ -27,16 +27,16 @@ def snapshot_of_source(
     *,
     map: Map | None = None,
     on_bad: OnBad | None = None,
-    sift: Callable[[Listing], Listing] | None = None,
+    filter_listing: Callable[[Listing], Listing] | None = None,
 ) -> Snapshot:
-    """The table that `source` names: its `snapshot` file where it names one, else the table as it is now.
+    """The saved snapshot that `source` names, or else a new one of its table.
 
-    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `sift` may leave files out of
-    the listing before their footers are read. A saved snapshot needs neither a listing nor footers.
+    `map` runs the reading of footers (default: threads). `on_bad`: see `snapshot_of`. `filter_listing` may leave files
+    out before their footers are read. A saved snapshot needs neither a listing nor footers.
     """
     if spec.source.snapshot is not None:
         return _read_saved(spec, spec.source.snapshot)
-    return fresh_snapshot(spec, map=map, on_bad=on_bad, sift=sift)
+    return fresh_snapshot(spec, map=map, on_bad=on_bad, filter_listing=filter_listing)
 
 
 def fresh_snapshot(
@@ -44,11 +44,11 @@ def fresh_snapshot(
     *,
     map: Map | None = None,
     on_bad: OnBad | None = None,
-    sift: Callable[[Listing], Listing] | None = None,
+    filter_listing: Callable[[Listing], Listing] | None = None,
 ) -> Snapshot:
-    """The table that `source` names as it is now, whatever `source.snapshot` says."""
+    """A new snapshot of the table that `source` names, whatever `source.snapshot` says."""
     listing = listing_of_source(spec)
-    listing = sift(listing) if sift else listing
+    listing = filter_listing(listing) if filter_listing else listing
     return snapshot_of(listing, rules=schema_rules(spec), work_dir=spec.work_dir, map=map, on_bad=on_bad)
 
 
@@ -66,7 +66,7 @@ def listing_of_source(spec: PipelineSpec) -> Listing:
 
 
 def schema_rules(spec: PipelineSpec) -> SchemaRules:
-    """`source.schema`: the rules for files whose schemas differ."""
+    """The rules of `source.schema` for files whose schemas differ."""
     rules = spec.source.schema_rules
     return SchemaRules(
         missing_error=rules.missing == "error",
@@ -92,39 +92,39 @@ def freeze(spec: PipelineSpec, file: str) -> Snapshot:
 
 
 def _read_saved(spec: PipelineSpec, file: str) -> Snapshot:
-    place = ("source", "snapshot")
+    path = ("source", "snapshot")
     folder, name = _split_path(file)
     try:
         content_store.find(folder, name).verify()
         snapshot, origin = Snapshot.read(folder, name)
     except FileNotFoundError:
         raise spec.error(
-            place, f"{redact(file)} does not exist: expected a file that `feedline snapshot` wrote. Write it"
+            path, f"{redact(file)} does not exist: expected a file that `feedline snapshot` wrote. Write it"
         ) from None
     except (FeedlineError, OSError) as error:
-        raise spec.error(place, f"no snapshot can be read from {redact(file)}: {error}") from error
-    _refuse_another(spec, origin)
+        raise spec.error(path, f"no snapshot can be read from {redact(file)}: {error}") from error
+    _refuse_other_source(spec, origin)
     _refuse_extra(spec, snapshot)
     return snapshot
 
 
-def _refuse_another(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
+def _refuse_other_source(spec: PipelineSpec, origin: Mapping[str, str]) -> None:
     for key, mine in _origin(spec).items():
         theirs = origin.get(key)
         if theirs != mine:
             raise spec.error(
                 ("source", "snapshot"),
-                f"the snapshot was taken of another source: its {key} is {theirs}, pipeline.yaml's is {mine}. Name "
+                f"the snapshot was taken from another source: its {key} is {theirs}, pipeline.yaml's is {mine}. Name "
                 "the file that belongs to this pipeline, or write it again with `feedline snapshot`",
             )
 
 
 def _refuse_extra(spec: PipelineSpec, snapshot: Snapshot) -> None:
-    """`extra: error` may have been written after the snapshot was."""
+    """Refuse extra columns: `extra: error` may be newer than the snapshot."""
     rules = schema_rules(spec)
     for name in snapshot.file_columns if rules.extra_error else ():
         if name not in rules.columns:
-            text = unexpected(name, redact(spec.source.snapshot or ""), rules.columns)
+            text = extra_column_message(name, redact(spec.source.snapshot or ""), rules.columns)
             raise spec.error(("source", "schema", "extra"), text)
 
 

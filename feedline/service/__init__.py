@@ -1,1 +1,1 @@
-"""The feeder and its Dask cluster: what turns the plan's blocks into slots of the ring."""
+"""The feeder and its Dask cluster, which turn a plan's blocks into slots of the ring."""

@@ -1,6 +1,6 @@
-"""Drain every rank of this host through its ring, as trainers that compute nothing: `feedline run --sink null`.
+"""Drain every rank of this host through its ring, for `feedline run --sink null`.
 
-Runs in: the process of `feedline run --sink null`, a thread per rank. No torch.
+Runs in: the process of `feedline run --sink null`, a thread per rank, like a trainer that computes nothing. No torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedline.loader.ring.feeder_connection import Answer
 
 @dataclass(slots=True)
 class DrainProgress:
-    """What one rank received, growing while it is drained."""
+    """What one rank has received so far."""
 
     rank: int
     answer: Answer | None = None
@@ -35,36 +35,36 @@ class DrainProgress:
     ring_fill: float = 0.0
     feeder: FeederStats | None = None
     quality: Quality | None = None
-    warnings: list[str] = field(default_factory=list)  # what was not as expected
+    warnings: list[str] = field(default_factory=list)  # about data that breaks expectations
     error: BaseException | None = None
     done: bool = False
     thread: threading.Thread | None = None
 
 
 def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: int, stop: Callable[[], bool]) -> None:
-    """Receive `epochs` epochs and throw them away; what happens is written to `progress`, errors too."""
+    """Receive and discard `epochs` epochs; records progress and errors in `progress`."""
     try:
         answer = feed.open(hello)
         progress.answer = answer
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for epoch in range(epochs):
             feed.begin(answer, epoch, 0, last=epoch == epochs - 1)
             progress.epoch, progress.step = epoch, 0
             while not stop():
-                received = feed.next()
+                item = feed.next()
                 progress.warnings += feed.reports.take_warnings()
-                if received is None:
+                if item is None:
                     break
-                ready, lease = received
+                ready, lease = item
                 progress.rows += int(np.frombuffer(lease.root, dtype=np.int64, count=ROWS_WORD + 1)[ROWS_WORD])
                 progress.batches, progress.nbytes = feed.stats.batches, feed.stats.nbytes
                 progress.step = ready.step + 1
-                progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - began
+                progress.wait_s, progress.seconds = feed.stats.wait_s, time.perf_counter() - start_s
                 progress.ring_fill = feed.ring_fill
-                del lease, received
+                del lease, item
         progress.feeder = feed.reports.stats
         progress.quality = feed.reports.quality
-    except BaseException as error:  # the thread that drains has nobody above it: the command reads this
+    except BaseException as error:  # the command raises it: this thread has no caller
         progress.error = error
     finally:
         progress.done = True
@@ -73,7 +73,7 @@ def drain(feed: FeederClient, hello: Hello, progress: DrainProgress, *, epochs: 
 def start_draining(
     feed: FeederClient, hello: Hello, *, rank: int, epochs: int, stop: Callable[[], bool]
 ) -> DrainProgress:
-    """Drain in a thread of its own."""
+    """Start `drain` in a thread."""
     progress = DrainProgress(rank=rank)
     progress.thread = threading.Thread(
         target=drain,
@@ -87,7 +87,7 @@ def start_draining(
 
 
 def stop_draining(feed: FeederClient, progress: DrainProgress) -> None:
-    """End a drain wherever it is: afterwards nobody uses the feed."""
+    """Interrupt a drain and wait for its thread to end."""
     feed.interrupt()
     assert progress.thread is not None
     progress.thread.join()

@@ -1,8 +1,8 @@
-"""The feeder: runs a trainer's plan, blocks in, slots out.
+"""The feeder: execute a trainer's plan, from blocks to slots.
 
-Runs in: the feeder. One thread with one loop over events: a message of the trainer, a finished block (an eventfd), the
-death of the trainer. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
-States of a stream: none -> begun (epoch, step) -> ... -> ended (END was sent) -> none.
+Runs in: the feeder. One thread with one event loop over the trainer's messages, finished blocks (an eventfd) and the
+trainer's death. Each round fills as many slots as there are rows and room for, then sleeps until the next event.
+States of a stream: none -> active (epoch, step) -> ... -> ended (END was sent) -> none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from feedline.loader.encoding.slot import Draft, draft, write
 from feedline.loader.facts import FeederFacts, FeederStats, Hello
 from feedline.loader.ring.channel import FREE, Channel, ChannelClosedError
 from feedline.loader.ring.feeder_connection import PROTOCOL
+from feedline.loader.ring.messages import BeginStream, FeederFailure
 from feedline.loader.ring.reports import report_packet
 from feedline.loader.ring.slots import RingWriter
 from feedline.planning.plan import Plan
@@ -35,13 +36,13 @@ from feedline.service.quality_monitor import QualityMonitor
 from feedline.service.steps import segments_of
 from feedline.version import VERSION
 
-# Dask's pages cost 0.3 s of imports: they are loaded when the trainer is behind, or this long after the first batch.
+# Dask's dashboard takes 0.3 s of imports: it is loaded when the trainer is behind, or this long after the first batch.
 _DASHBOARD_S = 5.0
 # How often a feeder checks its cluster.
 _TICK_S = 1.0
 # How often the feeder reports to the trainer (or `feedline run`).
 _REPORT_S = 0.5
-# Of a feeder's memory: the ring may take this share, blocks in flight the rest.
+# The ring's share of a feeder's memory; the rest is for blocks in flight.
 _RING_SHARE = 0.25
 
 
@@ -79,13 +80,13 @@ class _Stream:
     schedule: Schedule
     delivery: Delivery
     borders: dict[int, Any]
-    measured: Draft | None = None
+    draft: Draft | None = None  # the measured batch of `step`, until a slot is free
     ended: bool = False
     last: bool = False  # no other epoch follows
 
-    def finished(self) -> list[tuple[Block, Quality]]:
-        """What was counted of the blocks whose last step this is; they are forgotten."""
-        return [done for done in self.delivery.drop(self.step) if self.schedule.has_rows(done[0].lane)]
+    def drop_blocks(self) -> list[tuple[Block, Quality]]:
+        """Drop the blocks whose last step this is; returns their quality counts."""
+        return [item for item in self.delivery.drop(self.step) if self.schedule.has_rows(item[0].lane)]
 
 
 class Feeder:
@@ -111,25 +112,25 @@ class Feeder:
         self._memory_bytes = memory_bytes
         self._ring = RingWriter(channel, limit_bytes=int(memory_bytes * _RING_SHARE))
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._hello_number = 0  # of the hello that is being answered, or was
+        self._hello_number = 0  # of the last hello
         self._plan: Plan | None = None
         self._stream: _Stream | None = None
-        self._ahead: _Stream | None = None  # the next epoch's, begun when this one ended
+        self._ahead: _Stream | None = None  # the next epoch's, started when this one ended
         self._starved = False  # the trainer's next step waits for a block
         self._pace = TrainerPace()
-        self._look_due_s = self._reported_s = self._dashboard_due_s = 0.0
-        self._dashboard_asked = False
+        self._look_due_s = self._report_s = self._dashboard_due_s = 0.0
+        self._dashboard_requested = False
         self.counters = counters
         self.monitor = QualityMonitor(BatchSchema(()), (), "warn")
         self._about = about
 
     def serve(self) -> None:
-        """Serve until the trainer goes. Raises FeedlineError, after it was sent to the trainer."""
+        """Serve until the trainer leaves. Raises FeedlineError, after sending it to the trainer."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
         trainer: int | None = None
-        with contextlib.suppress(OSError):  # dead already, or in another container: the connection ends as well
+        with contextlib.suppress(OSError):  # already dead, or in another container: then the connection ends
             trainer = os.pidfd_open(self._channel.peer_pid())
             poll.register(trainer, select.POLLIN)
         try:
@@ -157,14 +158,14 @@ class Feeder:
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _sleep(self, poll: select.poll, trainer: int | None) -> None:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         events = dict(poll.poll(_TICK_S * 1000))
-        waited = time.perf_counter() - began
+        waited_s = time.perf_counter() - start_s
         if self._stream is not None and not self._stream.ended:
-            if self._stream.measured is None:
-                self.counters.wait_blocks_s += waited
+            if self._stream.draft is None:
+                self.counters.wait_blocks_s += waited_s
             else:
-                self.counters.wait_slots_s += waited
+                self.counters.wait_slots_s += waited_s
                 self._load_dashboard()  # there is time now
         if self._wake_fd in events:
             with contextlib.suppress(BlockingIOError):
@@ -175,7 +176,7 @@ class Feeder:
             self._load_dashboard()
 
     def _look_after_cluster(self) -> None:
-        """Every second: check that everything is there that the blocks in flight depend on."""
+        """Check the cluster and the blocks in flight, once a second."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
@@ -186,25 +187,25 @@ class Feeder:
                 stream.delivery.look(starved=self._starved and stream is self._stream)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # a last block may finish after the trainer went
+        with contextlib.suppress(OSError):  # the last block may finish after the trainer left
             os.eventfd_write(self._wake_fd, 1)
 
     def _send_error(self, name: str, message: str) -> None:
         with contextlib.suppress(ChannelClosedError):
-            self._channel.send_json({"type": "error", "number": self._hello_number, "name": name, "message": message})
+            self._channel.send_json(FeederFailure(name=name, message=message, number=self._hello_number).to_json())
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        while (received := self._channel.receive(wait=False)) is not None:
-            packet, message, _ = received
+        while (arrival := self._channel.receive(wait=False)) is not None:
+            packet, message, _ = arrival
             if packet[:1] == b"F":
                 _, generation, slot = FREE.unpack(packet)
                 self._ring.release(generation, slot)
             elif message["type"] == "hello":
                 self._on_hello(message)
             elif message["type"] == "begin":
-                self._on_begin(message)
+                self._on_begin(BeginStream.from_json(message))
             elif message["type"] == "grow":
                 self._ring.grow()
             elif message["type"] == "epoch_done":
@@ -225,20 +226,20 @@ class Feeder:
         facts = {**plan.facts().to_json(), **replace(self._about, dashboard=self._cluster.dashboard).to_json()}
         self._channel.send_json({"type": "facts", "number": self._hello_number, "facts": facts})
 
-    def _on_begin(self, message: dict[str, Any]) -> None:
-        number, epoch, step = int(message["stream"]), int(message["epoch"]), int(message["step"])
+    def _on_begin(self, begin: BeginStream) -> None:
         ahead, self._ahead = self._ahead, None
         self._end_stream()
-        if ahead is not None and (ahead.epoch, ahead.step) == (epoch, step):
+        if ahead is not None and (ahead.epoch, ahead.step) == (begin.epoch, begin.step):
             self._stream = ahead
-            ahead.number = number
+            ahead.number = begin.stream
         else:
             if ahead is not None:
                 ahead.delivery.close()
-            self._stream = self._open(number, epoch, step)
-        self._stream.last = bool(message["last"])
-        self.monitor.begin(epoch, message["seen"])
-        self.counters.epoch, self.counters.step, self.counters.steps = epoch, step, self._stream.schedule.steps
+            self._stream = self._open(begin.stream, begin.epoch, begin.step)
+        self._stream.last = begin.last
+        self.monitor.begin(begin.epoch, begin.seen)
+        steps = self._stream.schedule.steps
+        self.counters.epoch, self.counters.step, self.counters.steps = begin.epoch, begin.step, steps
 
     def _open(self, number: int, epoch: int, step: int) -> _Stream:
         assert self._plan is not None
@@ -269,7 +270,7 @@ class Feeder:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Fill one slot, or announce the end; False where there is nothing to do until the next event."""
+        """Fill one slot, or announce the end of the stream; False if there is nothing to do until the next event."""
         stream = self._stream
         self._starved = False
         if stream is None or stream.ended:
@@ -279,63 +280,63 @@ class Feeder:
             self._ring.announce_end(stream=stream.number, epoch=stream.epoch)
             stream.ended = True
             stream.delivery.close()
-            # Most trainers continue with the next epoch: its first blocks are computed while they evaluate and save.
+            # Most trainers continue with the next epoch: compute its first blocks while they evaluate and save.
             if not stream.last:
                 self._ahead = self._open(0, stream.epoch + 1, 0)
                 self._ahead.delivery.pump(0, step_s=self._pace.step_s, delay_s=HORIZON_S)
             return True
-        if stream.measured is None:
+        if stream.draft is None:
             stream.delivery.pump(stream.step, step_s=self._pace.step_s)
-            stream.measured = self._measure(stream)
-        if stream.measured is None:
+            stream.draft = self._measure(stream)
+        if stream.draft is None:
             self._starved = True
             return False
         assert self._plan is not None
-        nbytes = stream.measured.placement.nbytes
-        room = self._ring.acquire(nbytes)
-        if room is None:
+        nbytes = stream.draft.placement.nbytes
+        free = self._ring.acquire(nbytes)
+        if free is None:
             return False
-        segment, slot = room
-        write(self._plan.layout, stream.measured, segment.slot(slot))
-        self._ring.announce(segment, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
-        self._count(stream, stream.measured)
-        stream.measured = None
-        self.monitor.add(stream.step, stream.finished())
+        memory, slot = free
+        write(self._plan.layout, stream.draft, memory.slot(slot))
+        self._ring.announce(memory, slot, stream=stream.number, epoch=stream.epoch, step=stream.step, nbytes=nbytes)
+        self._count(stream, stream.draft)
+        stream.draft = None
+        self.monitor.add(stream.step, stream.drop_blocks())
         stream.step += 1
         return True
 
     def _measure(self, stream: _Stream) -> Draft | None:
-        """The step's rows from its blocks, or None while one of them is missing."""
+        """The batch of the step, measured; None while one of its blocks is missing."""
         assert self._plan is not None
         segments = segments_of(stream.schedule, stream.borders, stream.step, stream.delivery.get)
         if segments is None:
             return None
         return draft(self._plan.layout, segments, epoch=stream.epoch, step=stream.step)
 
-    def _count(self, stream: _Stream, measured: Draft) -> None:
+    def _count(self, stream: _Stream, batch: Draft) -> None:
         stats = self.counters
         self._pace.step(time.perf_counter(), stats.wait_blocks_s)
         stats.batches += 1
-        stats.rows += measured.header.rows
-        stats.nbytes += measured.placement.nbytes
+        stats.rows += batch.header.rows
+        stats.nbytes += batch.placement.nbytes
         stats.step = stream.step + 1
         stats.ring_slots, stats.ring_free = self._ring.slots, self._ring.free_slots
         if not self._dashboard_due_s:
             self._dashboard_due_s = time.monotonic() + _DASHBOARD_S
         elif time.monotonic() > self._dashboard_due_s:
             self._load_dashboard()
-        if time.monotonic() - self._reported_s > _REPORT_S:
+        if time.monotonic() - self._report_s > _REPORT_S:
             self._report()
 
     def _load_dashboard(self) -> None:
-        if not self._dashboard_asked:
-            self._dashboard_asked = True
+        if not self._dashboard_requested:
+            self._dashboard_requested = True
             threading.Thread(target=self._cluster.load_dashboard, name="feedline-dashboard", daemon=True).start()
 
     def _report(self, warnings: Sequence[str] = ()) -> None:
         assert self._stream is not None
-        self._reported_s = time.monotonic()
-        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.seen()))
+        self._report_s = time.monotonic()
+        self._channel.send_long(report_packet(self._stream.number, self.counters.stats(), self.monitor.epoch_counts()))
         if warnings:
             self._channel.send_json({"type": "warnings", "texts": list(warnings)})
 
@@ -345,9 +346,9 @@ def _window(lanes: int, memory_bytes: int, fixed_blocks: int | None) -> Window:
 
 
 def _refuse_other_installations(message: Mapping[str, Any]) -> None:
-    for key, mine in (("protocol", PROTOCOL), ("feedline", VERSION)):
-        if message.get(key) != mine:
+    for key, own in (("protocol", PROTOCOL), ("feedline", VERSION)):
+        if message.get(key) != own:
             raise StateError(
-                f"trainer and feeder have another {key}: got {message.get(key)}, expected {mine}. Start both from one "
-                "installation"
+                f"trainer and feeder differ in their {key} version: got {message.get(key)}, expected {own}. Start both "
+                "from one installation"
             )

@@ -1,7 +1,7 @@
-"""Compute fits on the workers of a Dask cluster, as `fitting/reduction` expects them.
+"""Run fitting tasks on the workers of a Dask cluster, behind the interface of `fitting/reduction`.
 
-Runs in: the process that fits. Results stay on the workers and travel between them; Dask recomputes those of a worker
-that is lost.
+Runs in: the process that fits. Results stay on the workers and travel between them; Dask recomputes the results of a
+lost worker.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class DaskWorkers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._name = secrets.token_hex(8)
-        self._begun = 0
+        self._submissions = 0
         self._working = False  # on cancelled tasks
 
     @property
     def environment(self) -> Environment:
-        """Of every worker."""
+        """The environment of every worker."""
         return self._cluster.environment
 
     @property
     def threads(self) -> int:
-        """Of all workers."""
+        """The threads of all workers."""
         return self._cluster.threads()
 
     @property
     def processes(self) -> int:
-        """One per worker."""
+        """The number of worker processes."""
         return max(1, self._cluster.workers())
 
     def start(self, function: Callable[..., Any], *arguments: Any, urgent: bool) -> Any:
-        """Submit function(*arguments); futures in lists stand for their results."""
-        self._begun += 1
+        """Submit function(*arguments), in which futures, also in lists, stand for their results."""
+        self._submissions += 1
         options = self._cluster.preferences()
         options["priority"] += _URGENT if urgent else 0
-        key = f"feedline-fit-{self._name}-{self._begun}"
+        key = f"feedline-fit-{self._name}-{self._submissions}"
         return self._cluster.client.submit(function, *arguments, pure=False, key=key, **options)
 
-    def finished(self, handles: Sequence[Any]) -> Sequence[Any]:
-        """Wait for at least one of them. Raises what a task raised; ClusterError where the cluster is lost."""
+    def wait_any(self, handles: Sequence[Any]) -> Sequence[Any]:
+        """Wait for at least one; returns those that are done. Raises what a task raised; ClusterError if it is lost."""
         while True:
             try:
                 with self._cluster.client.as_current():
@@ -80,9 +80,9 @@ class DaskWorkers:
             raise _lost_error() from None
 
     def forget(self, handles: Sequence[Any]) -> None:
-        """Cancel tasks that have not begun, and wait a while for those that have: they may be writing.
+        """Cancel tasks that have not started, and wait a while for running ones, which may be writing files.
 
-        Worker processes of this machine are not waited for: they end with their cluster (`at_the_end`).
+        Worker processes of this machine are not waited for: they end with their cluster (`remove_when_idle`).
         """
         unfinished = [handle for handle in handles if handle.status == "pending"]
         for handle in handles:
@@ -99,7 +99,7 @@ class DaskWorkers:
                 break
             time.sleep(_END_PAUSE_S)
 
-    def at_the_end(self, remove: Callable[[], None]) -> None:
+    def remove_when_idle(self, remove: Callable[[], None]) -> None:
         """Remove the files of tasks: now, and again when tasks that still run have ended."""
         remove()
         if self._working:
@@ -107,12 +107,12 @@ class DaskWorkers:
 
 
 def _working_on(prefix: str, dask_worker: Any) -> bool:
-    """Runs on a worker: whether one of its threads runs such a task."""
+    """Whether the worker runs a task whose key has this prefix. Runs on the worker."""
     return any(str(key).startswith(prefix) for key in dask_worker.active_keys)
 
 
 async def _silence_log() -> None:
-    """Runs on a worker that will end while it is busy, so that it does not log the loss of its scheduler."""
+    """Keep a worker that is ended while busy from logging the loss of its scheduler. Runs on the worker."""
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 

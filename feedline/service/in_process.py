@@ -1,6 +1,6 @@
 """Iterate the batches of a plan in this process and thread: no ring, no Dask, no feeder.
 
-Runs in: any process; the oracle of tests, the way to debug with pdb, and the way on a machine without Linux.
+Runs in: any process. For debugging with pdb, systems other than Linux, and as the oracle of tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def iterate_plan(
     plan: Plan, monitor: QualityMonitor, *, epoch: int, rank: int, world_size: int, step: int = 0
 ) -> Iterator[Batch]:
     """The batches of one rank and epoch from a step on, computed one block at a time."""
-    from feedline.loader.batch import Batch  # noqa: PLC0415 -- brings torch, which feeders and the CLI never load
+    from feedline.loader.batch import Batch  # noqa: PLC0415 -- loads torch, which feeders and the CLI do without
 
     schedule = plan.schedule(epoch)
     lanes = rank_lanes(plan.lanes, rank, world_size)
@@ -38,21 +38,21 @@ def iterate_plan(
     monitor.begin(epoch)
 
     def get(lane: int, index: int) -> tuple[EncodedRows, ...]:
-        place = lane, index
-        if place not in results:
-            results[place] = run_block(plan.job, plan.request(blocks[place], epoch), f"block-{lane}-{index}", False)
-        parts = results[place].parts
+        key = lane, index
+        if key not in results:
+            results[key] = run_block(plan.job, plan.request(blocks[key], epoch), f"block-{lane}-{index}", False)
+        parts = results[key].parts
         assert parts is not None
         return parts
 
-    for number in range(max(step, schedule.first_step), schedule.steps):
-        segments = segments_of(schedule, borders, number, get)
+    for current in range(max(step, schedule.first_step), schedule.steps):
+        segments = segments_of(schedule, borders, current, get)
         assert segments is not None
-        measured = draft(plan.layout, segments, epoch=epoch, step=number)
-        buffer = np.empty(measured.placement.nbytes, dtype=np.uint8)
-        write(plan.layout, measured, buffer)
-        done = [(blocks[place], results.pop(place)) for place in list(results) if blocks[place].last_step <= number]
-        monitor.add(number, [(block, result.quality) for block, result in done if schedule.has_rows(block.lane)])
+        batch = draft(plan.layout, segments, epoch=epoch, step=current)
+        buffer = np.empty(batch.placement.nbytes, dtype=np.uint8)
+        write(plan.layout, batch, buffer)
+        past = [(blocks[key], results.pop(key)) for key in list(results) if blocks[key].last_step <= current]
+        monitor.add(current, [(block, result.quality) for block, result in past if schedule.has_rows(block.lane)])
         yield Batch.over(plan.layout, buffer)
     for complaint in monitor.end():
         warnings.warn(complaint, UserWarning, stacklevel=2)

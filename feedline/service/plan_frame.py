@@ -1,7 +1,7 @@
 """A plan's blocks as a Dask DataFrame: one partition per block, one Arrow-typed column per feature.
 
-Runs in: the process that builds the graph; `BlockReader` in Dask workers. It shows what a trainer gets (groupby,
-describe, to_parquet), computed by the task that feeds trainers.
+Runs in: the process that builds the graph; `BlockReader` in Dask workers. For inspecting what a trainer gets (groupby,
+describe, to_parquet): blocks are computed by the same function as for trainers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from feedline.planning.plan import Plan
 
 
 class BlockReader:
-    """Computes a block as a pandas frame of Arrow columns. Picklable and small: Dask runs a copy."""
+    """Computes a block as a pandas frame of Arrow columns. Pickled into the graph."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -55,7 +55,7 @@ def plan_to_dask(plan: Plan, epoch: int) -> Any:
 
 
 def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
-    """The epoch's blocks, lane after lane, with the rows that a tail drops."""
+    """The epoch's blocks, lane after lane, including rows that `batch.tail: drop` drops."""
     schedule = plan.schedule(epoch)
     return [
         plan.request(block, epoch)
@@ -66,7 +66,7 @@ def _all_blocks(plan: Plan, epoch: int) -> list[BlockRequest]:
 
 
 def _empty(job: Job) -> pa.Table:
-    """No rows, with the column types of blocks."""
+    """An empty table with the column types of blocks."""
     compiled = compile_job(job)
     frame = pl.from_arrow(compiled.schema.empty_table())
     assert isinstance(frame, pl.DataFrame)

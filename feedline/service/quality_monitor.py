@@ -1,10 +1,10 @@
-"""Monitor the quality of what a trainer is delivered, feature by feature, and check it against `expect`.
+"""Monitor the quality of delivered rows, feature by feature, and check it against `expect`.
 
 Runs in: the feeder, and `Pipeline.batches`. Pure. A block is counted once, when its last step has been delivered;
-blocks that were computed ahead and never delivered are not counted.
+blocks that were computed ahead but not delivered are not counted.
 
 Expectations are checked against the counts of one epoch, at its end. With `on_expect: error` they are also checked
-after every block: bounds that no further row can satisfy at once, others from `ENOUGH_ROWS` rows on.
+after every block: bounds that further rows cannot restore at once, others from `ENOUGH_ROWS` rows on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENOUGH_ROWS = 1_000_000
 
 
 class QualityMonitor:
-    """The counts of one trainer's epochs, one after the other: begin, add, end."""
+    """The counts of one trainer's epochs. Call `begin`, `add` and `end` for each epoch in turn."""
 
     def __init__(
         self,
@@ -34,38 +34,39 @@ class QualityMonitor:
         enough_rows: int = ENOUGH_ROWS,
     ) -> None:
         self.schema = schema
-        self._expecting = {feature.name: feature.expect for feature in features if feature.expect}
+        self._expectations = {feature.name: feature.expect for feature in features if feature.expect}
         self._stops = on_expect == "error"
         self._enough_rows = enough_rows
         self._epoch = 0
         self._through = -1
-        self._now: Quality | None = None
-        self._before: Quality | None = None
+        self._epoch_counts: Quality | None = None
+        self._past_counts: Quality | None = None
 
     def begin(self, epoch: int, seen: Mapping[str, Any] | None = None) -> None:
-        """Begin an epoch, or continue one with the counts of another feeder or of this one (`seen`)."""
+        """Begin an epoch, or continue it from the counts in `seen`, by another feeder or this one."""
         if seen is None or epoch != self._epoch:
-            self._before, self._now, self._through = self.total, None, -1
+            self._past_counts, self._epoch_counts, self._through = self.total, None, -1
         if seen is not None and self._through < int(seen["through"]):
-            self._through, self._now = int(seen["through"]), Quality.from_json(seen["quality"])
+            self._through, self._epoch_counts = int(seen["through"]), Quality.from_json(seen["quality"])
         self._epoch = epoch
 
     def add(self, step: int, blocks: Sequence[tuple[Block, Quality]]) -> None:
         """Count the blocks whose last rows were delivered with this step.
 
-        Raises DataError where they break expectations already.
+        Raises DataError if they already break expectations.
         """
-        counted = [] if self._now is None else [self._now]
-        new = [quality for block, quality in blocks if block.last_step > self._through]  # else by an earlier feeder
+        earlier = [] if self._epoch_counts is None else [self._epoch_counts]
+        # Blocks up to `_through` were counted by an earlier feeder.
+        new = [quality for block, quality in blocks if block.last_step > self._through]
         self._through = max(self._through, step)
         if not new:
             return
-        self._now = merge([*counted, *new])
+        self._epoch_counts = merge([*earlier, *new])
         if self._stops:
-            self._stop(self._complaints(final=self._now.rows < self._enough_rows))
+            self._stop(self._complaints(final=self._epoch_counts.rows < self._enough_rows))
 
     def end(self) -> list[str]:
-        """End the epoch: a complaint per feature that breaks expectations. Raises DataError with `on_expect: error`."""
+        """End the epoch; returns a complaint per feature that breaks expectations, raised with `on_expect: error`."""
         complaints = self._complaints()
         if self._stops:
             self._stop(complaints)
@@ -74,21 +75,23 @@ class QualityMonitor:
     @property
     def total(self) -> Quality | None:
         """Counts of all epochs."""
-        parts = [part for part in (self._before, self._now) if part is not None]
+        parts = [part for part in (self._past_counts, self._epoch_counts) if part is not None]
         return merge(parts) if parts else None
 
-    def seen(self) -> dict[str, Any] | None:
-        """The counts of the epoch and the step they reach: another feeder continues from them."""
-        return None if self._now is None else {"through": self._through, "quality": self._now.to_json()}
+    def epoch_counts(self) -> dict[str, Any] | None:
+        """The counts of the epoch and its last counted step, from which another feeder can continue."""
+        return (
+            None if self._epoch_counts is None else {"through": self._through, "quality": self._epoch_counts.to_json()}
+        )
 
     def _complaints(self, *, final: bool = False) -> list[str]:
-        if self._now is None or not self._expecting:
+        if self._epoch_counts is None or not self._expectations:
             return []
-        found = measures(self._now, self.schema, self._expecting)
+        values = measures(self._epoch_counts, self.schema, self._expectations)
         return [
-            complaint(name, bounds, found[name], epoch=self._epoch)
-            for name, expected in self._expecting.items()
-            if (bounds := broken_bounds(expected, found[name], final=final))
+            complaint(name, bounds, values[name], epoch=self._epoch)
+            for name, expectations in self._expectations.items()
+            if (bounds := broken_bounds(expectations, values[name], final=final))
         ]
 
     def _stop(self, complaints: Sequence[str]) -> None:

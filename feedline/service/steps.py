@@ -1,4 +1,4 @@
-"""Gather the rows of a step from its blocks, as the schedule cuts them.
+"""Collect the rows of a step from its blocks, as the schedule cuts them.
 
 Runs in: the feeder and `Pipeline.batches`. A block may consist of several parts laid end to end; padding repeats one
 row of the lane.
@@ -22,7 +22,7 @@ def segments_of(
     step: int,
     get: Callable[[int, int], Sequence[EncodedRows] | None],
 ) -> list[RowSlice] | None:
-    """The row slices of a step. `get(lane, block)` returns the block's parts, or None while it is computed."""
+    """The row slices of a step, or None while `get(lane, block)` returns None for a block that is being computed."""
     segments: list[RowSlice] = []
     for lane, starts in borders.items():
         for cut in schedule.cuts(lane, step, starts):

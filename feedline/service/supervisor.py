@@ -1,7 +1,7 @@
 """Keep the feeders of `feedline run` alive while trainers come and go.
 
 Runs in: the process of `feedline run`. Each rank of this host has a listening feeder process, which reports in JSON
-lines. One that dies is started again; three deaths in a row without a batch end the run.
+lines. A feeder that dies is started again; three deaths in a row without a batch end the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, get_args
 from feedline.errors import FeederError
 from feedline.loader.encoding.quality import Quality
 from feedline.loader.facts import FeederStats, PlanFacts
-from feedline.loader.ring.launch import end_process, feeder_words, own_arguments, standard_input
+from feedline.loader.ring.launch import await_end, feeder_words, own_arguments, standard_input
 from feedline.resources import SCRATCH_VARIABLE, make_scratch
 
 _FUTILE_DEATHS = 3
@@ -41,8 +41,8 @@ class RankFeeder:
     scratch: str | None = None
     dashboard: str | None = None
     trainer: int | None = None
-    stats: FeederStats | None = None  # of the trainer that is served
-    finished: list[FeederStats] = field(default_factory=list)  # of trainers that left
+    stats: FeederStats | None = None  # for the current trainer
+    past_stats: list[FeederStats] = field(default_factory=list)  # for each trainer that left
     quality: list[Quality] = field(default_factory=list)  # counts of what those were delivered
     plan: PlanFacts | None = None  # of its last trainer
     futile_deaths: int = 0
@@ -51,10 +51,10 @@ class RankFeeder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeederEvent:
-    """A line of JSON from a feeder of `feedline run`, or its death, of which the supervisor learns by itself.
+    """A line of JSON from a feeder of `feedline run`, or its death, which the supervisor detects.
 
-    ready: it waits for a trainer (dashboard, pid). trainer: one came (pid). plan: its plan was made. stats: progress.
-    left: it left (error, stats, quality). died: (status).
+    ready: it waits for a trainer (dashboard, pid). trainer: one attached (pid). plan: the plan is ready. stats:
+    progress. left: the trainer left (error, stats, quality). died: the feeder died (status).
     """
 
     type: EventType
@@ -67,13 +67,18 @@ class FeederEvent:
     status: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The event's facts; those of a plan stand beside its type."""
+        """The event's fields and type; a plan's facts are keys of their own."""
         if self.plan is not None:
             return {"type": self.type, **self.plan.to_json()}
-        numbers = {"dashboard": self.dashboard, "pid": self.pid, "error": self.error}
         stats = None if self.stats is None else self.stats.to_json()
-        quality = [counted.to_json() for counted in self.quality]
-        return {"type": self.type, **numbers, "stats": stats, "quality": quality}
+        return {
+            "type": self.type,
+            "dashboard": self.dashboard,
+            "pid": self.pid,
+            "error": self.error,
+            "stats": stats,
+            "quality": [counts.to_json() for counts in self.quality],
+        }
 
     @classmethod
     def from_json(cls, message: dict[str, Any]) -> Self:
@@ -87,7 +92,7 @@ class FeederEvent:
             dashboard=message.get("dashboard"),
             pid=message.get("pid"),
             stats=None if stats is None else FeederStats.from_json(stats),
-            quality=tuple(Quality.from_json(counted) for counted in message.get("quality", ())),
+            quality=tuple(Quality.from_json(counts) for counts in message.get("quality", ())),
             error=message.get("error"),
         )
 
@@ -97,7 +102,7 @@ class Supervisor:
 
     def __init__(self, ranks: Sequence[RankFeeder]) -> None:
         self.ranks = list(ranks)
-        self._received: queue.Queue[tuple[RankFeeder, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
+        self._messages: queue.Queue[tuple[RankFeeder, subprocess.Popen[str], dict[str, Any] | None]] = queue.Queue()
 
     def start(self) -> None:
         for rank in self.ranks:
@@ -106,24 +111,25 @@ class Supervisor:
     def poll(self, timeout_s: float) -> list[tuple[RankFeeder, FeederEvent]]:
         """The events since the last call, waiting up to `timeout_s` for the first; restarts dead feeders.
 
-        Raises FeederError where a feeder dies three times without having delivered a batch.
+        Raises FeederError if a feeder dies three times without delivering a batch.
         """
         events: list[tuple[RankFeeder, FeederEvent]] = []
         with contextlib.suppress(queue.Empty):
-            item = self._received.get(timeout=timeout_s)
+            item = self._messages.get(timeout=timeout_s)
             while True:
-                self._on(*item, events)
-                item = self._received.get_nowait()
+                self._handle(*item, events)
+                item = self._messages.get_nowait()
         return events
 
     def close(self) -> None:
         """End all feeders: SIGTERM first, then SIGKILL."""
+        # One SIGTERM each: a second may meet a feeder that is switching to ignoring it, and then prints a traceback.
         for rank in self.ranks:
-            if rank.process is not None and rank.process.poll() is None:
+            if rank.process is not None:
                 rank.process.terminate()
         for rank in self.ranks:
             if rank.process is not None:
-                end_process(rank.process, within_s=_EXIT_S)
+                await_end(rank.process, within_s=_EXIT_S)
             if rank.scratch is not None:
                 shutil.rmtree(rank.scratch, ignore_errors=True)
 
@@ -148,10 +154,10 @@ class Supervisor:
         with process.stdout:
             for line in process.stdout:
                 if (message := _event_message(line)) is not None:
-                    self._received.put((rank, process, message))
-        self._received.put((rank, process, None))
+                    self._messages.put((rank, process, message))
+        self._messages.put((rank, process, None))
 
-    def _on(
+    def _handle(
         self,
         rank: RankFeeder,
         process: subprocess.Popen[str],
@@ -175,7 +181,7 @@ class Supervisor:
                 rank.stats = event.stats
             case "left":
                 rank.trainer = rank.stats = None
-                rank.finished += [] if event.stats is None else [event.stats]
+                rank.past_stats += [] if event.stats is None else [event.stats]
                 rank.quality += event.quality
                 rank.last_error = event.error
         if event.stats is not None and event.stats.batches:
@@ -197,7 +203,7 @@ class Supervisor:
 
 
 def _event_message(line: str) -> dict[str, Any] | None:
-    """The JSON of an event; None for anything else, which a library printed."""
+    """The JSON of an event; None for other lines, which libraries print."""
     try:
         message = json.loads(line)
     except ValueError:

@@ -1,6 +1,6 @@
 """Describe the declared ops: their JSON Schema in pipeline.yaml, and the page docs/ops.md.
 
-Runs in: `feedline schema`, and whatever writes the page. Pure.
+Runs in: `feedline schema`, and the generation of the page. Pure.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from feedline.expressions.types import describe
 from feedline.transforms.ops import OPS
 from feedline.transforms.registry.op import MAX_INT, Op, in_words
 from feedline.transforms.registry.user_code import python_schema
-from feedline.transforms.registry.user_functions import PYTHON, offered
+from feedline.transforms.registry.user_functions import PYTHON, entry_point_names
 
 SECTIONS = {  # modules of ops -> headings
     "dense": "Dense: normalisation",
-    "fitted_dense": "Dense: normalisation by the column's own statistics",
+    "fitted_dense": "Dense: normalisation by column statistics",
     "vectors": "Dense: vectors",
     "id_lists": "Sparse: ids and lists",
     "vocabulary": "Sparse: vocabularies",
     "weighted": "Sparse: weighted lists",
     "generated": "Generated",
-    "crosses": "Generated: several columns crossed",
-    "list_scores": "Generated: two columns compared",
-    "target_encoding": "Generated: a target's mean by key",
+    "crosses": "Generated: crosses of several columns",
+    "list_scores": "Generated: comparisons of two columns",
+    "target_encoding": "Generated: the mean target by key",
     "group_statistics": "Generated: statistics by key",
-    "joins": "Looked up: a table of its own",
-    "embeddings": "Looked up: vectors",
+    "joins": "Lookups: external tables",
+    "embeddings": "Lookups: vectors",
 }
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$", "description": "From the environment."}
 
@@ -60,7 +60,7 @@ def op_schema() -> dict[str, Any]:
         properties[found.name] = {"description": _summary(found), "anyOf": choices}
     properties[PYTHON] = python_schema()
     words = [found.name for found in OPS.values() if found.is_word]
-    for name in offered():
+    for name in entry_point_names():
         if name not in OPS:
             words.append(name)
             properties[name] = {"description": "An op of an installed package, with allow_code.", "type": "object"}
@@ -86,7 +86,7 @@ def document() -> str:
             "null list stays null, and becomes an empty list in the batch. The version of an op is part of the "
             "fingerprint of a pipeline's features."
         ),
-        "For anything that no op here computes, use a Python function: [user-code.md](user-code.md).",
+        "If no op computes what you need, use a Python function: [user-code.md](user-code.md).",
         (
             "An op over several columns is the source of a feature: `NAME: {op: cartesian, inputs: [a, b], ops: "
             "[…]}`. Each input is a column, or a column or an expression with ops of its own: `{column: a, ops: "
@@ -107,7 +107,7 @@ def _section(found: Op) -> Iterable[str]:
     yield found.text
     yield f"Takes {found.accepts}; gives {found.gives}. Version {found.version}."
     if found.inputs:
-        names = [given.name for given in found.inputs] + (["…"] if found.repeats else [])
+        names = [column.name for column in found.inputs] + (["…"] if found.repeats else [])
         yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."
     if found.fields:
         lines = ["| parameter | type | default | |", "|---|---|---|---|"]
@@ -116,13 +116,13 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
-    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+    if outside := next((example.outside for example in found.examples if example.outside), None):
         yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
-    for shown in found.examples:
-        dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
-        given = [values for _, values in shown.columns] if len(shown.columns) > 1 else shown.columns[0][1]
-        cells = (_flow(shown.call.to_yaml()), dtypes, _flow(given), _flow(shown.result))
+    for example in found.examples:
+        dtypes = ", ".join(describe(dtype) for dtype, _ in example.columns)
+        inputs = [values for _, values in example.columns] if len(example.columns) > 1 else example.columns[0][1]
+        cells = (_flow(example.call.to_yaml()), dtypes, _flow(inputs), _flow(example.result))
         lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
     yield "\n".join(lines)
 
@@ -133,7 +133,7 @@ def _summary(found: Op) -> str:
 
 def _bare_schema(schema: dict[str, Any]) -> dict[str, Any]:
     bare = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
-    if "anyOf" in bare:  # None stands for a parameter that was left out
+    if "anyOf" in bare:  # null means an omitted parameter
         bare["anyOf"] = [choice for choice in bare["anyOf"] if choice != {"type": "null"}]
     return bare
 
@@ -154,7 +154,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def _flow(value: object) -> str:
-    """A value as YAML writes it on one line."""
+    """A value as YAML in flow style."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,9 +1,8 @@
 """A table as a Dask DataFrame: Arrow-typed columns, one partition per split, divisions unknown.
 
-The graph is made in the caller's process; `FrameReader` runs in the worker that holds the partition. Dask passes the
-columns that a computation needs through the `columns` argument of the reader's signature, so a projection reaches the
-Parquet file. `where` is a part of the reader: Dask does not push filters into `from_map`. A partition is at least one
-row group.
+The graph is built in the caller's process; `FrameReader` runs in the worker that holds the partition. Dask passes the
+columns that a computation needs as the reader's argument `columns`, so a projection reaches the Parquet file. `where`
+is a field of the reader, as Dask does not push filters into `from_map`. A partition is at least one row group.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from feedline.warehouse.snapshot.snapshot import Snapshot
 class FrameReader:
     """Reads one fragment as a pandas frame of Arrow dtypes: small, stateless and picklable.
 
-    `schema` holds the table's columns that this frame, its filter and its sample need, `columns` what it has, parts
-    too, `where` the filter's text.
+    `schema`: the table's columns that this frame, its filter and its sample need. `columns`: the frame's columns and
+    column parts.
     """
 
     schema: pa.Schema
@@ -41,13 +40,13 @@ class FrameReader:
     sample: Sample | None = None
 
     def __call__(self, fragment: Fragment, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """The fragment's kept rows; `columns` is Dask's projection, where there is one."""
-        wanted = list(self.columns if columns is None else columns)
+        """The selected rows of a fragment; `columns`: Dask's projection, if any."""
+        names = list(self.columns if columns is None else columns)
         where = None if self.where is None else bind_where_once(self.where, self.schema)
         sample = None if self.sample is None else bind_sample_once(self.sample, self.schema)
         # a projection to no column at all (len) still needs the rows: read one column and drop it
-        table = read_arrow(fragment, wanted or self.columns[:1], where, self.schema, sample=sample)
-        return _pandas(table)[wanted]
+        table = read_arrow(fragment, names or self.columns[:1], where, self.schema, sample=sample)
+        return _pandas(table)[names]
 
 
 def to_dask(
@@ -59,11 +58,10 @@ def to_dask(
     sample: BoundSample | None = None,
     split_rows: int = SPLIT_ROWS,
 ) -> Any:
-    """The kept rows as a `dask.dataframe.DataFrame`.
+    """The selected rows as a `dask.dataframe.DataFrame`.
 
-    `columns`: which columns and parts of columns, in order (None: all columns, partition keys last). `selection` must
-    belong to `where` and `sample`; row groups that nobody counted are read and filtered, their splits planned by the
-    rows they store.
+    `columns`: columns and column parts, in order (None: all columns, partition keys last). `selection` must be that of
+    `where` and `sample`; row groups that were not counted are read and filtered, and split by the rows they store.
     """
     whole = snapshot.schema if sample is None else with_weight(snapshot.schema, columns)
     names = tuple(snapshot.schema.names if columns is None else columns)

@@ -1,12 +1,12 @@
 """Find every file of a table that cannot be read, not only the first.
 
-Runs where `feedline check` runs; the tasks run in threads, or on a Dask cluster. Two passes: every footer (is it
-Parquet? do the schemas fit together?), and, where asked for, every page of some columns, decoded exactly as a run would
-decode them and thrown away. Tasks and their results are small: memory does not grow with the
-table's bytes, and by a few hundred bytes per file.
+Runs in `feedline check`; its tasks run in threads, or on a Dask cluster. There are two passes: over every footer (is it
+Parquet? do the schemas fit together?), and optionally over every page of some columns, decoded exactly as in a run and
+discarded. Tasks and their results are small: memory does not grow with the table's bytes, only by a few hundred bytes
+per file.
 
 A *bad* file is corrupt: `on_bad_file: skip` leaves it out. A *problem* is anything else that would stop a run
-(encrypted, no permission, a column of another kind): for these `skip` does nothing.
+(encrypted, no permission, a column of another kind), which `skip` does not affect.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from feedline.warehouse.reading.read import decode_fragment
 from feedline.warehouse.selection.missing_columns import files_asked, has
 from feedline.warehouse.snapshot.footer_tasks import read_footers
 from feedline.warehouse.snapshot.packed_facts import FactBlock
-from feedline.warehouse.snapshot.take import partition_beside
+from feedline.warehouse.snapshot.take import partition_values
 from feedline.warehouse.storage.locations import join, redact
 from feedline.warehouse.storage.parallel import Map, in_threads
 
-_TASK_ROWS = 1_000_000  # rows that one decoding task reads, a row group at least
+_TASK_ROWS = 1_000_000  # rows of a decoding task, which has at least one row group
 _TASK_FILES = 32
 
 
 class ProgressCallback(Protocol):
-    """Receives how much of a pass is done."""
+    """Receives the progress of a pass."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A file that is not corrupt and cannot be read: its full name, and the reason."""
+    """A file that cannot be read for another reason than damage. `file`: its full name."""
 
     file: str
     reason: str
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """A good footer: its digest, its bytes, and the rows of each row group."""
+    """A good footer: its digest, its size, and the rows of each row group."""
 
     digest: bytes
     footer_bytes: int
@@ -62,7 +62,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTask:
-    """Row groups to decode, and in which columns."""
+    """Row groups and columns to decode."""
 
     fragments: tuple[Fragment, ...]
     columns: tuple[str, ...]
@@ -73,7 +73,7 @@ class PageTask:
 class Findings:
     """The results of the checks. `schema`: the columns of the files that fit together, as one table.
 
-    `kinds`: the distinct schemas that fit, each with its files (places in the listing).
+    `kinds`: the distinct schemas that fit, each with the indices of its files in the listing.
     """
 
     listing: Listing
@@ -91,24 +91,24 @@ class Findings:
     @property
     def partition(self) -> dict[str, pa.Array]:
         """The partition keys' values, file by file, typed as in a snapshot."""
-        return partition_beside(self.listing, self.schema)
+        return partition_values(self.listing, self.schema)
 
     def table_schema(self) -> pa.Schema:
         """The files' columns, then the partition keys, as a snapshot has them."""
         keys = [pa.field(name, column.type) for name, column in self.partition.items()]
         return pa.schema([*(field for field in self.schema if field.name not in self.listing.partition), *keys])
 
-    def sound(self) -> list[str]:
-        """The files in which nothing was found."""
-        wrong = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
-        return [file for file in map(self.name, self.footers) if file not in wrong]
+    def good_files(self) -> list[str]:
+        """The files without findings."""
+        faulty = {bad.file for bad in self.bad} | {problem.file for problem in self.problems}
+        return [file for file in map(self.name, self.footers) if file not in faulty]
 
     def name(self, index: int) -> str:
         """A file's full name."""
         return join(redact(self.listing.uri), self.listing.files["path"][index].as_py())
 
     def add_bad(self, index: int, reason: str, footer: Footer | None = None) -> None:
-        """A corrupt file."""
+        """Add a corrupt file."""
         files = self.listing.files
         self.bad.append(
             BadFile(
@@ -125,14 +125,14 @@ class Findings:
 def check_footers(
     listing: Listing, *, map: Map | None, rules: SchemaRules | None = None, progress: ProgressCallback | None = None
 ) -> Findings:
-    """Read every footer of a table. What is wrong with a file is a finding; a store that keeps failing is raised.
+    """Read every footer of a table. A faulty file is a finding; a store that keeps failing is an error.
 
     `map` runs the tasks (default: threads of this process).
     """
     findings = Findings(listing)
     paths, sizes = listing.files["path"].to_pylist(), listing.files["bytes"].to_pylist()
     files = list(zip(range(len(paths)), paths, sizes, strict=True))
-    kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may number their fields otherwise
+    kinds: dict[bytes, tuple[pa.Schema, list[int]]] = {}  # by bytes: equal schemas may differ in field ids
     done = 0
     for result in read_footers(listing.uri, files, map, collect=True):
         for index, message in result.corrupt:
@@ -160,35 +160,35 @@ def check_presence(findings: Findings, columns: Collection[str], where: BoundExp
     rows = np.zeros(len(findings.listing.files), np.int64)
     for index, footer in findings.footers.items():
         rows[index] = sum(footer.rows)
-    asked = files_asked(partition, rows, where)
+    in_use = files_asked(partition, rows, where)
     for schema, indices in findings.kinds:
-        lacking = [name for name in columns if name not in partition and not has(schema, name, table)]
-        if lacking:
-            reason = f"lacks {', '.join(map(repr, lacking))}, which the pipeline reads (source.schema.missing: error)"
+        missing = [name for name in columns if name not in partition and not has(schema, name, table)]
+        if missing:
+            reason = f"lacks {', '.join(map(repr, missing))}, which the pipeline reads (source.schema.missing: error)"
             findings.problems += [
-                Problem(file=findings.name(index), reason=reason) for index in indices if asked[index]
+                Problem(file=findings.name(index), reason=reason) for index in indices if in_use[index]
             ]
 
 
 def check_pages(
     findings: Findings, columns: Sequence[str], *, map: Map | None, progress: ProgressCallback | None = None
 ) -> None:
-    """Decode these columns of every file that may still be good, adding to the findings."""
+    """Decode these columns of every file without a problem so far, adding to the findings."""
     stored = tuple(name for name in columns if name in findings.schema.names)
-    wrong = {problem.file for problem in findings.problems}
-    left = [index for index in findings.footers if findings.name(index) not in wrong]
-    if not stored or not left:
+    faulty = {problem.file for problem in findings.problems}
+    files = [index for index in findings.footers if findings.name(index) not in faulty]
+    if not stored or not files:
         return
     schema = pa.schema([findings.schema.field(name) for name in stored])
-    tasks = list(_page_tasks(findings, left, stored, schema))
-    places = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
-    met: set[int] = set()
+    tasks = list(_page_tasks(findings, files, stored, schema))
+    indices = {path: index for index, path in enumerate(findings.listing.files["path"].to_pylist())}
+    failures: set[int] = set()
     for number, (task, results) in enumerate(zip(tasks, (map or in_threads)(decode_pages, tasks), strict=True)):
         for fragment, (corrupt, problem) in zip(task.fragments, results, strict=True):
-            index = places[fragment.path]
-            if index in met or (corrupt is None and problem is None):
+            index = indices[fragment.path]
+            if index in failures or (corrupt is None and problem is None):
                 continue
-            met.add(index)
+            failures.add(index)
             if corrupt is not None:
                 findings.add_bad(index, corrupt, findings.footers[index])
             else:
@@ -198,7 +198,7 @@ def check_pages(
 
 
 def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
-    """Run one task: for each fragment (corruption, other problem), each None where there is none."""
+    """Run one task; returns (damage, other problem) per fragment, each None if there is none."""
     results: list[tuple[str | None, str | None]] = []
     for fragment in task.fragments:
         try:
@@ -215,7 +215,7 @@ def decode_pages(task: PageTask) -> list[tuple[str | None, str | None]]:
 
 
 def _footers(block: FactBlock) -> dict[int, Footer]:
-    """The footers of a block's files, by the files' places in the listing."""
+    """The footers of a block's files, by index in the listing."""
     footers, first = {}, 0
     rows = block.row_groups["rows"].to_pylist()
     for file in block.files.select(["file", "footer_digest", "footer_bytes", "row_groups"]).to_pylist():
@@ -228,7 +228,7 @@ def _footers(block: FactBlock) -> dict[int, Footer]:
 
 
 def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: SchemaRules) -> None:
-    """Unite the schemas one by one, that of most files first; files whose schema does not fit those are problems."""
+    """Unite the schemas one by one, that of most files first; files with a schema that does not fit are problems."""
     fitting: list[tuple[str, pa.Schema]] = []
     for schema, indices in sorted(kinds, key=lambda kind: (-len(kind[1]), kind[1][0])):
         both = [*fitting, (findings.name(indices[0]), schema)]
@@ -242,11 +242,11 @@ def _fit(findings: Findings, kinds: list[tuple[pa.Schema, list[int]]], rules: Sc
 
 
 def _page_tasks(
-    findings: Findings, left: Sequence[int], columns: tuple[str, ...], schema: pa.Schema
+    findings: Findings, indices: Sequence[int], columns: tuple[str, ...], schema: pa.Schema
 ) -> Iterator[PageTask]:
     gathered: list[Fragment] = []
     rows = 0
-    for fragment, fragment_rows in _fragments(findings, left):
+    for fragment, fragment_rows in _fragments(findings, indices):
         gathered.append(fragment)
         rows += fragment_rows
         if rows >= _TASK_ROWS or len(gathered) >= _TASK_FILES:
@@ -256,10 +256,10 @@ def _page_tasks(
         yield PageTask(fragments=tuple(gathered), columns=columns, schema=schema)
 
 
-def _fragments(findings: Findings, left: Sequence[int]) -> Iterator[tuple[Fragment, int]]:
+def _fragments(findings: Findings, indices: Sequence[int]) -> Iterator[tuple[Fragment, int]]:
     """Runs of row groups of one file, of about `_TASK_ROWS`, with their rows."""
     files = findings.listing.files
-    for index in left:
+    for index in indices:
         footer = findings.footers[index]
         first = 0
         while first < len(footer.rows):

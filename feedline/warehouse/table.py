@@ -1,4 +1,4 @@
-"""`Table`: a table by its path or URI, to be read, written anew, or turned into a Dask DataFrame.
+"""`Table`: a table by its path or URI, to read, rewrite, or open as a Dask DataFrame.
 
 Runs in the caller's process. A `Table` is only a name: every call takes a snapshot of its own, so two calls may see
 different rows.
@@ -33,10 +33,10 @@ from feedline.warehouse.storage.parallel import Map, in_threads
 class Table:
     """A Hive-partitioned Parquet table: a folder, a file, a glob, or a list of them; local paths or `pyarrow.fs` URIs.
 
-    With `format="delta"` or `"iceberg"` a table of that format, the newest state of it, or at a `version` (delta), a
+    With `format="delta"` or `"iceberg"` a table of that format: its newest state, or that at a `version` (delta), a
     `snapshot_id` (iceberg) or an ISO time `as_of` (both).
 
-    Every method raises TableNotFoundError where there is nothing to read, TableError for files that contradict each
+    Every method raises TableNotFoundError if there is nothing to read, TableError for files that contradict each
     other, CorruptFileError naming the file, and ExpressionError for a `where` that does not fit the columns.
     """
 
@@ -60,7 +60,7 @@ class Table:
 
     @classmethod
     def from_manifest(cls, uri: str | os.PathLike[str]) -> Table:
-        """The files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`."""
+        """The table of the files in a manifest: a JSON list of paths, or a Parquet file with a column `path`."""
         return cls(uri, format="manifest")
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Table:
         sample: Sample | Mapping[str, Any] | None = None,
         split_rows: int = SPLIT_ROWS,
     ) -> Any:
-        """The rows that `where` keeps as a Dask DataFrame of Arrow-typed columns, one partition per split.
+        """Open the rows that `where` selects as a Dask DataFrame of Arrow-typed columns, one partition per split.
 
         `sample`: a share of them, as in `read`.
         """
@@ -97,7 +97,7 @@ class Table:
         *,
         sample: Sample | Mapping[str, Any] | None = None,
     ) -> pa.Table:
-        """The rows that `where` keeps as one Arrow table, in the table's order; partition keys are the last columns.
+        """Read the rows that `where` selects as one Arrow table, in the table's order; partition keys come last.
 
         `sample`: a share of them, by the keys of `source.sample` in pipeline.yaml, such as `{"fraction": 0.1}`;
         `columns` may then name `sample_weight` (float32). Raises SpecError for a sample that does not fit the table.
@@ -127,17 +127,17 @@ class Table:
         say: Say | None = None,
         **options: Any,
     ) -> OptimizeReport:
-        """Write the table to `target` so that reading it is cheap: see `warehouse.optimize`.
+        """Write the table to `target` in a layout that is cheap to read: see `warehouse.optimize`.
 
         `settings`: a value, or its fields as options, such as `cluster_by="session_id", order="popular"` (see
         `Settings.of`). Popular columns are those that runs of Feedline read most, from the usage record in `work_dir`.
-        `projection`: columns whose reading is compared. `map` runs the tasks (default: `threads` threads here).
+        `projection`: columns to compare the cost of reading. `map` runs the tasks (default: `threads` threads here).
         """
-        wanted = Settings.of(**options) if settings is None else replace(settings, **options)
+        layout = Settings.of(**options) if settings is None else replace(settings, **options)
         snapshot = self.snapshot()
-        if wanted.popular:
-            wanted = replace(wanted, order=popular_columns(load_uses(work_dir, snapshot.uri)))
-            if not wanted.order:
+        if layout.popular:
+            layout = replace(layout, order=popular_columns(load_uses(work_dir, snapshot.uri)))
+            if not layout.order:
                 raise TableError(
                     f"no run on {redact(snapshot.uri)} is in the usage record of {redact(work_dir)}: expected at least "
                     "one. Name the work_dir of its runs, or list the columns"
@@ -145,7 +145,7 @@ class Table:
         return optimize(
             snapshot,
             os.fspath(target),
-            wanted,
+            layout,
             source=names_of(self.uri),
             projection=names_of(projection),
             map=map,
@@ -156,8 +156,8 @@ class Table:
 
 
 def _sample(sample: Sample | Mapping[str, Any] | None, snapshot: Snapshot) -> BoundSample | None:
-    asked = Sample.of(sample)
-    return None if asked is None else bind_sample(asked, snapshot.schema)
+    parsed = Sample.of(sample)
+    return None if parsed is None else bind_sample(parsed, snapshot.schema)
 
 
 def _bind(where: str | None, snapshot: Snapshot) -> BoundExpression | None:

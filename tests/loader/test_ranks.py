@@ -101,7 +101,7 @@ def test_a_launchers_rank_is_found(environment: dict[str, str]):
         {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
     ],
 )
-def test_else_a_trainer_is_alone(environment: dict[str, str]):
+def test_without_a_launcher_a_trainer_is_alone(environment: dict[str, str]):
     found = detect(environment=environment)
     assert (found.rank, found.world_size, found.local_ranks) == (0, 1, 1)
 
@@ -140,7 +140,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("environment", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_contradictions_are_refused_with_both_sides(environment: dict[str, str]):
-    with pytest.raises(PlanError, match=r"says two ranks: got \w+=\d.* and \w+=\d.*, expected one"):
+    with pytest.raises(PlanError, match=r"contradicts itself: got \w+=\d.* and \w+=\d.*, expected one"):
         detect(environment=environment)
     assert detect(0, 1, environment=environment).world_size == 1
     assert detect(distributed=(1, 2), environment=environment).rank == 1
@@ -151,24 +151,24 @@ def test_both_sides_of_a_contradiction_are_named():
         detect(environment={**SLURM, "RANK": "0", "WORLD_SIZE": "1"})
 
 
-def test_arguments_come_first():
+def test_arguments_take_precedence():
     found = detect(2, 3, (0, 2), TORCHRUN)
     assert (found.rank, found.world_size, found.source) == (2, 3, "arguments")
     assert found.local_ranks == 3, "never more on this host than there are in the world"
 
 
 @pytest.mark.parametrize("environment", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_a_sweep_says_that_each_is_alone(environment: dict[str, str]):
+def test_each_task_of_a_sweep_is_alone_with_arguments(environment: dict[str, str]):
     found = detect(0, 1, environment=environment)
     assert (found.rank, found.world_size, found.source) == (0, 1, "arguments")
 
 
-def test_then_torch_distributed():
+def test_torch_distributed_precedes_the_environment():
     found = detect(distributed=(1, 2), environment=TORCHRUN)
     assert (found.rank, found.world_size, found.local_ranks, found.source) == (1, 2, 2, "torch.distributed")
 
 
-def test_the_variables_that_decided_are_said():
+def test_the_source_names_the_variables():
     assert detect(environment=TORCHRUN).source == "RANK and WORLD_SIZE"
     assert detect(environment=SLURM).source == "SLURM_PROCID and SLURM_STEP_NUM_TASKS"
     assert detect(environment={"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}).source == (
@@ -189,20 +189,20 @@ def test_the_variables_that_decided_are_said():
         ({"LOCAL_WORLD_SIZE": "0"}, 1),
     ],
 )
-def test_how_many_share_a_host(environment: dict[str, str], ranks: int):
+def test_local_ranks_by_launcher(environment: dict[str, str], ranks: int):
     assert detect(1, 16, environment=environment).local_ranks == ranks
 
 
 @pytest.mark.parametrize("half", [{"rank": 1}, {"world_size": 2}])
-def test_half_of_a_pair_is_refused(half: dict):
-    with pytest.raises(PlanError, match="rank and world_size come together"):
+def test_rank_without_world_size_is_refused(half: dict):
+    with pytest.raises(PlanError, match="rank and world_size must be given together"):
         detect(**half)
 
 
 @pytest.mark.parametrize("half", ["RANK", "WORLD_SIZE"])
-def test_half_of_a_launchers_environment_is_refused(half: str):
+def test_half_of_a_launchers_variables_is_refused(half: str):
     """Taking such a trainer for the only one would feed every rank the whole table."""
-    with pytest.raises(PlanError, match=f"RANK and WORLD_SIZE come together: got only {half}"):
+    with pytest.raises(PlanError, match=f"RANK and WORLD_SIZE must both be set in the environment: got only {half}"):
         detect(environment={half: "1"})
     assert detect(0, 1, environment={half: "1"}).source == "arguments"
 
@@ -217,6 +217,6 @@ def test_a_rank_outside_of_its_world_is_refused(rank: int, size: int):
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
-def test_what_is_no_number_is_named(name: str):
-    with pytest.raises(PlanError, match=f"{name} is no number: got 'two'"):
+def test_a_rank_that_is_not_an_integer_is_refused_by_name(name: str):
+    with pytest.raises(PlanError, match=f"{name} must be an integer: got 'two'"):
         detect(environment={**TORCHRUN, name: "two"})

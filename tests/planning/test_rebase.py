@@ -1,4 +1,4 @@
-"""After a rebase: is every surviving row of the epoch delivered exactly once, and no deleted one ever again?
+"""After a rebase every surviving row of the epoch is delivered exactly once, and no deleted one again.
 
 The oracle is the table itself: every row has an id of its own, and the test knows which file holds which.
 """
@@ -57,7 +57,7 @@ def check_rest(place: Rewritten, pipeline: Pipeline, plan: Plan, state: dict[str
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_surviving_rows_come_once_in_all(tmp_path: Path, seed: int):
+def test_surviving_rows_are_delivered_once(tmp_path: Path, seed: int):
     """Random tables, plans and rewrites; rebased twice, with other world sizes, and then the next epoch."""
     place = Rewritten(tmp_path, seed)
     place.fill(partitions=place.random.randint(2, 5))
@@ -130,7 +130,7 @@ def test_runs_of_a_block_that_a_step_divides(place: Rewritten):
 
 @pytest.mark.parametrize("key", [{"key": "id"}, {}], ids=["by key", "by place"])
 def test_samples(place: Rewritten, key: dict[str, str]):
-    """Rows that the sample keeps of the new files; by place it is drawn anew there."""
+    """By key the sample keeps the same rows of new files; by position it is drawn again."""
     sample = {"fraction": 0.5, **key, "seed": 3}
     features = {"extra": {"id": [], "sample_weight": []}}
     pipeline = place.pipeline(source={"sample": sample, "where": "keep != 0"}, features=features)
@@ -171,7 +171,7 @@ def test_an_earlier_run_that_read_parts_of_columns(tmp_path: Path):
     assert Counter(after) == Counter({row for row in range(200) if row % 3} - set(before))
 
 
-def test_columns_that_changed_their_kind(place: Rewritten):
+def test_columns_that_changed_their_type(place: Rewritten):
     pipeline = place.pipeline(features={"extra": ["id"]})
     plan, step, _ = run_to(pipeline, 0.5)
     path = place.table / "ds=0/0.parquet"
@@ -181,12 +181,12 @@ def test_columns_that_changed_their_kind(place: Rewritten):
         rows = pq.read_table(place.table / name)
         if rows.schema.field("id").type != pa.string():
             pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), place.table / name)
-    with pytest.raises(StateError, match="'id', by which rows are told apart, is not what it was: got text, expected"):
+    with pytest.raises(StateError, match="'id', which identifies rows, changed its type: got text, expected"):
         pipeline.rebase(state_at(plan, 0, step))
 
 
 @pytest.mark.parametrize("shuffle", ["on", "by"])
-def test_files_that_were_only_touched_are_as_they_were(place: Rewritten, shuffle: str):
+def test_touched_files_are_unchanged(place: Rewritten, shuffle: str):
     pipeline = place.pipeline(shuffle=SHUFFLES[shuffle])
     plan, step, before = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)
@@ -264,7 +264,7 @@ def test_rows_that_are_equal(tmp_path: Path, keyed: bool):
     assert Counter(before) == Counter([*range(40), *range(16)])
     place.write("ds=0/0.parquet", [*range(30), *range(39, -1, -1)])  # ten rows are gone, once
     if keyed:
-        with pytest.raises(DataError, match="row_key does not name one row: got 16 rows with the key of another"):
+        with pytest.raises(DataError, match="row_key is not unique: got 16 rows with the key of another"):
             pipeline.rebase(state_at(plan, 0, 7))
         return
     after = steps(pipeline, pipeline.rebase(state_at(plan, 0, 7)), 0, 7)
@@ -306,7 +306,7 @@ def test_what_changed_is_counted(tmp_path: Path):
     ]
 
 
-def test_everything_was_delivered(place: Rewritten):
+def test_an_epoch_that_was_delivered_completely(place: Rewritten):
     """Nothing is left of the epoch: the next one follows."""
     pipeline = place.pipeline()
     plan = pipeline.plan()
@@ -334,7 +334,7 @@ def test_a_state_between_epochs(place: Rewritten):
     assert sorted(steps(pipeline, new, 1, 0)) == place.ids
 
 
-def test_a_table_as_it_was(place: Rewritten):
+def test_an_unchanged_table(place: Rewritten):
     pipeline = place.pipeline()
     plan, step, _ = run_to(pipeline, 0.5)
     state = state_at(plan, 0, step)
@@ -385,7 +385,7 @@ def test_partition_keys_that_changed_are_refused(place: Rewritten):
 
 
 def test_a_row_key_has_to_be_in_the_files(place: Rewritten):
-    with pytest.raises(SpecError, match=r"row_key.*names partition keys alone: got ds"):
+    with pytest.raises(SpecError, match=r"row_key.*consists of partition keys: got ds"):
         place.pipeline(source={"row_key": ["ds"]}).plan()
     plan = place.pipeline(source={"row_key": ["ds", "id"]}).plan()
     assert plan.job.record is not None
@@ -399,7 +399,7 @@ def test_a_row_key_has_to_be_a_column(tmp_path: Path, key: str, got: str):
     table = pq.read_table(place.table / "a.parquet")
     facts = pa.array([{"a": row} for row in range(100)])
     pq.write_table(table.append_column("user_facts", facts), place.table / "a.parquet")
-    with pytest.raises(SpecError, match=rf"row_key.*'{key}' cannot name a row: got {got}"):
+    with pytest.raises(SpecError, match=rf"row_key.*'{key}' cannot identify rows: got {got}"):
         place.pipeline(source={"row_key": [key]}).plan()
 
 

@@ -1,4 +1,4 @@
-"""Plan facts and a feeder's answer, made up."""
+"""Invented plan facts, and a feeder's answer with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FEEDER = FeederFacts(imports_s=1.5, log=None, dashboard=None, feeder=77)
 
 
 def plan_facts(**changes: Any) -> PlanFacts:
-    """The facts of a plan that nobody made."""
+    """Return invented plan facts."""
     names = {"snapshot": "s1", "plan": "p1", "features": "f1", "environment": "feedline 1, numpy 2"}
     numbers = {"seed": 5, "lanes": 3, "batch_size": 4, "steps": 10, "rows": 120, "rows_dropped": 2}
     lists = {"bad_files": (), "nulls": (), "absent": (), "schema": BatchSchema(())}
@@ -20,5 +20,5 @@ def plan_facts(**changes: Any) -> PlanFacts:
 
 
 def answer_with(**changes: Any) -> Answer:
-    """A feeder's answer to a new start, with those plan facts."""
+    """Return a feeder's answer to a new start, with these plan facts."""
     return Answer.of(Hello(rank=0, world_size=1), {**plan_facts(**changes).to_json(), **FEEDER.to_json()})

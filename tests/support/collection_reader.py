@@ -1,9 +1,10 @@
-"""What a child process does with one file of the Parquet collection: read it under limits, and say what came of it."""
+"""Read files of the Parquet collection in a child process under limits, and report the results."""
 
 from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from feedline.warehouse.selection.fragments import SPLIT_ROWS, plan_fragments
 from feedline.warehouse.selection.select import screen_rows
 from feedline.warehouse.snapshot.take import take_snapshot
 
-MEMORY_BYTES = 1 << 30  # more address space than the child has already
+MEMORY_BYTES = 1 << 30  # address space beyond what the child already has
 
 
 def compare(path: str) -> dict[str, Any]:
-    """How a reading by Feedline and one by pyarrow differ; `refused` and `pyarrow` are their errors, or None."""
+    """Compare what Feedline and pyarrow read; `refused` and `pyarrow` are their errors, or None."""
     refused = theirs = None
     read = expected = None
     try:
@@ -51,7 +52,7 @@ def compare(path: str) -> dict[str, Any]:
 
 
 def skip(path: str, work: str) -> dict[str, Any]:
-    """A pipeline over a good file and this one, that skips bad files: what a check and a plan say."""
+    """Check and plan a pipeline over a good file and this one that skips bad files; return the findings."""
     folder = Path(work)
     pq.write_table(pa.table({"a_good_column": pa.array(range(100), pa.float32())}), folder / "good.parquet")
     (folder / "p.yaml").write_text(
@@ -77,12 +78,13 @@ def skip(path: str, work: str) -> dict[str, Any]:
     }
 
 
-def child(answer: Connection, what: str, *arguments: str) -> None:
-    """Do it within the memory allowed, and answer with a JSON text."""
-    limit = psutil.Process().memory_info().vms + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    answer.send(json.dumps({"compare": compare, "skip": skip}[what](*arguments)))
-    answer.close()
+def child(answers: Connection, function: str, jobs: Sequence[tuple[str, ...]]) -> None:
+    """Run jobs one after the other, each under the memory limit, and send their results as JSON."""
+    for arguments in jobs:
+        limit = psutil.Process().memory_info().vms + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        answers.send(json.dumps({"compare": compare, "skip": skip}[function](*arguments)))
+    answers.close()
 
 
 def _same(read: pa.ChunkedArray, expected: pa.ChunkedArray) -> bool:
@@ -90,14 +92,14 @@ def _same(read: pa.ChunkedArray, expected: pa.ChunkedArray) -> bool:
         expected = expected.cast(expected.type.value_type)
     if read.type != expected.type:
         return False
-    # NaN equals nothing, itself included
+    # NaN is not equal to itself
     return bool(read.combine_chunks().equals(expected.combine_chunks())) or repr(read.to_pylist()) == repr(
         expected.to_pylist()
     )
 
 
 def _frames(path: str) -> str | None:
-    """The same through Polars: no panic, whatever the file holds."""
+    """Read the file as Polars frames; return the error, if any. Polars must not panic."""
     try:
         snapshot = take_snapshot(path)
         for part in plan_fragments(snapshot, screen_rows(snapshot, None), SPLIT_ROWS):

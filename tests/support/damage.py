@@ -1,4 +1,4 @@
-"""A table of small files, and the ways in which one of them may change or rot."""
+"""A table of small files, and ways to change or damage one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS, GROUP = 4096, 512
 
 
 def write(folder: Path, files: int = 4, **changes: Any) -> Path:
-    """A table of small files whose pages carry checksums; `changes` replace columns of the third file."""
+    """Write a table of small files whose pages have checksums; `changes` replace columns of the third file."""
     rng = np.random.default_rng(0)
     for number in range(files):
         columns: dict[str, Any] = {
@@ -45,7 +45,7 @@ def replace_by_another(file: Path) -> None:
 
 
 def replace_by_one_of_the_same_size_and_time(file: Path) -> None:
-    """The same bytes but for one in the footer: only the footer's digest tells."""
+    """Change one byte of the footer, so that only the footer's digest differs."""
     status = file.stat()
     content = bytearray(file.read_bytes())
     content[content.rindex(b"parquet-cpp")] ^= 1
@@ -60,7 +60,7 @@ def flip_a_footer(file: Path) -> None:
 
 
 def flip_a_page(file: Path) -> None:
-    """Within the data of x in row group 5; size and time stay."""
+    """Flip a byte in the data of x in row group 5; size and time stay the same."""
     chunk = pq.read_metadata(file).row_group(5).column(1)
     start = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
     _flip(file, slice(start, start + 8))

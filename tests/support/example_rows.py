@@ -1,4 +1,4 @@
-"""Rows to try an op on, derived from its declared examples: the same shapes with other values.
+"""Rows on which to test an op, derived from its declared examples: the same shapes with other values.
 
 Values come from a seeded random generator and from lists of difficult values, because frames long enough to have
 blocks, tails and offsets are too long to be drawn value by value.
@@ -21,28 +21,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.expressions.types import INTEGER_RANGES, instance
 from feedline.spec.features import FeatureInput, FeatureSpec, OpCall
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts, Reading
 from feedline.transforms.ops import OPS, resolve
 from feedline.transforms.registry.op import Example, Op
 
-# Ops for which another length of the lists is an error.
+# Ops that require lists of a fixed length.
 KEEPS_LENGTHS = {"vector", "weighted"}
-TAKE_FEW = {"cast"}  # few strings are numbers
+TAKE_FEW = {"cast"}  # few random strings are numbers
 WORDS = ("", "a", "b", "Zürich", "exactly8", "a text of more than twelve bytes", "\0", "🙂" * 9, "1", "-7")
 FLOATS = (0.0, -0.0, 1.0, 0.5, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3e38)
 
 
 @dataclass(frozen=True)
 class FolderArtifacts(InMemoryArtifacts):
-    """Artifacts in memory, and those that ops read from a folder."""
+    """Artifacts in memory, and artifacts that ops read from a folder."""
 
     folder: str = ""
 
     def read(self, reading: Reading) -> Artifact:
-        return read_outside(reading, self.folder)
+        return read_external(reading, self.folder)
 
 
 def examples() -> list[tuple[Op, Example]]:
@@ -51,14 +51,14 @@ def examples() -> list[tuple[Op, Example]]:
 
 
 def names_of(example: Example) -> list[str]:
-    """The example's columns: values as c0, c1, …, then what the op learns from besides, under the names it asks for."""
+    """Return the example's columns: values as c0, c1, …, then further columns of the fit, under their names."""
     bound = resolve(example.call)
-    beside = [] if bound.op.learns is None else [*bound.op.learns.beside(bound.parameters).values()]
-    return [*(f"c{place}" for place in range(len(example.columns) - len(beside))), *beside]
+    side_columns = [] if bound.op.learns is None else [*bound.op.learns.side_columns(bound.parameters).values()]
+    return [*(f"c{place}" for place in range(len(example.columns) - len(side_columns))), *side_columns]
 
 
 def feature_of(example: Example) -> FeatureSpec:
-    """The example as a feature named `made`."""
+    """Return the example as a feature named `made`."""
     names = [name for name in names_of(example) if name.startswith("c") and name[1:].isdigit()]
     call: OpCall = example.call
     group = "sparse" if _gives_weights(example) else "extra"
@@ -68,7 +68,7 @@ def feature_of(example: Example) -> FeatureSpec:
 
 
 def frame_of(example: Example, rows: int, seed: int) -> pl.DataFrame:
-    """That many rows of the example's columns, each like one of its rows."""
+    """Return `rows` rows of the example's columns, each similar to one of its rows."""
     choose = random.Random(seed)
     count = len(example.columns[0][1])
     picked = [choose.randrange(count) for _ in range(rows)]
@@ -83,7 +83,7 @@ def frame_of(example: Example, rows: int, seed: int) -> pl.DataFrame:
 
 
 def write_outside(example: Example, folder: Path) -> None:
-    """What the example's op reads, as files below a folder."""
+    """Write what the example's op reads as files below a folder."""
     bound = resolve(example.call)
     assert bound.op.reads is not None
     reading = bound.op.reads(bound.parameters)
@@ -100,7 +100,7 @@ def _gives_weights(example: Example) -> bool:
 
 
 def _like(choose: random.Random, value: Any, dtype: pl.DataType, keep: bool, wild: bool) -> Any:
-    """A value of the example's, or one that is like it."""
+    """Return a value of the example, or a similar one."""
     if value is None or choose.random() < 0.2:
         return value
     if isinstance(dtype, pl.Array):

@@ -1,7 +1,7 @@
 """Random tables, and random expressions written twice: in the language, and in DuckDB's SQL.
 
-The SQL is made here, beside the text, from the rules of docs/expressions.md and from nothing else: NaN is spelled out
-with `isnan`, floor division with a correction, literals and widening with casts.
+The SQL is written here, beside the expression, from the rules of docs/expressions.md alone: NaN with `isnan`, floor
+division with a correction, literals and widening with casts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sides:
 
 
 def random_table(seed: int, rows: int = 400) -> pa.Table:
-    """Rows drawn from the pools, each value a null now and then: as good as every pair of values meets in some row."""
+    """Draw rows from the pools, with some nulls, so many that nearly every pair of values occurs in some row."""
     draws = random.Random(seed)
     columns = {
         name: pa.array([None if draws.random() < 0.15 else draws.choice(pool) for _ in range(rows)], kind)
@@ -88,7 +88,7 @@ TABLES = [random_table(seed) for seed in range(3)]
 
 
 def compared(op: str, left: str, right: str, *, floats: bool) -> str:
-    """SQL's comparison, made IEEE's where NaN may come in: DuckDB orders NaN above infinity."""
+    """Return a comparison in SQL, by IEEE rules where NaN may occur: DuckDB orders NaN above infinity."""
     plain = f"({left} {'=' if op == '==' else op} {right})"
     if not floats:
         return plain
@@ -109,18 +109,18 @@ def column(name: str) -> Sides:
 
 
 def number_for(item: Sides, literal: str) -> tuple[str, str]:
-    """The column's and the literal's SQL in a type in which they compare exactly, or as floats of the column's."""
+    """Return the SQL of column and literal in a type that compares exactly, or as floats of the column's type."""
     if item.type == "float":
-        if item.bits == 64 or abs(float(literal)) > 3e38:  # beyond float32: compared as what was written
+        if item.bits == 64 or abs(float(literal)) > 3e38:  # beyond float32: compared as the literal written
             return f"({item.sql})::DOUBLE", f"CAST('{literal}' AS DOUBLE)"
         return item.sql, f"(CAST('{literal}' AS DOUBLE)::FLOAT)"
-    if abs(float(literal)) > 1e25:  # beyond DuckDB's decimals, and so beyond any column here
+    if abs(float(literal)) > 1e25:  # beyond DuckDB's decimals, hence beyond any column here
         literal = f"{'-' if literal[0] == '-' else ''}1{'0' * 25}"
     return f"CAST({item.sql} AS DECIMAL(38, 6))", f"CAST('{literal}' AS DECIMAL(38, 6))"
 
 
 def literal_for(item: Sides, draw: st.DrawFn) -> tuple[str, str, str]:
-    """A literal's text, its SQL, and the SQL of the item beside it."""
+    """Return a literal, its SQL, and the SQL of the operand beside it."""
     if item.type in ("int", "float", "decimal"):
         literal = draw(st.sampled_from(WHOLE + BROKEN))
         left, right = number_for(item, literal)
@@ -137,7 +137,7 @@ def literal_for(item: Sides, draw: st.DrawFn) -> tuple[str, str, str]:
 
 @st.composite
 def comparisons(draw: st.DrawFn, items: st.SearchStrategy[Sides]) -> Sides:
-    """An operand beside a literal, on either side, or `in` a list of them, or `is None`."""
+    """Compare an operand with a literal, on either side, by `in` with a list of them, or by `is None`."""
     item = draw(items)
     shape = draw(st.sampled_from(["left", "right", "in", "not in", "null", "chain"]))
     floats = item.type == "float"
@@ -169,7 +169,7 @@ PRUNABLE = comparisons(COLUMNS) | st.just(column("flag"))
 
 
 def conditions(leaves: st.SearchStrategy[Sides]) -> st.SearchStrategy[Sides]:
-    """`and`, `or` and `not` over conditions."""
+    """Combine conditions by `and`, `or` and `not`."""
 
     def joined(inner: st.SearchStrategy[Sides]) -> st.SearchStrategy[Sides]:
         pairs = st.tuples(st.sampled_from(["and", "or"]), inner, inner)
@@ -197,7 +197,7 @@ CLOCK_PARTS = {"hour": "hour({})", "minute": "minute({})", "second": "second({})
 
 @st.composite
 def leaf_numbers(draw: st.DrawFn) -> Sides:
-    """A column, or an integer out of one that is not a number."""
+    """Draw a column, or an integer derived from a column that is not a number."""
     shape = draw(st.sampled_from(["int", "int", "float", "float", "decimal", "day", "clock", "text", "list"]))
     if shape in ("int", "float"):
         return column(draw(st.sampled_from(INTEGERS if shape == "int" else FLOATS)))
@@ -238,7 +238,7 @@ def as_double(side: Sides) -> str:
 
 @st.composite
 def arithmetic(draw: st.DrawFn, inner: st.SearchStrategy[Sides]) -> Sides:
-    """An operator or a function over numbers, with the widening rules written out."""
+    """Draw an operator or a function over numbers, with explicit widening."""
     shape = draw(st.sampled_from(["binary", "binary", "literal", "negative", "function", "chosen"]))
     left = draw(inner)
     if shape == "negative":
@@ -302,7 +302,7 @@ def function(draw: st.DrawFn, item: Sides) -> Sides:
 
 
 def chosen(draw: st.DrawFn, item: Sides, other: Sides) -> Sides:
-    """Functions that choose: the result is an int64 if all are integers, else a double (floats of one width aside)."""
+    """Draw functions that select: the result is int64 if all are integers, else double (except floats of one width)."""
     type_ = kept(item, other)
     a, b = (item.sql, other.sql) if type_ == "int" else (as_double(item), as_double(other))
     shape = draw(st.sampled_from(["coalesce", "min", "max", "when", "fill_null", "clip"]))
@@ -323,7 +323,7 @@ def chosen(draw: st.DrawFn, item: Sides, other: Sides) -> Sides:
         return Sides(f"clip({item.text}, -1, upper_bound=2)", sql, item.type, item.bits)
     if shape in ("min", "max"):
         pick = "least" if shape == "min" else "greatest"
-        if type_ == "float":  # a NaN is passed over like a null, and left only where nothing else is there
+        if type_ == "float":  # a NaN is skipped like a null, and remains only if there is nothing else
             kept_a, kept_b = (f"(CASE WHEN isnan({x}) THEN NULL ELSE {x} END)" for x in (a, b))
             sql = f"coalesce({pick}({kept_a}, {kept_b}), {a}, {b})"
         else:
@@ -337,7 +337,7 @@ NUMBERS = st.recursive(leaf_numbers(), arithmetic, max_leaves=4)
 
 @st.composite
 def pairs_compared(draw: st.DrawFn) -> Sides:
-    """Two operands beside each other."""
+    """Compare two operands."""
     if draw(st.booleans()):
         left, right = draw(NUMBERS), draw(NUMBERS)
         op = draw(st.sampled_from(COMPARISONS))

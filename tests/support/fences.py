@@ -1,4 +1,4 @@
-"""Blocks of code on a page of the documentation."""
+"""Blocks of code in a page of the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit features on frames in memory: the oracle of fits on a cluster, and the short way for tests of ops."""
+"""Fit features on frames in memory: an oracle for fits on a cluster, and a shortcut for tests of ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedline.transforms.learning.learner import Artifact, FitRequest, InMemoryA
 
 
 def fit_frames(features: Sequence[FeatureSpec], schema: pa.Schema, frames: Sequence[pl.DataFrame]) -> InMemoryArtifacts:
-    """Every artifact that the features need, learnt from these rows; `frames` have the schema's columns."""
+    """Fit every artifact that the features need on these rows; `frames` have the schema's columns."""
     artifacts: dict[str, Artifact] = {}
     while True:
         known = InMemoryArtifacts(artifacts=dict(artifacts))

@@ -1,4 +1,4 @@
-"""Child processes for tests that need many: forked from a server that has imported what they run, and used nothing."""
+"""Child processes for tests that need many, forked from a server that has only imported what they run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PRELOADED = ["collection_reader", "killed_optimize"]  # one server serves all te
 
 
 def forked(run: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """A started child that calls a function of one of the preloaded modules."""
+    """Start a child process that calls a function of one of the preloaded modules."""
     context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:  # a fork server looks for what it preloads here only
+    with pytest.MonkeyPatch.context() as patch:  # a fork server finds modules to preload only here
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         context.set_forkserver_preload(PRELOADED)
         multiprocessing.forkserver.ensure_running()

@@ -10,7 +10,7 @@ ANNOTATIONS = {"$schema", "$defs", "title", "description", "default", "examples"
 
 
 class Validator:
-    """JSON Schema 2020-12, of the keywords that occur; an unknown keyword is an error of the test."""
+    """A validator of JSON Schema 2020-12 for the keywords that occur; an unknown keyword fails the test."""
 
     def __init__(self, schema):
         self.root = schema

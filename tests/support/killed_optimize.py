@@ -1,4 +1,4 @@
-"""A run of `optimize` that kills itself just before the n-th call of a method; in a child process of the test."""
+"""A run of `optimize` in a child process that kills itself just before the n-th call of a method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedline.warehouse.parquet import writer
 
 
 class Moves:
-    """A local filesystem whose moves are counted."""
+    """A local filesystem that counts its moves."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -27,7 +27,7 @@ class Moves:
 
 
 def killed_rewrite(source: str, target: str, where: str, turn: int, settings: dict[str, Any]) -> None:
-    """Rewrite a table, and die where it says: "group", "file", "land", "move", "rename", "exchange" or "removal"."""
+    """Rewrite a table, and die at this event: "group", "file", "land", "move", "rename", "exchange" or "removal"."""
     if where == "rename":
         where, landing.exchange = "move", lambda one, other: False
     if where == "move":
@@ -56,7 +56,7 @@ def killed_rewrite(source: str, target: str, where: str, turn: int, settings: di
 
 
 def _deadly(owner: Any, name: str, turn: int) -> None:
-    """From its n-th call on, a method is the end of the process."""
+    """Make the n-th call of a method kill the process."""
     calls, method = [], getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:

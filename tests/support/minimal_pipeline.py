@@ -1,4 +1,4 @@
-"""The smallest pipeline.yaml, and fragments of one completed with its lines."""
+"""The smallest pipeline.yaml, whose lines complete fragments of others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ batch: {size: 8}
 
 
 def completed(fragment):
-    """The fragment with what a whole pipeline needs besides."""
+    """Complete a fragment to a whole pipeline."""
     keys = {line.split(":")[0] for line in fragment.splitlines() if line[:1].isalpha()}
     return fragment + "".join(f"{line}\n" for line in MINIMAL.splitlines() if line.split(":")[0] not in keys)

@@ -1,8 +1,8 @@
-"""The faults that `mutations.py` plants: a text of the package, what replaces it, and what that breaks.
+"""The faults that `mutations.py` plants: a string of the source, its replacement, and what that breaks.
 
-A text is found anywhere below `feedline/`, whatever module it is in, and has to be found exactly once; a run of white
-space in it stands for any other. Texts are short and avoid names that say little, so that they outlive moves and
-renames. A fault that changes nothing anybody could observe proves nothing: it is to be replaced, not kept.
+A string must occur exactly once below `feedline/`, in any module; white space in it matches any white space. Strings
+are short and avoid incidental names, so that they survive moves and renames. A fault without an observable effect
+proves nothing and is to be replaced.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ MUTATIONS = (
     Mutation(
         "transforms/values",
         "slice-from-zero",
-        "bounded + lengths if bounded < 0 else",
-        "bounded + lengths if bounded <= 0 else",
+        "border + lengths if border < 0 else",
+        "border + lengths if border <= 0 else",
         "a slice of lists that begins at 0 begins at their end",
     ),
     Mutation(
@@ -225,8 +225,8 @@ MUTATIONS = (
     Mutation(
         "transforms/learning",
         "quantile-rank",
-        "-(-place * size // self.parts) - 1 for place",
-        "-(-place * size // self.parts) for place",
+        "-(-index * size // self.parts) - 1 for index",
+        "-(-index * size // self.parts) for index",
         "borders of quantiles are one value too high",
     ),
     Mutation(
@@ -260,8 +260,8 @@ MUTATIONS = (
     Mutation(
         "transforms/ops",
         "variance-of-a-sample",
-        "spread / number / (number - 1)",
-        "spread / number / number",
+        "numerator / number / (number - 1)",
+        "numerator / number / number",
         "`var` and `std` divide by n, not n - 1",
     ),
     Mutation(
@@ -368,7 +368,7 @@ MUTATIONS = (
     Mutation(
         "planning",
         "restarted-rank",
-        'and start.rank not in found["ranks"]',
+        'and start.rank not in agreement["ranks"]',
         "",
         "a rank that starts again joins the snapshot of the start before",
     ),

@@ -1,4 +1,4 @@
-"""Plants faults in the package, one after the other, and finds out which of them the tests catch.
+"""Plant faults in the package, one after the other, and find out which of them the tests catch.
 
     python tests/support/mutations.py --list
     python tests/support/mutations.py --collect --data DIR        # the whole suite, traced; once per state of the code
@@ -7,16 +7,16 @@
     python tests/support/mutations.py --survivors --data DIR --out report.json
     python tests/support/mutations.py --compare before.json after.json
 
-`--collect` keeps in DIR which test runs which line, in feeders, Dask workers and commands too, and how long each test
-takes. `--run` needs that of the same state of the code: for each fault of `mutation_table.py` it runs the tests that
-reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
-`--budget` seconds are left out, which the report says ("capped"). A fault that no test fails for has survived;
-`--survivors` runs the whole suite for each of those. A test that catches a fault has to pass without it, else it does
-not count. A test run that takes longer than `--limit` seconds, or dies, has caught the fault.
+`--collect` stores in DIR which test runs which line, also in feeders, Dask workers and commands, and how long each test
+takes. `--run` needs these data for the same state of the code: for each fault of `mutation_table.py` it runs the tests
+that reach the changed lines, those of the module's own file and then the cheapest first, until one fails. Tests beyond
+`--budget` seconds are omitted, which the report notes ("capped"). A fault for which no test fails has survived;
+`--survivors` runs the whole suite for each survivor. A test counts only if it passes without the fault. A test run that
+takes longer than `--limit` seconds, or dies, has caught the fault.
 
-The faults are put into a copy of the checkout, so this one is never broken. A report is written after every fault;
-what it holds is not run again. `--compare` fails where a fault that was caught has not been caught later.
-Needs the package `coverage`, installed in the environment that runs this, so that child processes find it, too.
+Faults are planted in a copy of the checkout. The report is written after every fault; faults that it contains are not
+run again. `--compare` fails if a fault that was caught is no longer caught. Requires the package `coverage` in the
+environment that runs this, so that child processes find it, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DATA, DURATIONS = "contexts", "junit.xml"
 CACHES = (".feedline", "__pycache__")
 OUTPUTS = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "warehouse")
 WHOLE_SUITE = ("--numprocesses", "2", "--dist", "loadfile")
-MAX_FAILURES = 20  # of a whole suite with a fault in it
+MAX_FAILURES = 20  # failures after which a whole suite with a fault stops
 _COVERAGE = """[run]
 source = {root}/feedline
 parallel = true
@@ -64,9 +64,9 @@ disable_warnings = no-data-collected,module-not-measured,couldnt-parse,no-sysmon
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a mutation's text stands: its file below the checkout, from and to which character, and on which lines.
+    """The location of a mutation's string: its file below the checkout, its characters and its lines.
 
-    `lines`: those of the statement around it; of one with a body, its head.
+    `lines`: those of the enclosing statement; of a compound statement, its head.
     """
 
     file: str
@@ -77,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run of pytest ended: what failed, and how ("failure", "timeout", "crash"); "" where all passed."""
+    """The outcome of a run of pytest: what failed, and how ("failure", "timeout", "crash"); "" if all passed."""
 
     how: str
     failed: tuple[str, ...] = ()
@@ -85,14 +85,14 @@ class Outcome:
 
 @dataclass
 class Suite:
-    """The tests by the lines that they run, and the seconds that each takes."""
+    """The tests by the lines that they run, and the seconds of each."""
 
     lines: dict[str, dict[int, list[str]]]
     seconds: dict[str, float]
 
     @classmethod
     def load(cls, data: Path) -> Suite:
-        """What `--collect` left in a folder."""
+        """Load what `--collect` stored in a folder."""
         stored = coverage.CoverageData(str(data / DATA))
         stored.read()
         lines = {
@@ -106,19 +106,19 @@ class Suite:
         return cls(lines, seconds)
 
     def reaching(self, place: Place) -> list[str]:
-        """The tests that run one of these lines: those of the module's own file first, the cheapest first."""
+        """Return the tests that run one of these lines: those of the module's own file first, then the cheapest."""
         lines = self.lines.get(place.file, {})
         own = f"test_{Path(place.file).name}"
         tests = {test for line in place.lines for test in lines.get(line, ()) if test}
         return sorted(tests, key=lambda test: (Path(test.partition("::")[0]).name != own, self.cost(test), test))
 
     def cost(self, test: str) -> float:
-        """Seconds of a test, with all its parameters."""
+        """Return the seconds of a test with all its parameters."""
         path, _, names = test.partition("::")
         return self.seconds.get(f"{path.removesuffix('.py').replace('/', '.')}.{names.replace('::', '.')}", 1.0)
 
     def chosen(self, tests: Sequence[str], budget_s: float) -> list[str]:
-        """The first tests that fit the budget, one at least; file by file, so that shared fixtures are made once."""
+        """Return the first tests that fit the budget, at least one; file by file, so that fixtures are shared."""
         spent = 0.0
         files: defaultdict[str, list[str]] = defaultdict(list)
         for test in tests:
@@ -133,7 +133,7 @@ class Suite:
 
 @dataclass
 class Trial:
-    """A copy of a checkout in which faults are planted, and the tests that fail there without any."""
+    """A copy of a checkout in which to plant faults, and the tests that fail there without any."""
 
     root: Path
     limit_s: float
@@ -149,11 +149,11 @@ class Trial:
         return place
 
     def restore(self, file: str, original: Path) -> None:
-        """Take it out again."""
+        """Remove the fault again."""
         self._write(self.root / file, (original / file).read_text(encoding="utf-8"))
 
     def catch(self, tests: Sequence[str], file: str, original: Path) -> Outcome:
-        """Run tests (none: the whole suite) with a fault planted in `file`; again without those that always fail."""
+        """Run tests (none: the whole suite) with a fault planted in `file`; again without tests that always fail."""
         while True:
             sound = [test for test in tests if test not in self.unsound]
             if tests and not sound:
@@ -194,12 +194,12 @@ class Trial:
     @staticmethod
     def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
-        # Two versions of one size, written within a second, have the same compiled file.
+        # Two versions of equal size, written within a second, share a compiled file.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def find(root: Path, mutation: Mutation) -> Place:
-    """Where a mutation's text stands below a checkout. Raises LookupError where that is not one place."""
+    """Locate a mutation's string below a checkout. Raises LookupError unless it occurs exactly once."""
     pattern = re.compile(r"\s+".join(map(re.escape, mutation.text.split())))
     found = [
         (path, match)
@@ -216,7 +216,7 @@ def find(root: Path, mutation: Mutation) -> Place:
 
 
 def find_all(root: Path) -> dict[str, Place]:
-    """Where each mutation's text stands, by name. Ends the program where some are not to be found."""
+    """Locate each mutation's string, by name. Exits if some are not found."""
     places, wrong = {}, []
     for mutation in MUTATIONS:
         try:
@@ -224,14 +224,14 @@ def find_all(root: Path) -> dict[str, Place]:
         except LookupError as error:
             wrong.append(str(error))
     if wrong:
-        raise SystemExit("\n".join([*wrong, "Mend these texts in mutation_table.py"]))
+        raise SystemExit("\n".join([*wrong, "Correct these strings in mutation_table.py"]))
     return places
 
 
 def _statement(source: str, first: int, last: int) -> range:
-    """The lines of the innermost statement that holds these; of one with a body its head, where they are in that."""
+    """Return the lines of the innermost statement with these lines; of a compound one its head, if they are in it."""
     lines = range(first, last + 1)
-    for node in ast.walk(ast.parse(source)):  # the outer ones come first
+    for node in ast.walk(ast.parse(source)):  # outer statements come first
         if not isinstance(node, ast.stmt) or not node.lineno <= first <= last <= (node.end_lineno or node.lineno):
             continue
         body = getattr(node, "body", None)
@@ -240,11 +240,11 @@ def _statement(source: str, first: int, last: int) -> range:
     return lines
 
 
-# -- the four things to do --------------------------------------------------------------------------------------------
+# -- commands ---------------------------------------------------------------------------------------------------------
 
 
 def show(root: Path) -> None:
-    """List all faults, with where they are."""
+    """List all faults with their locations."""
     places = find_all(root)
     for mutation in MUTATIONS:
         place = places[mutation.name]
@@ -253,7 +253,7 @@ def show(root: Path) -> None:
 
 
 def collect(root: Path, data: Path, more: Sequence[str]) -> int:
-    """Run the whole suite under coverage; returns pytest's exit status."""
+    """Run the whole suite under coverage; return pytest's exit status."""
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "coveragerc").write_text(_COVERAGE.format(root=root, data=data / "part", variable=CONTEXT_VARIABLE))
@@ -293,7 +293,7 @@ def report_coverage(root: Path, data: Path) -> None:
 
 
 def run(root: Path, data: Path, out: Path, names: Sequence[str], *, budget_s: float, limit_s: float) -> None:
-    """Plant the faults of these names, or all, that the report has not."""
+    """Plant the faults with these names, or all, that are not in the report."""
     places = find_all(root)
     if unknown := set(names) - places.keys():
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
@@ -333,7 +333,7 @@ def run_survivors(root: Path, out: Path, *, limit_s: float) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Say what became of each fault; returns 1 where one that was caught is not caught any more."""
+    """Print the fate of each fault; return 1 if one that was caught is no longer caught."""
     old, new = _read(before), _read(after)
     lost = 0
     for name in dict.fromkeys([*old, *new]):
@@ -367,7 +367,7 @@ def _entry(mutation: Mutation, place: Place, outcome: Outcome, began_s: float) -
 
 @contextmanager
 def _copy(root: Path, limit_s: float) -> Iterator[Trial]:
-    """A copy of a checkout for the time of a block, from which child processes import the package."""
+    """Yield a temporary copy of a checkout from which child processes import the package."""
     with tempfile.TemporaryDirectory(prefix="feedline-mutations-", ignore_cleanup_errors=True) as folder:
         copied = Path(folder, "checkout")
         shutil.copytree(
@@ -380,7 +380,7 @@ def _copy(root: Path, limit_s: float) -> Iterator[Trial]:
 
 
 def _environment(*first: Path) -> dict[str, str]:
-    """This process's, with a checkout's package, and maybe the plugin's folder, before all others."""
+    """Return this process's environment, with a checkout's package, and optionally the plugin's folder, first."""
     path = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
@@ -391,7 +391,7 @@ def _said(command: Sequence[str], folder: Path, environment: dict[str, str]) -> 
 
 
 def _ended(command: Sequence[str], folder: Path, environment: dict[str, str], limit_s: float, out: Any) -> int | None:
-    """The exit status of a program; None where it took too long: it and all that it started are killed then."""
+    """Return the exit status of a program; None if it took too long and was killed with all its descendants."""
     program = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT)
     family: dict[int, psutil.Process] = {}
     deadline_s = time.monotonic() + limit_s

@@ -1,7 +1,7 @@
 """Run ops over columns and compare them with an oracle in plain Python, of one value or one row at a time.
 
-Every op runs over a column, over its slices and chunks, over lists of its values, and over lists with values under a
-null.
+Every op runs over a column, over its slices and chunks, over lists of its values, and over lists with values below
+nulls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(op: str, arguments: object, series: pl.Series) -> pl.Series:
 def check_elements(
     op: str, arguments: object, series: pl.Series, oracle: Callable[[Any], Any], close: float = 0
 ) -> None:
-    """The op over the column, its parts, its chunks and lists of its values, against the oracle of one value."""
+    """Check the op over a column, its parts, its chunks and lists of its values against an oracle for one value."""
     values = series.to_list()
     expected = [None if value is None else oracle(value) for value in values]
     middle = len(values) // 2
@@ -64,13 +64,13 @@ def check_elements(
 
 
 def same(found: Any, expected: Any, close: float = 0) -> None:
-    """Equal with types, NaN like NaN; floats within a relative distance where one is given."""
+    """Whether values and types are equal, with NaN equal to NaN; floats within a relative tolerance, if given."""
     if isinstance(expected, list) and isinstance(found, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             same(one, other, close)
     elif isinstance(found, float) and isinstance(expected, float) and math.isfinite(expected):
-        # the smallest float32 are further apart than any relative distance
+        # subnormal float32 are further apart than any relative tolerance
         assert math.isclose(found, expected, rel_tol=close, abs_tol=1e-44 if close else 0), (found, expected)
     else:
         assert (type(found), repr(found)) == (type(expected), repr(expected))
@@ -78,7 +78,7 @@ def same(found: Any, expected: Any, close: float = 0) -> None:
 
 @st.composite
 def columns(draw: Any, dtypes: list[pl.DataType] = NUMBERS) -> pl.Series:
-    """A column of up to thirty values of one of the types, nulls and a type's extremes among them."""
+    """Draw a column of up to thirty values of one of the types, including nulls and the type's extremes."""
     dtype = draw(st.sampled_from(dtypes))
     if dtype.is_integer():
         low, high = (
@@ -94,7 +94,7 @@ def columns(draw: Any, dtypes: list[pl.DataType] = NUMBERS) -> pl.Series:
 
 
 def combined(op: str, arguments: object, *given: pl.Series) -> tuple[list[Any], list[Any] | None]:
-    """What the op makes of columns, and the weights beside it."""
+    """Return the op's result over columns, and its weights."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     names = [f"c{place}" for place, _ in enumerate(given)]
     made = resolve(OpCall(op=op, arguments=json.dumps(value)))
@@ -109,7 +109,7 @@ def combined(op: str, arguments: object, *given: pl.Series) -> tuple[list[Any], 
 
 
 def hidden(series: pl.Series) -> pl.Series:
-    """The same column of lists, with elements standing under its nulls."""
+    """Return the same column of lists, with elements below its nulls."""
     rows = [[3, 3] if row is None else row for row in series.to_list()]
     whole = pl.Series(series.name, rows, dtype=series.dtype).to_arrow()
     bits = pa.array([row is not None for row in series.to_list()]).buffers()[1]
@@ -120,7 +120,7 @@ def hidden(series: pl.Series) -> pl.Series:
 def check_rows(
     op: str, arguments: object, given: Sequence[pl.Series], oracle: Callable[..., Any], close: float = 0
 ) -> None:
-    """The op over columns, their parts and chunks and with something under nulls, against the oracle of one row."""
+    """Check the op over columns, their parts, chunks and values below nulls against an oracle for one row."""
     expected = [oracle(*row) for row in zip(*(series.to_list() for series in given), strict=True)]
     size = len(given[0])
     same(combined(op, arguments, *given)[0], expected, close)
@@ -139,7 +139,7 @@ def parts_of(rows: Sequence[Any], dtype: Any = INT_LISTS) -> pl.Series:
 
 
 def without_nulls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An oracle that gives null for a null list, and does not see null elements."""
+    """Wrap an oracle: null for a null list; null elements are removed."""
 
     def oracle(*rows: Any) -> Any:
         return None if None in rows else function(*([item for item in row if item is not None] for row in rows))

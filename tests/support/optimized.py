@@ -1,4 +1,4 @@
-"""What the tests of `optimize` share: tables to rewrite, and other engines' views of what became of them."""
+"""Tables for the tests of `optimize`, and other engines' views of the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLUSTERED: dict[str, Any] = {"cluster_by": ("session",), "sort_by": ("ts",), "ro
 
 
 def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
-    """Events of sessions in log order: a key (sometimes null), a time, numbers, texts, lists with and without nulls."""
+    """Return events of sessions in log order: a key (sometimes null), a time, numbers, strings, lists."""
     rng = np.random.default_rng(seed)
     session = rng.integers(0, keys, rows)
     ids = [[int(s) * 10 + j for j in range(int(s) % 4)] for s in session]
@@ -47,7 +47,7 @@ def events(rows: int, seed: int = 0, *, keys: int = 40) -> pa.Table:
 
 
 def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **options: Any) -> Path:
-    """`days` partitions of events, several files and row groups each."""
+    """Write `days` partitions of events, with several files and row groups each."""
     for day in range(days):
         for file in range(files):
             path = root / f"ds=2026-01-{day + 1:02d}" / f"{file}.parquet"
@@ -58,7 +58,7 @@ def warehouse(root: Path, days: int = 3, rows: int = 500, files: int = 3, **opti
 
 
 def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **settings: Any) -> OptimizeReport:
-    """`optimize`, in one thread."""
+    """Run `optimize` in one thread."""
     more = {name: settings.pop(name) for name in ("map", "threads", "memory_bytes", "say") if name in settings}
     return optimize(
         take_snapshot(str(source)),
@@ -71,33 +71,33 @@ def rewrite(source: Path, target: Path, *, projection: tuple[str, ...] = (), **s
 
 
 def files_of(root: Path) -> list[Path]:
-    """The table's files, in the order of their names."""
+    """Return the table's files, in the order of their names."""
     return sorted(path for path in root.rglob("*.parquet"))
 
 
 def in_arrow(root: Path) -> pa.Table:
-    """The table as pyarrow reads it."""
+    """Read the table with pyarrow."""
     return pads.dataset(root, format="parquet", partitioning="hive").to_table()
 
 
 def in_duckdb(root: Path) -> pa.Table:
-    """The table as DuckDB reads it."""
+    """Read the table with DuckDB."""
     found = duckdb.sql(f"select * from read_parquet('{root}/**/*.parquet', hive_partitioning = true)").arrow()
     return found.read_all() if isinstance(found, pa.RecordBatchReader) else found
 
 
 def in_polars(root: Path) -> pa.Table:
-    """The table as Polars reads it."""
+    """Read the table with Polars."""
     return pl.read_parquet(root, hive_partitioning=True).to_arrow()
 
 
 def multiset(table: pa.Table) -> Counter[str]:
-    """The rows as texts, with their numbers, whatever the order of rows and columns."""
+    """Count the rows as strings, independent of the order of rows and columns."""
     return Counter(str(sorted(row.items())) for row in table.to_pylist())
 
 
 def key_hash(values: list[Any]) -> int:
-    """The documented hash of one key, in Python's integers."""
+    """Compute the documented hash of one key with Python's integers."""
     found = 0
     for value in values:
         if value is None:
@@ -119,7 +119,7 @@ def key_hash(values: list[Any]) -> int:
 
 
 def assert_clustered(root: Path) -> None:
-    """Every partition: keys in hashed order over all its files, a key's rows together and in time order."""
+    """Check that in every partition keys are in hash order over all files, a key's rows together and in time order."""
     for folder in sorted({path.parent for path in files_of(root)}):
         rows = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files_of(folder)])
         keys = rows["session"].to_pylist()

@@ -1,4 +1,4 @@
-"""Modules that a test writes and a pipeline imports: forgotten afterwards, so that the next test may have its own."""
+"""Modules that a test writes and a pipeline imports, removed afterwards so that the next test can have its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feedline.transforms.registry import user_functions
 
 @contextmanager
 def own_modules(folder: Path) -> Iterator[None]:
-    """As if the process had imported nothing from the folder, before and afterwards."""
+    """Remove the folder's modules from those imported, before and after the block."""
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ KEYS = ["price", "cost", "age", "é"]
 
 
 def events(rows: int, seed: int) -> pa.Table:
-    """Rows with a struct and maps, nulls, empty maps and doubled keys among them."""
+    """Return rows with a struct and maps, including nulls, empty maps and duplicate keys."""
     random = np.random.default_rng(seed)
 
     def features() -> Any:
@@ -56,7 +56,7 @@ def first(entries: Any, key: Any) -> Any:
 
 
 def flattened(table: pa.Table, *keys: str) -> pa.Table:
-    """The table as `feedline optimize --flatten features_map` writes it: columns for keys, the rest in the map."""
+    """Return the table as `feedline optimize --flatten features_map` writes it: keys as columns, others in the map."""
     rows = table["features_map"].to_pylist()
     rest = [None if row is None else [pair for pair in row if pair[0] not in keys] for row in rows]
     place = table.schema.get_field_index("features_map")
@@ -67,7 +67,7 @@ def flattened(table: pa.Table, *keys: str) -> pa.Table:
 
 
 def taken(row: dict[str, Any], name: str) -> Any:
-    """A part by plain Python."""
+    """Compute a part in plain Python."""
     column, *keys = name.replace("]", "").replace("'", "").replace('"', "").split("[")
     value = row[column]
     for key in keys:
@@ -77,7 +77,7 @@ def taken(row: dict[str, Any], name: str) -> Any:
 
 
 def flat_table(folder: Path, **options: Any) -> tuple[str, pa.Table]:
-    """A mixed table: a file with the map alone, one with a column for a key, one with columns for both."""
+    """Write a mixed table: a file with the map alone, one with a column for a key, one with columns for both."""
     tables = [events(30, seed) for seed in (1, 2, 3)]
     files = {
         "a.parquet": tables[0],

@@ -1,4 +1,4 @@
-"""Pipelines over small tables in folders of their own, and what they must deliver, by `Pipeline.batches`."""
+"""Pipelines over small tables in folders of their own, and their expected batches, by `Pipeline.batches`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLICKS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A folder with a table, pipelines, a TMPDIR and a runtime folder of its own."""
+    """A folder with a table, pipelines, and its own TMPDIR and runtime folder."""
 
     folder: Path
     table: Path
@@ -59,7 +59,7 @@ class Place:
         return self.folder / "work"
 
     def write(self, file: str = "p.yaml", /, **changes: Any) -> Path:
-        """pipeline.yaml with some keys changed: `batch={"size": 8}` changes one key, None takes a section away.
+        """Write pipeline.yaml with some keys changed: `batch={"size": 8}` changes one key, None removes a section.
 
         Workers of a cluster by address compute as this process does, with whatever its processor has. Other clusters
         have no dashboard, a fifth of a small feeder's CPU time.
@@ -77,7 +77,7 @@ class Place:
         return path
 
     def left(self) -> list[str]:
-        """What lies in TMPDIR and the runtime folder."""
+        """Return what is in TMPDIR and the runtime folder."""
         return sorted(
             str(path.relative_to(self.folder)) for root in (self.temporary, self.sockets) for path in root.rglob("*")
         )
@@ -85,7 +85,7 @@ class Place:
 
 @contextmanager
 def furnished(folder: Path, table: Path) -> Iterator[Place]:
-    """A place whose TMPDIR and runtime folder are this process's, too; both must be empty at the end."""
+    """Yield a place whose TMPDIR and runtime folder this process uses, too; both must be empty at the end."""
     place = Place(folder=folder, table=table)
     place.temporary.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def furnished(folder: Path, table: Path) -> Iterator[Place]:
 
 
 def eventually(condition: Callable[[], Any], *, within_s: float = PATIENCE_S) -> Any:
-    """Wait until a condition holds; its value, which is false where time ran out."""
+    """Wait until a condition holds; return its value, which is false after a timeout."""
     deadline = time.monotonic() + within_s
     while not (value := condition()) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
@@ -105,7 +105,7 @@ def eventually(condition: Callable[[], Any], *, within_s: float = PATIENCE_S) ->
 
 
 def image(batch: Batch) -> bytes:
-    """Every byte of a batch's slot: all tensors, extras, masks, epoch and step."""
+    """Return all bytes of a batch's slot: tensors, extras, masks, epoch and step."""
     return bytes(batch._bytes().numpy())
 
 
@@ -119,13 +119,13 @@ def oracle(
     step: int = 0,
     **options: Any,
 ) -> list[bytes]:
-    """The images of an epoch, made in this process without ring, Dask or feeder."""
+    """Return the images of an epoch, computed in this process without ring, Dask or feeder."""
     batches = Pipeline.from_yaml(path, set).batches(epoch, rank, world_size, step=step, **options)
     return [image(batch) for batch in batches]
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """Processes below one (this one), not zombies."""
+    """Return the descendants of a process (default: this one), without zombies."""
     import psutil
 
     found = []

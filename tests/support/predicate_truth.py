@@ -1,4 +1,4 @@
-"""Drawn predicates, and what each says of a row, in plain Python."""
+"""Random predicates, and their truth for a row, in plain Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPERATORS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def truth(predicate: Predicate, row: Row) -> bool | None:
-    """SQL's three values; a NaN compares false, but for `!=`."""
+    """Return one of SQL's three truth values; a NaN compares false, except with `!=`."""
     match predicate:
         case And(items=items):
             values = [truth(item, row) for item in items]

@@ -1,4 +1,4 @@
-"""Programs that tests start, listen to, signal and see end: each with a deadline, none left behind."""
+"""Programs that tests start, read from, signal and wait for: each has a deadline, and none outlives its test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUPPORT = Path(__file__).parent
 
 
 class Program:
-    """A running process whose lines (standard output and error together) can be waited for."""
+    """A running process whose lines (of standard output and error) can be waited for."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         self.lines: list[str] = []
@@ -50,7 +50,7 @@ class Program:
         return "".join(self.lines)
 
     def line(self, pattern: str) -> re.Match[str]:
-        """The next line that matches; lines before it are passed over."""
+        """Return the next line that matches, skipping others."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -65,13 +65,13 @@ class Program:
         self.process.send_signal(number)
 
     def wait(self, within_s: float = PATIENCE_S) -> int:
-        """The exit status; all output is in `text` then."""
+        """Wait for the end and return the exit status; `text` then has all output."""
         status = self.process.wait(within_s)
         self._reader.join(within_s)
         return status
 
     def kill(self) -> None:
-        """SIGKILL, and see it gone."""
+        """Send SIGKILL and wait for the end."""
         self.send(signal.SIGKILL)
         self.wait()
 
@@ -79,7 +79,7 @@ class Program:
         return psutil.Process(self.pid).children(recursive=True)
 
     def close(self) -> None:
-        """Whatever state it is in: end it and all below it."""
+        """End the program and its descendants, in any state."""
         if self.process.poll() is None:
             for child in self.descendants():
                 child.kill()
@@ -96,7 +96,7 @@ class Program:
 
 @contextmanager
 def running(*command: object, **options: Any) -> Iterator[Program]:
-    """A program for the time of a block; it is ended where the block left it running."""
+    """Run a program during a block; at its end the program is terminated if it still runs."""
     program = Program([str(word) for word in command], **options)
     try:
         yield program
@@ -105,41 +105,41 @@ def running(*command: object, **options: Any) -> Iterator[Program]:
 
 
 def feedline(*arguments: object, **options: Any) -> Any:
-    """`running` the command line."""
+    """Run the command line during a block, as `running`."""
     return running(sys.executable, "-m", "feedline", *arguments, **options)
 
 
 def trainer(*arguments: object, **options: Any) -> Any:
-    """`running` a training loop."""
+    """Run a training loop during a block, as `running`."""
     return running(sys.executable, SUPPORT / "training_loop.py", *arguments, **options)
 
 
 def finished(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A program run to its end."""
+    """Run a program to its end."""
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
 
 
 def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command line run to its end."""
+    """Run the command line to its end."""
     return finished(sys.executable, "-m", "feedline", *arguments, **options)
 
 
 def ended_here(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command line run to its end in this process: where nothing depends on a process of its own."""
+    """Run the command line to its end in this process: where a process of its own is not what is tested."""
     words = [str(word) for word in arguments]
     threshold = gc.get_threshold()
     try:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
             status = status_of(lambda: app(words))
-    finally:  # a command tunes the collection for its own process: garbage of these tests must not be frozen
+    finally:  # a command tunes garbage collection for its own process: it must not freeze these tests' objects
         gc.unfreeze()
         gc.set_threshold(*threshold)
     return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
 
 
 def all_gone(processes: Sequence[psutil.Process]) -> bool:
-    """Whether they end within the time that a killed process's family needs."""
+    """Whether the processes end within the time that the family of a killed process needs."""
     return bool(eventually(lambda: not [each for each in processes if _lives(each)], within_s=15))
 
 
@@ -151,7 +151,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def connections(name: str) -> int:
-    """Entries of the kernel's table for a UNIX socket's file name: the listening one and its backlog."""
+    """Count the kernel's entries for a UNIX socket's path: the listening one and its backlog."""
     return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
@@ -161,7 +161,7 @@ def free_port() -> int:
 
 
 class DaskCluster:
-    """A `dask scheduler` and `dask worker` processes as a deployment runs them, at a fixed address."""
+    """A `dask scheduler` and `dask worker` processes, as in a deployment, at a fixed address."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class DaskCluster:
         self._tls = [word for key, file in (tls or {}).items() for word in (keys[key], file)]
         self._workers = workers
         folder.mkdir()
-        own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what they leave when they are killed is not ours
+        own = {"PYTHONWARNINGS": "ignore", "TMPDIR": str(folder)}  # what killed processes leave behind is not checked
         self._environment = {**os.environ, **own, **(environment or {})}
         self._programs: list[Program] = []
 
@@ -199,20 +199,20 @@ class DaskCluster:
         self._start("worker", *options, environment=environment).line("Registered to")
 
     def kill_worker(self) -> None:
-        """SIGKILL for the worker that was started last."""
+        """Send SIGKILL to the worker that was started last."""
         self._programs.pop().close()
 
     def suspend_worker(self) -> None:
-        """From now on the worker that was started last takes tasks and does nothing."""
+        """Suspend the worker that was started last: it accepts tasks, but does nothing."""
         self._programs[-1].send(signal.SIGSTOP)
 
     def tasks(self) -> int:
-        """How many tasks the scheduler knows."""
+        """Return the number of tasks of the scheduler."""
         with Client(self.address, set_as_default=False) as client:
             return int(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
     def kill(self) -> None:
-        """SIGKILL for all."""
+        """Send SIGKILL to all."""
         for program in self._programs:
             program.close()
         self._programs.clear()

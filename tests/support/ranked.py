@@ -1,8 +1,8 @@
-"""One of two ranks that torch.distributed (gloo) connects: for the test of what they agree on.
+"""One of two ranks connected by torch.distributed (gloo), for tests of their agreement.
 
     python ranked.py RANK MEETING_FILE FOLDER
 
-Prints one JSON object per scene: what this rank got, or the error it met.
+Prints one JSON object per scene: this rank's result or error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedline.errors import FeedlineError
 
 
 def report(scene: str, act: Callable[[], Any]) -> Any:
-    """Print the outcome of a scene; returns it."""
+    """Print the outcome of a scene and return it."""
     try:
         outcome = act()
     except FeedlineError as error:
@@ -36,7 +36,7 @@ def main() -> None:
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=200)
     )
     torch.distributed.barrier()
-    # Far less than a feeder takes to start: NCCL's ten minutes, as it were, and a table that takes eleven.
+    # Far less than the start of a feeder takes, as if a table took longer than NCCL's timeout of ten minutes.
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(milliseconds=200))
     with FeedlineDataset(folder / "p.yaml") as dataset:
 

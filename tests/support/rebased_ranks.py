@@ -1,8 +1,8 @@
-"""One of two ranks that torch.distributed (gloo) connects: both rebase a state whose table rank 0 has rewritten.
+"""One of two ranks connected by torch.distributed (gloo): both rebase a state whose table rank 0 has rewritten.
 
     python rebased_ranks.py RANK MEETING_FILE PIPELINE.YAML FILE SMALLER_FILE
 
-Prints one JSON object: the ids before and after, the state, and the length that the dataset says.
+Prints one JSON object: the ids before and after, the state, and the length of the dataset.
 """
 
 from __future__ import annotations

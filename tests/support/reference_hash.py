@@ -1,4 +1,4 @@
-"""The hashes of the documentation over Python's integers, one value at a time: the oracle of the vectorised ones."""
+"""The documented hashes over Python's integers, one value at a time: the oracle of the vectorised ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hash_of(value: int | str | bytes, seed: int = 0) -> int:
 
 
 def cross_of(*values: int | str) -> int:
-    """The hash of several values, as hashed_cross documents it."""
+    """Compute the hash of several values as documented for hashed_cross."""
     total = 0
     for value in values:
         word = digest_of(value.encode()) if isinstance(value, str) else value & MASK
@@ -34,7 +34,7 @@ def cross_of(*values: int | str) -> int:
 
 
 def sigrid_of(value: int, salt: int, limit: int) -> int:
-    """TorchArrow's sigrid_hash over Python's integers."""
+    """Compute TorchArrow's sigrid_hash over Python's integers."""
     key = value & MASK
     key = (~key + (key << 21)) & MASK
     key ^= key >> 24

@@ -1,4 +1,4 @@
-"""A table whose rows have unique ids, a run over it that is interrupted, and rewrites of its files in between."""
+"""A table of rows with unique ids, an interrupted run over it, and rewrites of its files in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES = {"extra": {"id": [], "name": []}, "dense": {"x": [{"fill_null": 0}]},
 
 
 class Rewritten:
-    """A folder with a table of partitions `ds=0 …`, its pipeline, and what is in it: file -> ids."""
+    """A folder with a table of partitions `ds=0 …`, its pipeline, and its content: file -> ids."""
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder, self.random = folder, random.Random(seed)
@@ -36,7 +36,7 @@ class Rewritten:
 
     @property
     def ids(self) -> list[int]:
-        """Every row of the table as it is now."""
+        """Return the ids of all current rows."""
         return sorted(row for rows in self.files.values() for row in rows)
 
     def new_ids(self, count: int) -> list[int]:
@@ -44,7 +44,7 @@ class Rewritten:
         return list(range(self.top - count, self.top))
 
     def write(self, name: str, ids: Sequence[int], *, row_group_rows: int | None = None, **options: Any) -> None:
-        """A file with those rows; the same ids give the same rows, whatever file they are in."""
+        """Write a file with these rows; equal ids give equal rows in any file."""
         path = self.table / name
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = pa.table(
@@ -74,14 +74,14 @@ class Rewritten:
         return [name for name in self.files if name.startswith(f"ds={day}/")]
 
     def delete(self, name: str, share: float = 0.3, *, shuffled: bool = True) -> None:
-        """Rewrite a file without some of its rows, in another order and other row groups."""
+        """Rewrite a file without some of its rows, in another order and with other row groups."""
         rows = [row for row in self.files[name] if self.random.random() > share]
         if shuffled:
             self.random.shuffle(rows)
         self.write(name, rows)
 
     def rewrite(self) -> None:
-        """What a privacy job may do to a table, at random, partition by partition."""
+        """Rewrite the table at random as a privacy job may do, partition by partition."""
         for day in range(8):
             names = self.of(day)
             if not names:
@@ -122,12 +122,12 @@ class Rewritten:
         return Pipeline.from_yaml(path)
 
     def forget(self) -> Path:
-        """Leave no record of any identity; where they are kept now."""
+        """Delete all records of identities; return their folder."""
         return (self.folder / "work" / "rows").rename(self.folder / "forgotten")
 
 
 def steps(pipeline: Pipeline, plan: Plan, epoch: int, first: int, last: int | None = None, world: int = 1) -> list[int]:
-    """The ids that all ranks deliver in steps [first, last)."""
+    """Return the ids that all ranks deliver in steps [first, last)."""
     found = []
     for rank in range(world):
         for batch in pipeline.batches(epoch, rank, world, step=first, plan=plan):
@@ -140,7 +140,7 @@ def steps(pipeline: Pipeline, plan: Plan, epoch: int, first: int, last: int | No
 
 @contextmanager
 def earlier_version() -> Iterator[None]:
-    """Plans that are made meanwhile record identities without a row key, as earlier versions did."""
+    """Within the block, plans record identities without a row key, as earlier versions did."""
 
     def recording(spec: PipelineSpec, snapshot: Snapshot) -> Recording | None:
         return unkeyed_recording(spec, snapshot, compile_spec(spec, planned_schema(spec, snapshot.schema)).parts)
@@ -150,7 +150,7 @@ def earlier_version() -> Iterator[None]:
 
 
 def state_at(plan: Plan, epoch: int, step: int) -> dict[str, Any]:
-    """What a dataset on that plan would say."""
+    """Return the state of a dataset on this plan."""
     return state_of(plan.facts(), epoch, step)
 
 

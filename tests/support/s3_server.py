@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, in a process of its own: prints its port, and serves until its standard input ends."""
+"""Run a real S3 server on loopback: print its port, and serve until standard input ends."""
 
 from __future__ import annotations
 

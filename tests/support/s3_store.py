@@ -1,6 +1,6 @@
-"""An S3 store that tests can break: a real S3 server in a process of its own, and a proxy before it that makes faults.
+"""An S3 store with faults: a real S3 server in a process of its own, behind a proxy that injects faults.
 
-The proxy speaks plain HTTP/1.1, counts every request, and lets a `Fault` spoil those it matches, as often as it says.
+The proxy speaks plain HTTP/1.1, counts every request, and applies a `Fault` to those that match, as often as it says.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANSWERS = {
 
 @dataclass(frozen=True)
 class Request:
-    """A request as the proxy saw it; `bytes` of the body that it answered with."""
+    """A request as the proxy saw it; `bytes`: of the body of the answer."""
 
     method: str
     path: str
@@ -51,10 +51,10 @@ class Request:
 
 @dataclass
 class Fault:
-    """What happens to the requests that match, `times` times after `after` were let through.
+    """A fault of matching requests, `times` times after the first `after` of them.
 
     `kind`: an error answer by name (see `_ANSWERS`), or delay, hang, reset, reset_body, truncated, short.
-    `truncated` promises the whole body and sends half; `short` promises half, and keeps that promise.
+    `truncated` announces the whole body and sends half; `short` announces and sends half.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Fault:
 
 
 class Store:
-    """The proxy's end that tests hold: its address, what it saw, and the faults it makes now."""
+    """The proxy as tests use it: its address, the requests it saw, and its current faults."""
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
@@ -94,7 +94,7 @@ class Store:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def uri(self, path: str, **options: str) -> str:
-        """The URI of `bucket/key…` behind this proxy."""
+        """Return the URI of `bucket/key…` behind this proxy."""
         query = {"endpoint_override": self.address, "scheme": "http", "region": "us-east-1", **options}
         return f"s3://{path}?" + "&".join(f"{key}={value}" for key, value in query.items())
 
@@ -105,13 +105,13 @@ class Store:
         return made
 
     def forget(self) -> None:
-        """No faults, and nothing seen."""
+        """Remove all faults and recorded requests."""
         with self.lock:
             self.faults.clear()
             self.requests.clear()
 
     def counts(self, path: str = "") -> Counter[str]:
-        """Requests whose path matches, by method; GETs of a part of an object count as "range"."""
+        """Count requests whose path matches, by method; GETs of a part of an object count as "range"."""
         with self.lock:
             seen = [request for request in self.requests if re.search(path, request.path)]
         return Counter("range" if request.range and request.method == "GET" else request.method for request in seen)
@@ -130,7 +130,7 @@ class _Server(socketserver.ThreadingTCPServer):
     store: Store
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is no event."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -158,7 +158,7 @@ class _Handler(socketserver.BaseRequestHandler):
         return False
 
     def _one(self, reader: BinaryIO, upstream: http.client.HTTPConnection) -> bool:
-        """Answer one request; whether the connection lives on."""
+        """Answer one request; return whether the connection stays open."""
         line = reader.readline()
         if not line:
             return False
@@ -222,7 +222,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def _chunks(reader: BinaryIO) -> bytes:
-    """A body in chunks, whole."""
+    """Read a whole chunked body."""
     body = b""
     while size := int(reader.readline().split(b";")[0], 16):
         body += reader.read(size)
@@ -237,7 +237,7 @@ _HOP = ("content-length", "connection", "transfer-encoding", "keep-alive", "serv
 
 @contextmanager
 def s3_server() -> Iterator[int]:
-    """A real S3 server for the time of a block: its port."""
+    """Run a real S3 server during a block; yields its port."""
     command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -248,7 +248,7 @@ def s3_server() -> Iterator[int]:
 
 
 def put(port: int, path: str, content: bytes = b"") -> None:
-    """Make a bucket (`bucket`) or an object (`bucket/key`), past every proxy."""
+    """Create a bucket (`bucket`) or an object (`bucket/key`), bypassing all proxies."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(
@@ -265,7 +265,7 @@ def put(port: int, path: str, content: bytes = b"") -> None:
 
 
 def put_folder(port: int, bucket: str, folder: Path) -> None:
-    """A bucket with the files of a local folder, below the folder's name."""
+    """Create a bucket with the files of a local folder, below the folder's name."""
     put(port, bucket)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The written definition of sampling in plain Python, one value at a time."""
+"""The documented definition of sampling in plain Python, one value at a time."""
 
 from __future__ import annotations
 

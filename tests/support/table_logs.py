@@ -1,4 +1,4 @@
-"""Rows for tables of other formats, and Iceberg tables without a catalog's database, whose metadata files are all."""
+"""Rows for tables of other formats, and Iceberg tables that consist of metadata files alone, without a catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = datetime.date(2026, 1, 1)
 
 
 def rows(start: int, count: int = 12) -> pa.Table:
-    """Every kind of column, with nulls; ids from `start`."""
+    """Return rows with every kind of column, including nulls; ids from `start`."""
     ids = list(range(start, start + count))
     return pa.table(
         {
@@ -40,7 +40,7 @@ def rows(start: int, count: int = 12) -> pa.Table:
 
 
 def same_rows(read: pa.Table, expected: pa.Table) -> None:
-    """The same columns and rows, in whatever order."""
+    """Check that columns and rows are the same, in any order."""
     assert set(read.schema.names) == set(expected.schema.names)
     assert read.sort_by("id").to_pylist() == expected.select(read.schema.names).sort_by("id").to_pylist()
 
@@ -65,13 +65,13 @@ BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"))
 
 
 class FolderCatalog(NoopCatalog):
-    """Enough of a catalog to create tables in folders and to commit to them."""
+    """A minimal catalog that creates tables in folders and commits to them."""
 
     def __init__(self, **properties: str) -> None:
         super().__init__("folder", **properties)
 
     def create(self, folder: Path | str, schema: Any, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC) -> Table:
-        """A new table; `schema` is pyiceberg's own, as columns that it numbers are those of its partition spec."""
+        """Create a table; `schema` is pyiceberg's own, whose field ids the partition spec uses."""
         metadata = new_table_metadata(
             location=str(folder),
             schema=schema,
@@ -102,7 +102,7 @@ class FolderCatalog(NoopCatalog):
 
 
 def ice_table(folder: Path) -> Table:
-    """An Iceberg table of two snapshots with 12 rows each, a partition per day."""
+    """Create an Iceberg table of two snapshots with 12 rows each, partitioned by day."""
     table = FolderCatalog().create(folder, Schema(*FIELDS), BY_DAY)
     for start in (0, 100):
         table.append(ice_rows(table, start))
@@ -110,7 +110,7 @@ def ice_table(folder: Path) -> Table:
 
 
 def ice_rows(table: Any, start: int, **more: Any) -> pa.Table:
-    """`rows` in the types and order of an Iceberg table."""
+    """Return `rows` in the types and order of an Iceberg table."""
     data = rows(start)
     data = data.set_column(data.schema.names.index("ts"), "ts", data["ts"].cast(pa.timestamp("us")))
     for name, column in more.items():

@@ -1,4 +1,4 @@
-"""Ops that learn a sum, and how often each value occurs: for tests of what fitting does, whatever is learnt."""
+"""Ops that learn a sum, and how often each value occurs, for tests of fitting itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _flat(column: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True)
 class Total:
-    """Learns count and sum of integers: a state of one row."""
+    """Learn count and sum of integers: a state of one row."""
 
     keys: tuple[str, ...] = ()
 
@@ -51,7 +51,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Counts:
-    """Learns how often each value occurs, in lists too: a state of a row per value."""
+    """Learn how often each value occurs, also in lists: a state of a row per value."""
 
     keys: tuple[str, ...] = ("value",)
 
@@ -82,7 +82,7 @@ class Naming(Parameters):
 
 @contextmanager
 def toy_ops() -> Iterator[None]:
-    """The ops `minus_mean` and `occurrences` are there."""
+    """Register the ops `minus_mean` and `occurrences` during a block."""
     before = dict(OPS)
 
     @op(
@@ -93,7 +93,7 @@ def toy_ops() -> Iterator[None]:
         learns=Learning(learner=lambda _, values: Total(), name=lambda parameters: parameters.name),
     )
     def minus_mean(x: Value, parameters: Naming, artifact: Artifact, _: Mapping[str, Value]) -> Value:
-        """Subtracts the mean, rounded down."""
+        """Subtract the mean, rounded down."""
         mean = artifact.facts["sum"] // artifact.facts["count"]
         return Value(expr=x.expr.cast(pl.Int64) - parameters.scale * mean, dtype=pl.Int64())
 
@@ -106,7 +106,7 @@ def toy_ops() -> Iterator[None]:
         learns=Learning(learner=lambda _, values: Counts(), name=lambda parameters: parameters.name),
     )
     def occurrences(x: Value, _: Naming, artifact: Artifact, __: Mapping[str, Value]) -> Value:
-        """How often each value occurs; 0 where it never did."""
+        """Return how often each value occurs; 0 if never."""
         counts = pl.DataFrame({"value": [], "count": []}) if artifact.table is None else pl.from_arrow(artifact.table)
         assert isinstance(counts, pl.DataFrame)
         expr = x.expr if not isinstance(x.dtype, pl.List) else x.expr.list.first()
@@ -134,7 +134,7 @@ FEATURES: dict[str, Any] = {
 
 
 def written(folder: Path, table: Path, **changes: Any) -> Path:
-    """A pipeline.yaml of features that learn, with some keys changed; None takes a key away."""
+    """Write a pipeline.yaml of features that learn, with some keys changed; None removes a key."""
     document: dict[str, Any] = {
         "version": 1,
         "name": "toys",
@@ -145,7 +145,7 @@ def written(folder: Path, table: Path, **changes: Any) -> Path:
         "cluster": {"threads": 1, "dashboard": False},
         **changes,
     }
-    if document.get("fit") != "auto":  # vectors are another test's matter, and read more than is learnt from
+    if document.get("fit") != "auto":  # vectors are tested elsewhere, and read further columns
         document["fit"] = {"golden": "none", **document.get("fit", {})}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "p.yaml"

@@ -1,9 +1,9 @@
-"""A training loop as a program, for the tests that kill it: prints what it gets, and saves its state.
+"""A training loop as a program, for tests that kill it: prints what it receives, and saves its state.
 
     python training_loop.py PIPELINE.YAML STATE.PT [--epochs N] [--stop-after BATCHES]
 
-Prints "feeder PID attached|own" and then "EPOCH STEP DIGEST" per batch. Resumes from STATE.PT where that exists; the
-state is saved after each batch, before its line is printed. With --stop-after it waits for its end after that many.
+Prints "feeder PID attached|own" and then "EPOCH STEP DIGEST" per batch. Resumes from STATE.PT if that exists; the
+state is saved after each batch, before its line is printed. With --stop-after it then waits to be ended.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# The Apache Parquet interoperability collection, which the repository does not hold
+# The Apache Parquet interoperability collection, which is not in the repository
 DATA = Path(os.environ.get("FEEDLINE_TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 COLLECTION = DATA / "parquet-testing"
 
 
 def sample(rows: int, seed: int = 0) -> pa.Table:
-    """Every kind of column, a fifth of each null."""
+    """Return rows with every kind of column, a fifth of each null."""
     rng = np.random.default_rng(seed)
     null = rng.random(rows) < 0.2
     ints = rng.integers(-1000, 1000, rows)
@@ -63,7 +63,7 @@ def write(root: Path, tables: dict[str, pa.Table], **options: Any) -> str:
 
 
 def collection(folder: str) -> list[Path]:
-    """The Parquet files of one of the collection's folders; none where it is absent."""
+    """Return the Parquet files of one of the collection's folders; none if it is absent."""
     return sorted(
         path for path in (COLLECTION / folder).rglob("*.parquet*") if path.is_file() and path.suffix != ".json"
     )

@@ -325,7 +325,7 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), width=200)
     assert floor.available(["thread-pool", "grain"], console) == ["thread-pool"]
     assert console.file.getvalue() == "grain is skipped: grain is not installed (extra: bench)\n"
-    with pytest.raises(floor.BenchmarkError, match="no contender is left"):
+    with pytest.raises(floor.BenchmarkError, match="no contender remains"):
         floor.available(["grain"], console)
 
 

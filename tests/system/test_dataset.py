@@ -360,12 +360,12 @@ def test_batches_that_outgrow_their_slots(tmp_path: Path, place: Place):
     with FeedlineDataset(path) as dataset:
         iterator = iter(dataset)
         feed = dataset._feed
-        assert eventually(lambda: feed._connection.receive() and len(feed._connection.reader._mapped) > 2), (
+        assert eventually(lambda: feed._connection.receive() and len(feed._connection.reader._generations) > 2), (
             "none is read so far"
         )
         assert [image(batch) for batch in iterator] == expected
         assert eventually(
-            lambda: feed._connection.reader.settle() is None and len(feed._connection.reader._mapped) == 1
+            lambda: feed._connection.reader.settle() is None and len(feed._connection.reader._generations) == 1
         ), "the others went"
         dataset.set_epoch(0)
         held = list(dataset)

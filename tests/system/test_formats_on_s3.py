@@ -52,7 +52,7 @@ def test_a_delta_table(server: int, tmp_path: Path):
     del store
     same_rows(Table(uri(server, "delta/t"), format="delta").read(), deltalake.DeltaTable(folder).to_pyarrow_table())
     assert Table(uri(server, "delta/t"), format="delta", version=0).read().num_rows == 12
-    with pytest.raises(TableError, match=r"s3://delta/nothing is no Delta table") as caught:
+    with pytest.raises(TableError, match=r"s3://delta/nothing is not a Delta table") as caught:
         Table(uri(server, "delta/nothing"), format="delta").snapshot()
     assert "endpoint_override" not in str(caught.value)
 

@@ -47,7 +47,7 @@ def test_a_dataset(place: Rewritten, capsys: pytest.CaptureFixture[str]):
         state = dataset.state_dict()
         dataset.load_state_dict(state, snapshot="rebase")
         assert dataset.state_dict() == state
-        assert "feedline: rebase: the table is as it was" in capsys.readouterr().err
+        assert "feedline: rebase: the table has not changed" in capsys.readouterr().err
 
         place.delete("ds=1/0.parquet")
         place.delete("ds=2/0.parquet", shuffled=False)
@@ -173,7 +173,7 @@ def test_the_command(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
     assert both["rest"]["rows"] == len(after)
     again = ended_here("rebase", "p.yaml", "new.json")
     assert json.loads(again.stdout) == new
-    assert again.stderr == "the table is as it was\n"
+    assert again.stderr == "the table has not changed\n"
 
 
 def test_the_command_refuses(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
@@ -187,8 +187,8 @@ def test_the_command_refuses(place: Rewritten, monkeypatch: pytest.MonkeyPatch):
     place.delete("ds=1/0.parquet")
     for words, status, text in (
         (("p.yaml",), 2, "the state lacks snapshot"),
-        (("nowhere.json",), 2, "holds no state as JSON"),
-        ((state,), 2, "cannot be told from those that were delivered"),
+        (("nowhere.json",), 2, "is not a state in JSON"),
+        ((state,), 2, "cannot be matched with those delivered"),
         ((state, "--rewritten", "skip"), 2, "No such option: --rewritten"),
     ):
         done = ended_here("rebase", "p.yaml", *words)

@@ -243,7 +243,7 @@ def test_other_features_are_refused_unless_asked_for(place: Place, fresh: dict[s
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 2}, "version is unknown: got 2, expected 1"),
+        ({"version": 2}, "version is not supported: got 2, expected 1"),
         ({"step": -1}, "step must be a non-negative integer: got -1"),
         ({"epoch": "1"}, "epoch must be a non-negative integer: got '1'"),
         ({"lanes": True}, "lanes must be a non-negative integer: got True"),

@@ -205,7 +205,7 @@ def test_trainers_come_and_go(place: Place, tmp_path: Path):
         feeder = run.descendants()[0].pid
         another = ended("run", path)
         assert (another.returncode, str(feeder) in another.stderr) == (1, True), another.stderr
-        assert "this job's rank is served already" in another.stderr
+        assert "this job's rank is already served" in another.stderr
         with FeedlineDataset(path) as dataset:
             iterator = iter(dataset)
             seen = [image(next(iterator)) for _ in range(10)]
@@ -320,7 +320,7 @@ def test_wrong_options(place: Place):
     path = place.write()
     for options, text in (
         (("--sink", "file"), "--sink is unknown: got 'file', expected trainer or null"),
-        (("--ranks", "0-x"), "--ranks is no list of ranks: got '0-x'"),
+        (("--ranks", "0-x"), "--ranks is not a list of ranks: got '0-x'"),
         (("--ranks", "2", "--world-size", "2"), "--ranks does not fit --world-size"),
         (("--set", "batch.sizes=3"), "did you mean"),
     ):

@@ -1,7 +1,7 @@
 """Encoded rows as an Arrow table, for callers that want columns instead of a batch.
 
-Runs in: Dask workers (`Pipeline.to_dask`), the process of `feedline transform`. Values are those of a batch,
-bit by bit; numbers of one column per feature and id lists share the encoded rows' memory.
+Runs in: Dask workers (`Pipeline.to_dask`), the process of `feedline transform`. Values are bit-equal to
+those of a batch; categorical features and id lists share the memory of the encoded rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from feedline.loader.encoding.layout import BatchSchema
 
 def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
     """Encoded rows as an Arrow table with one column per feature, in the order of pipeline.yaml."""
-    sparse = {column.name: place for place, column in enumerate(schema.sparse)}
+    sparse = {column.name: index for index, column in enumerate(schema.sparse)}
     columns: dict[str, pa.Array] = {}
     for column in schema:
         if column.group in ("dense", "label"):
@@ -29,10 +29,10 @@ def arrow_table(rows: EncodedRows, schema: BatchSchema) -> pa.Table:
         elif column.group == "categorical":
             columns[column.name] = pa.array(rows.categorical[column.offset])
         elif column.group == "sparse":
-            place = sparse[column.name]
-            offsets, values = pa.array(rows.offsets[place]), pa.array(rows.values[place])
+            index = sparse[column.name]
+            offsets, values = pa.array(rows.offsets[index]), pa.array(rows.values[index])
             if column.weighted:
-                values = pa.StructArray.from_arrays([values, pa.array(rows.weights[place])], ["id", "weight"])
+                values = pa.StructArray.from_arrays([values, pa.array(rows.weights[index])], ["id", "weight"])
             columns[column.name] = pa.LargeListArray.from_arrays(offsets, values)
         else:
             columns[column.name] = rows.extra[column.offset]

@@ -1,8 +1,8 @@
 """Encode a frame's columns as arrays from which batches are cut.
 
 Runs in: Dask workers (or the feeder's Dask threads), `Pipeline.transform`, `Pipeline.batches`. The encoded form is
-row-major for dense and labels (a row range is one contiguous copy), column by column for the rest, which so needs no
-copy of what the transforms made; ragged offsets start at 0, so that the values of any row range are a slice. `take`
+row-major for dense and labels (a row range is one contiguous copy), and column by column for the rest, which needs no
+copy of the transforms' output; ragged offsets start at 0, so that the values of any row range are a slice. `take`
 gathers rows for the permutation within a block.
 """
 
@@ -27,8 +27,8 @@ from feedline.loader.encoding.quality import Observer
 # A list<int64> is gathered as the binary string of its bytes: one memcpy per row. For 131,072 rows x 6 lists of 17
 # ids that takes a quarter of the time of a gather of single values; see docs/decisions/0002-gather-ragged-rows.md.
 _INT32_LIMIT = 2**31 - 1
-# A wide matrix is written in blocks of rows of this size, so that a line of memory gets its 16 numbers before it leaves
-# the caches: 504 columns of 32,768 rows in 32 ms instead of 47.
+# A wide matrix is written in blocks of rows of this size, so that a cache line gets its 16 values before it is evicted:
+# 504 columns of 32,768 rows in 32 ms instead of 47.
 _MATRIX_BYTES = 8 * 2**20
 _UNFILTERED: Mapping[str, str] = MappingProxyType({})
 _FILL = {"list": "fill_null", "list of weights": "{weighted: {fill: 1.0}}"}
@@ -54,12 +54,12 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        numbers: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
-        numbers += tuple(weights for weights in self.weights if weights is not None)
-        return sum(array.nbytes for array in numbers) + sum(int(array.nbytes) for array in self.extra)
+        arrays: tuple[NDArray[Any], ...] = (self.dense, self.labels, *self.categorical, *self.values, *self.offsets)
+        arrays += tuple(weights for weights in self.weights if weights is not None)
+        return sum(array.nbytes for array in arrays) + sum(int(array.nbytes) for array in self.extra)
 
     def __sizeof__(self) -> int:
-        return self.nbytes  # Dask asks this of everything a task returns
+        return self.nbytes  # Dask calls this on every task's result
 
 
 def encode(
@@ -68,21 +68,21 @@ def encode(
     observer: Observer | None = None,
     filters: Mapping[str, str] = _UNFILTERED,
 ) -> EncodedRows:
-    """The rows of a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
+    """Encode a frame of finished features (one column per feature, of its group's dtype), counted by `observer`.
 
-    filters: by feature the condition of `source.where` that drops the nulls it is made of; none where nothing filters.
+    filters: for features read from columns, the condition of `source.where` that would drop their nulls, for messages.
 
-    Raises DataError, which names the feature and knows the row, where a scalar, an element of a list or vector, or a
-    weight is null. A null list is an empty list.
+    Raises DataError, with feature and row, for a null scalar, a null element of a list or vector, or a null weight. A
+    null list is an empty list.
     """
     rows = frame.height
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
     for column in schema.sparse:
-        held, borders, beside = _lists(frame.get_column(column.name), column, observer)
-        values.append(held)
-        offsets.append(borders)
-        weights.append(beside)
+        list_values, list_offsets, list_weights = _lists(frame.get_column(column.name), column, observer)
+        values.append(list_values)
+        offsets.append(list_offsets)
+        weights.append(list_weights)
     return EncodedRows(
         rows=rows,
         dense=_row_major(frame, schema, "dense", observer, filters),
@@ -97,7 +97,7 @@ def encode(
     )
 
 
-def _numbers(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
+def _scalars(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArray[Any]:
     if series.null_count():
         row = int(series.is_null().arg_max() or 0)
         instead = f", or `{filters[name]}` to source.where" if name in filters else ""
@@ -111,9 +111,9 @@ def _numbers(series: pl.Series, name: str, filters: Mapping[str, str]) -> NDArra
 def _ids(
     series: pl.Series, column: SlotColumn, observer: Observer | None, filters: Mapping[str, str]
 ) -> NDArray[np.int64]:
-    ids = _numbers(series, column.name, filters)
+    ids = _scalars(series, column.name, filters)
     if observer is not None:
-        observer.integers(column, ids)
+        observer.count_integers(column, ids)
     return ids
 
 
@@ -122,20 +122,20 @@ def _lists(
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.float32] | None]:
     """A sparse feature's values, offsets and weights."""
 
-    def row_of(place: int) -> int:
-        return int(np.searchsorted(offsets, place, side="right")) - 1
+    def row_of(index: int) -> int:
+        return int(np.searchsorted(offsets, index, side="right")) - 1
 
     values, offsets = _encode_ragged(series.struct.field("values") if column.weighted else series, column.name, "list")
     if observer is not None:
-        observer.lists(column, offsets)
+        observer.count_lists(column, offsets)
     if column.dtype == "float32":
         values = _apply_on_nonfinite(values, column, observer, row_of=row_of)
     elif observer is not None:
-        observer.integers(column, values)
+        observer.count_integers(column, values)
     if not column.weighted:
         return values, offsets, None
-    beside = _weights(series.struct.field("weights"), offsets, column.name)
-    return values, offsets, _apply_on_nonfinite(beside, column, observer, row_of=row_of, weights=True)
+    list_weights = _weights(series.struct.field("weights"), offsets, column.name)
+    return values, offsets, _apply_on_nonfinite(list_weights, column, observer, row_of=row_of, weights=True)
 
 
 def _row_major(
@@ -144,20 +144,22 @@ def _row_major(
     columns = schema.group(group)
     width = sum(column.width for column in columns)
     matrix = np.empty((frame.height, width), dtype=np.float32)
-    held: list[tuple[int | slice, NDArray[Any]]] = []
+    sources: list[tuple[int | slice, NDArray[Any]]] = []
     for column in columns:
         series = frame.get_column(column.name)
         if isinstance(series.dtype, pl.Array):
-            place = slice(column.offset, column.offset + column.width)
-            held.append((place, _apply_on_nonfinite(_vectors(series, column.name), column, observer)))
+            target = slice(column.offset, column.offset + column.width)
+            sources.append((target, _apply_on_nonfinite(_vectors(series, column.name), column, observer)))
         else:
-            held.append((column.offset, _apply_on_nonfinite(_numbers(series, column.name, filters), column, observer)))
+            sources.append(
+                (column.offset, _apply_on_nonfinite(_scalars(series, column.name, filters), column, observer))
+            )
     step = max(_MATRIX_BYTES // (4 * max(width, 1)), 1)
     for start in range(0, frame.height, step):
         rows = slice(start, start + step)
         part = matrix[rows]
-        for target, values in held:
-            part[:, target] = values[rows]
+        for columns_of_feature, values in sources:
+            part[:, columns_of_feature] = values[rows]
     return matrix
 
 
@@ -169,19 +171,19 @@ def _apply_on_nonfinite(
     row_of: Callable[[int], int] | None = None,
     weights: bool = False,
 ) -> NDArray[Any]:
-    """A feature's finished floats (or the weights of its ids) after its `on_nonfinite`, counted by the observer.
+    """Apply a feature's `on_nonfinite` to its finished floats (or the weights of its ids), counted by the observer.
 
-    values: one number or one vector per row, or the values of lists, where `row_of` maps a value's index to its row.
-    They are copied only where they change. Minimum and maximum, which are needed anyway, are finite where all values
-    are, so that only values that fail this test are searched.
+    values: one scalar or vector per row, or the values of lists, where `row_of` maps a value's index to its row. They
+    are copied only if they change. Minimum and maximum, which are needed anyway, are finite if and only if all values
+    are, so values are searched only if that test fails.
 
-    Raises DataError, with the row, where on_nonfinite is error.
+    Raises DataError, with the row, if on_nonfinite is error.
     """
     if observer is None and column.on_nonfinite == "keep":
         return values
     low, high = (values.min(), values.max()) if values.size else (math.inf, -math.inf)
-    unknown = values.size and not (math.isfinite(low) and math.isfinite(high))
-    finite = np.isfinite(values) if unknown else None
+    all_finite = not values.size or (math.isfinite(low) and math.isfinite(high))
+    finite = None if all_finite else np.isfinite(values)
     if finite is not None:
         if column.on_nonfinite == "error":
             raise _nonfinite_error(values, finite, column, row_of, "weight" if weights else "value")
@@ -189,9 +191,9 @@ def _apply_on_nonfinite(
         high = values.max(where=finite, initial=-math.inf)
     if observer is not None:
         if not weights:
-            observer.floats(column, values.size, (float(low), float(high)))
+            observer.count_floats(column, values.size, (float(low), float(high)))
         if finite is not None:
-            observer.nonfinite(column, int(finite.size - np.count_nonzero(finite)))
+            observer.count_nonfinite(column, int(finite.size - np.count_nonzero(finite)))
     if finite is None or column.on_nonfinite == "keep":
         return values
     return np.where(finite, values, values.dtype.type(0))
@@ -200,10 +202,10 @@ def _apply_on_nonfinite(
 def _nonfinite_error(
     values: NDArray[Any], finite: NDArray[np.bool_], column: SlotColumn, row_of: Callable[[int], int] | None, what: str
 ) -> DataError:
-    place = int(np.argmin(finite))
-    row = row_of(place) if row_of is not None else place * len(values) // values.size
+    index = int(np.argmin(finite))
+    row = row_of(index) if row_of is not None else index * len(values) // values.size
     return DataError(
-        f"feature {column.name!r} holds a {what} that is not finite ({column.chain}): got {values.flat[place]} and "
+        f"feature {column.name!r} holds a {what} that is not finite ({column.chain}): got {values.flat[index]} and "
         f"{int(finite.size - np.count_nonzero(finite)) - 1:,} more in {values.size:,}, expected finite numbers. Change "
         f"its ops, or set its on_nonfinite to zero or keep"
     ).at(row)
@@ -262,7 +264,7 @@ def _encode_ragged(series: pl.Series, name: str, what: str) -> tuple[NDArray[Any
 
 
 def join(parts: Sequence[EncodedRows]) -> EncodedRows:
-    """Several parts as one, in their order."""
+    """Concatenate parts."""
     if len(parts) == 1:
         return parts[0]
     sparse = range(len(parts[0].values))
@@ -274,30 +276,30 @@ def join(parts: Sequence[EncodedRows]) -> EncodedRows:
         ),
         labels=np.concatenate([part.labels for part in parts]),
         values=tuple(np.concatenate([part.values[index] for part in parts]) for index in sparse),
-        weights=tuple(_joined_weights(parts, index) for index in sparse),
+        weights=tuple(_join_weights(parts, index) for index in sparse),
         offsets=tuple(_join_offsets([part.offsets[index] for part in parts]) for index in sparse),
         extra=tuple(pa.concat_arrays(arrays) for arrays in zip(*(part.extra for part in parts), strict=True)),
     )
 
 
 def _join_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    joined = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
-    joined[0] = 0
+    offsets = np.empty(sum(len(part) - 1 for part in parts) + 1, dtype=np.int64)
+    offsets[0] = 0
     row = 0
     for part in parts:
-        np.add(part[1:], joined[row], out=joined[row + 1 : row + len(part)])
+        np.add(part[1:], offsets[row], out=offsets[row + 1 : row + len(part)])
         row += len(part) - 1
-    return joined
+    return offsets
 
 
 def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
-    """Rows [start, stop), without a copy but for the rebased offsets."""
+    """Rows [start, stop); only offsets are copied."""
     values, offsets = [], []
     weights: list[NDArray[np.float32] | None] = []
-    for flat, beside, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
+    for flat, flat_weights, borders in zip(encoded.values, encoded.weights, encoded.offsets, strict=True):
         first = borders[start]
         values.append(flat[first : borders[stop]])
-        weights.append(None if beside is None else beside[first : borders[stop]])
+        weights.append(None if flat_weights is None else flat_weights[first : borders[stop]])
         offsets.append(borders[start : stop + 1] - first)
     return EncodedRows(
         rows=stop - start,
@@ -314,21 +316,21 @@ def slice_rows(encoded: EncodedRows, start: int, stop: int) -> EncodedRows:
 def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRows:
     """The rows of several parts (laid end to end) at `indices`, in that order.
 
-    Feature by feature: the parts of one are joined, gathered and let go, so that what is gathered from is small.
+    Feature by feature: the parts of one feature are joined, gathered and freed, so that the source stays small.
     """
-    chosen = pa.array(indices)
+    arrow_indices = pa.array(indices)
     rows = len(indices)
     first = parts[0]
     categorical = np.empty((len(first.categorical), rows), dtype=np.int64)
-    for index, gathered in enumerate(categorical):
+    for index, target in enumerate(categorical):
         column = _join([part.categorical[index] for part in parts])
-        column.take(indices, out=gathered, mode="clip")  # "raise" would gather into a buffer first
+        column.take(indices, out=target, mode="clip")  # "raise" would gather into a buffer first
     ragged, weights = [], []
     for index in range(len(first.values)):
         borders = _join_offsets([part.offsets[index] for part in parts])
-        ragged.append(_take_ragged(_join([part.values[index] for part in parts]), borders, chosen))
-        beside = _joined_weights(parts, index)
-        weights.append(None if beside is None else _take_ragged(beside, borders, chosen)[0])
+        ragged.append(_take_ragged(_join([part.values[index] for part in parts]), borders, arrow_indices))
+        flat_weights = _join_weights(parts, index)
+        weights.append(None if flat_weights is None else _take_ragged(flat_weights, borders, arrow_indices)[0])
     return EncodedRows(
         rows=rows,
         dense=_join([part.dense for part in parts]).take(indices, axis=0),
@@ -338,7 +340,7 @@ def take(parts: Sequence[EncodedRows], indices: NDArray[np.int64]) -> EncodedRow
         weights=tuple(weights),
         offsets=tuple(offsets for _, offsets in ragged),
         extra=tuple(
-            pa.concat_arrays(arrays).take(chosen) for arrays in zip(*(part.extra for part in parts), strict=True)
+            pa.concat_arrays(arrays).take(arrow_indices) for arrays in zip(*(part.extra for part in parts), strict=True)
         ),
     )
 
@@ -347,9 +349,9 @@ def _join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _joined_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
-    found = [weights for part in parts if (weights := part.weights[index]) is not None]
-    return _join(found) if found else None
+def _join_weights(parts: Sequence[EncodedRows], index: int) -> NDArray[np.float32] | None:
+    arrays = [weights for part in parts if (weights := part.weights[index]) is not None]
+    return _join(arrays) if arrays else None
 
 
 def _take_ragged(
@@ -360,12 +362,12 @@ def _take_ragged(
     borders = (offsets * size).astype(np.int32 if small else np.int64)
     kind = pa.binary() if small else pa.large_binary()
     rows = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(borders), pa.py_buffer(values)])
-    taken = rows.take(indices)
-    _, taken_offsets, taken_values = taken.buffers()
-    ends = np.frombuffer(
-        taken_offsets, dtype=borders.dtype, count=len(taken) + 1, offset=taken.offset * borders.itemsize
+    gathered = rows.take(indices)
+    _, offset_buffer, value_buffer = gathered.buffers()
+    byte_offsets = np.frombuffer(
+        offset_buffer, dtype=borders.dtype, count=len(gathered) + 1, offset=gathered.offset * borders.itemsize
     )
-    moved = ends.astype(np.int64) // size
-    if taken_values is None:
-        return np.empty(0, dtype=values.dtype), moved
-    return np.frombuffer(taken_values, dtype=values.dtype, count=int(moved[-1])), moved
+    result_offsets = byte_offsets.astype(np.int64) // size
+    if value_buffer is None:
+        return np.empty(0, dtype=values.dtype), result_offsets
+    return np.frombuffer(value_buffer, dtype=values.dtype, count=int(result_offsets[-1])), result_offsets

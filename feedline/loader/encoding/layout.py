@@ -9,8 +9,8 @@ into offsets. Sections, each aligned to 64 bytes (a cache line, and the alignmen
     | weights f32 of all weighted sparse features, back to back
     | fixed-width extras, one array each | other extras as one Arrow IPC stream
 
-The sparse features of one dtype are neighbours in `lengths` and `values`, so that a KeyedJaggedTensor is a view; and so
-are, among them, those with weights.
+The sparse features of one dtype are neighbours in `lengths` and `values`, and among them those with weights, so that a
+KeyedJaggedTensor is a view.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ ROWS_WORD = _HEADER.index("rows")
 class SlotColumn:
     """One feature of the batch: `dtype` as numpy names it ("" for extras without one), `arrow` the Arrow type's name.
 
-    `offset` and `width` are its place in its group's matrix, where a vector is `width` columns; `unit` is that of
-    timestamps, durations ("s", "ms", "us", "ns") and dates ("D"); `weighted` says that a sparse feature has weights.
-    `chain` is how the feature is made, in words; `on_nonfinite` what becomes of NaN and infinities; `looks_up` says
-    that an op of it reports how many values it does not know. `num_embeddings`, of ids: they are in
-    [0, num_embeddings), which is how many rows an embedding table needs; None where no op bounds them.
+    offset, width: its columns in its group's matrix; a vector has `width` columns. unit: of timestamps and durations
+    ("s", "ms", "us", "ns") and dates ("D"). weighted: whether a sparse feature has weights. chain: the feature's ops,
+    for messages. on_nonfinite: the treatment of NaN and infinities. looks_up: whether an op counts unknown values.
+    num_embeddings: ids are in [0, num_embeddings), the rows that an embedding table needs; None if no op bounds them.
     """
 
     name: str
@@ -82,7 +81,7 @@ class BatchSchema:
 
     @cached_property
     def sparse(self) -> tuple[SlotColumn, ...]:
-        """The sparse features as they lie in memory: those of one dtype side by side, the weighted among them last."""
+        """The sparse features in memory order: by dtype, and within a dtype the weighted ones last."""
         columns = self.group("sparse")
         dtypes = list(dict.fromkeys(column.dtype for column in columns))
         return tuple(sorted(columns, key=lambda column: (dtypes.index(column.dtype), column.weighted)))
@@ -91,13 +90,13 @@ class BatchSchema:
         return json.dumps([asdict(column) for column in self.columns])
 
     @classmethod
-    def from_json(cls, text: str) -> BatchSchema:
-        return cls(tuple(SlotColumn(**column) for column in json.loads(text)))
+    def from_json(cls, content: str) -> BatchSchema:
+        return cls(tuple(SlotColumn(**column) for column in json.loads(content)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
-    """The numbers at a slot's start."""
+    """The integers at a slot's start."""
 
     epoch: int
     step: int
@@ -110,7 +109,7 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Byte offsets of each section from the slot's start; `extra` holds None for what is in the IPC stream."""
+    """Byte offsets of each section from the slot's start; in `extra`, None for columns in the IPC stream."""
 
     dense: int
     categorical: int
@@ -193,8 +192,8 @@ class SlotLayout:
         return self.place(header.rows, header.values, header.fixed, header.ipc_bytes)
 
     def header_to_words(self, header: SlotHeader) -> list[int]:
-        numbers = [MAGIC, header.epoch, header.step, header.rows, header.nbytes, header.ipc_bytes]
-        return [*numbers, *header.values, *(int(fixed) for fixed in header.fixed)]
+        words = [MAGIC, header.epoch, header.step, header.rows, header.nbytes, header.ipc_bytes]
+        return [*words, *header.values, *(int(fixed) for fixed in header.fixed)]
 
     def header_from_words(self, words: Sequence[int]) -> SlotHeader:
         if words[0] != MAGIC:

@@ -1,11 +1,11 @@
 """Measures of a feature's values, counted while a block is encoded and summed over blocks in any order.
 
-Runs in: wherever blocks are encoded (Dask workers, the feeder's threads), which observe; the feeder and the trainer,
-which merge. Pure. Whatever is kept is a count, a minimum or a maximum: merging is associative and the order of blocks
-does not show in one bit of the result.
+Runs in: processes that encode blocks (Dask workers, the feeder's threads), which observe; the feeder and the trainer,
+which merge. Pure. Everything kept is a count, a minimum or a maximum, so merging is associative and the result is
+bit-equal in any order of blocks.
 
-Lengths of lists are kept as a histogram with a bucket for each length below 1024, and 512 buckets per doubling above:
-percentiles are exact there, and at most 0.2 % too low here.
+List lengths are kept as a histogram with one bucket per length below 1024 and 512 buckets per doubling above:
+percentiles are exact below, and at most 0.2 % too low above.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Quality:
     widths: Counts
 
     def histograms(self) -> list[Counts]:
-        """Rows per length bucket, of each sparse feature."""
+        """Rows per length bucket, for each sparse feature."""
         return np.split(self.histogram, np.cumsum(self.widths)[:-1]) if len(self.widths) else []
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain numbers and lists."""
+        """As plain numbers and lists."""
         return {
             "rows": self.rows,
             "counts": self.counts.tolist(),
@@ -77,7 +77,7 @@ class Quality:
 
 
 def merge(parts: Iterable[Quality]) -> Quality:
-    """The counts of all rows of some parts, of which there is one at least."""
+    """The counts of all rows of at least one part."""
     return functools.reduce(_merge, parts)
 
 
@@ -85,7 +85,7 @@ def _merge(one: Quality, other: Quality) -> Quality:
     counts = one.counts + other.counts
     longest = COUNTS.index("longest")
     counts[longest] = np.maximum(one.counts[longest], other.counts[longest])
-    lengths = [_add(mine, theirs) for mine, theirs in zip(one.histograms(), other.histograms(), strict=True)]
+    lengths = [_add(first, second) for first, second in zip(one.histograms(), other.histograms(), strict=True)]
     return Quality(
         rows=one.rows + other.rows,
         counts=counts,
@@ -112,65 +112,66 @@ def _join(lengths: Sequence[Counts]) -> Counts:
 
 
 class Observer:
-    """Counts the rows of one block, chunk after chunk; `quality` says what came together.
+    """Counts the rows of one block, chunk by chunk; `quality` returns the counts.
 
-    `reads`: for each feature the columns of the source frames that it is made of.
+    reads: for each feature, the source columns that it is computed from.
     """
 
     def __init__(self, schema: BatchSchema, reads: Sequence[tuple[str, ...]]) -> None:
-        self._place = {column.name: place for place, column in enumerate(schema)}
-        self._list = {column.name: place for place, column in enumerate(schema.group("sparse"))}
+        self._index = {column.name: index for index, column in enumerate(schema)}
+        self._sparse_index = {column.name: index for index, column in enumerate(schema.group("sparse"))}
         self._reads = reads
         self._rows = 0
         self._counts = {name: [0] * len(schema) for name in COUNTS}
         self._integers = [[int(_MOST)] * len(schema), [int(_LEAST)] * len(schema)]
         self._floats = [[np.inf] * len(schema), [-np.inf] * len(schema)]
-        self._lengths: list[Counts] = [np.zeros(1, dtype=np.int64)] * len(self._list)
+        self._lengths: list[Counts] = [np.zeros(1, dtype=np.int64)] * len(self._sparse_index)
 
-    def source(self, frame: pl.DataFrame) -> None:
-        """Rows as they were read: a feature's row is null where one of its columns is."""
+    def count_rows(self, frame: pl.DataFrame) -> None:
+        """Count source rows and nulls: a feature's row is null if one of its columns is."""
         self._rows += frame.height
         nulls = {columns: _null_rows(frame, columns) for columns in set(self._reads)}
-        for place, columns in enumerate(self._reads):
-            self._counts["nulls"][place] += nulls[columns]
+        for index, columns in enumerate(self._reads):
+            self._counts["nulls"][index] += nulls[columns]
 
-    def looked_up(self, name: str, asked: int, missed: int) -> None:
-        """An op of the feature looked `asked` values up and did not know `missed` of them."""
-        self._counts["asked"][self._place[name]] += asked
-        self._counts["missed"][self._place[name]] += missed
+    def count_lookups(self, name: str, lookups: int, misses: int) -> None:
+        """Count values that an op of the feature looked up, and those that it did not find."""
+        index = self._index[name]
+        self._counts["asked"][index] += lookups
+        self._counts["missed"][index] += misses
 
-    def integers(self, column: SlotColumn, values: Counts) -> None:
-        """Finished ids."""
+    def count_integers(self, column: SlotColumn, values: Counts) -> None:
+        """Count finished ids."""
         if not len(values):
             return
-        place = self._place[column.name]
-        self._counts["values"][place] += len(values)
-        self._stretch(self._integers, place, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
+        index = self._index[column.name]
+        self._counts["values"][index] += len(values)
+        self._stretch(self._integers, index, int(np.minimum.reduce(values)), int(np.maximum.reduce(values)))
 
-    def floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
-        """Finished numbers: how many, and the least and the largest of the finite ones among them."""
-        place = self._place[column.name]
-        self._counts["values"][place] += values
-        self._stretch(self._floats, place, *extremes)
+    def count_floats(self, column: SlotColumn, values: int, extremes: tuple[float, float]) -> None:
+        """Count finished floats. extremes: minimum and maximum of the finite ones."""
+        index = self._index[column.name]
+        self._counts["values"][index] += values
+        self._stretch(self._floats, index, *extremes)
 
-    def nonfinite(self, column: SlotColumn, values: int) -> None:
-        """So many of the feature's values, or of its weights, are NaN or infinite."""
-        self._counts["nonfinite"][self._place[column.name]] += values
+    def count_nonfinite(self, column: SlotColumn, values: int) -> None:
+        """Count values or weights that are NaN or infinite."""
+        self._counts["nonfinite"][self._index[column.name]] += values
 
-    def lists(self, column: SlotColumn, offsets: Counts) -> None:
-        """Finished lists, by their offsets."""
+    def count_lists(self, column: SlotColumn, offsets: Counts) -> None:
+        """Count finished lists, given their offsets."""
         lengths = offsets[1:] - offsets[:-1]
         if not len(lengths):
             return
-        place, sparse = self._place[column.name], self._list[column.name]
+        index, sparse = self._index[column.name], self._sparse_index[column.name]
         longest = int(np.maximum.reduce(lengths))
         if longest >= _EXACT_LENGTHS:
             lengths = _buckets(lengths)
         self._lengths[sparse] = _add(self._lengths[sparse], np.bincount(lengths))
-        self._counts["longest"][place] = max(self._counts["longest"][place], longest)
+        self._counts["longest"][index] = max(self._counts["longest"][index], longest)
 
     def quality(self) -> Quality:
-        """What was counted."""
+        """The counts so far."""
         return Quality(
             rows=self._rows,
             counts=np.array([self._counts[name] for name in COUNTS], dtype=np.int64),
@@ -180,19 +181,20 @@ class Observer:
             widths=np.array([len(buckets) for buckets in self._lengths], dtype=np.int64),
         )
 
-    def _stretch(self, bounds: list[list[Any]], place: int, low: float, high: float) -> None:
-        if low < bounds[0][place]:
-            bounds[0][place] = low
-        if high > bounds[1][place]:
-            bounds[1][place] = high
+    def _stretch(self, bounds: list[list[Any]], index: int, low: float, high: float) -> None:
+        if low < bounds[0][index]:
+            bounds[0][index] = low
+        if high > bounds[1][index]:
+            bounds[1][index] = high
 
 
 def _null_rows(frame: pl.DataFrame, columns: tuple[str, ...]) -> int:
-    """Rows in which one of the columns is null; Arrow's counts say it, unless several columns hold nulls."""
-    held = [series for name in columns if (series := frame.get_column(name)).null_count()]
-    if len(held) < 2:
-        return held[0].null_count() if held else 0
-    return int(functools.reduce(lambda some, series: some | series.is_null(), held[1:], held[0].is_null()).sum())
+    """Rows in which a column is null: by Arrow's counts, unless several columns contain nulls."""
+    nullable = [series for name in columns if (series := frame.get_column(name)).null_count()]
+    if len(nullable) < 2:
+        return nullable[0].null_count() if nullable else 0
+    first, *others = nullable
+    return int(functools.reduce(lambda nulls, series: nulls | series.is_null(), others, first.is_null()).sum())
 
 
 def _buckets(lengths: Counts) -> Counts:
@@ -211,22 +213,22 @@ def _least_length(bucket: int) -> int:
 
 
 def measures(quality: Quality, schema: BatchSchema, only: Container[str] | None = None) -> dict[str, dict[str, Any]]:
-    """The measures of each feature by their names, as plain numbers; those that its group and kind have.
+    """The measures of each feature by name, as plain numbers. only: the features to measure (default: all).
 
-    rows, nulls, null_rate; but for extras: values, min, max (None without values); where values are floats: nonfinite,
-    nonfinite_rate; where an op looks values up: oov, oov_rate; of lists: list_length_mean, _p50, _p90, _p99, _max.
+    All features: rows, nulls, null_rate. All but extras: values, min, max (None without values). Floats: nonfinite,
+    nonfinite_rate. Features with lookups: oov, oov_rate. Lists: list_length_mean, _p50, _p90, _p99, _max.
     """
-    sparse = {column.name: place for place, column in enumerate(schema.group("sparse"))}
+    sparse = {column.name: index for index, column in enumerate(schema.group("sparse"))}
     histograms = quality.histograms()
-    found = {}
-    for place, column in enumerate(schema):
+    result = {}
+    for index, column in enumerate(schema):
         if only is not None and column.name not in only:
             continue
-        counts = dict(zip(COUNTS, quality.counts[:, place].tolist(), strict=True))
+        counts = dict(zip(COUNTS, quality.counts[:, index].tolist(), strict=True))
         facts: dict[str, Any] = {"group": column.group, "rows": quality.rows, "nulls": counts["nulls"]}
         facts["null_rate"] = _rate(counts["nulls"], quality.rows)
         if column.group != "extra":
-            bounds = (quality.floats if column.dtype == "float32" else quality.integers)[:, place].tolist()
+            bounds = (quality.floats if column.dtype == "float32" else quality.integers)[:, index].tolist()
             low, high = bounds if bounds[0] <= bounds[1] else (None, None)
             facts |= {"values": counts["values"], "min": low, "max": high}
         if (column.dtype == "float32" and column.group != "extra") or column.weighted:
@@ -235,8 +237,8 @@ def measures(quality: Quality, schema: BatchSchema, only: Container[str] | None 
             facts |= {"oov": counts["missed"], "oov_rate": _rate(counts["missed"], counts["asked"])}
         if column.name in sparse:
             facts |= _lengths(histograms[sparse[column.name]], counts, quality.rows)
-        found[column.name] = facts
-    return found
+        result[column.name] = facts
+    return result
 
 
 def _rate(part: int, whole: int) -> float | None:
@@ -246,8 +248,8 @@ def _rate(part: int, whole: int) -> float | None:
 def _lengths(buckets: Counts, counts: Mapping[str, int], rows: int) -> dict[str, Any]:
     facts: dict[str, Any] = {"list_length_mean": _rate(counts["values"], rows)}
     ends = np.cumsum(buckets)
-    for percentile in PERCENTILES:  # the least length that so many of the lists do not exceed
-        wanted = -(-rows * percentile // 100)
-        length = _least_length(int(np.searchsorted(ends, wanted))) if rows else None
+    for percentile in PERCENTILES:  # the least length that at least this share of the lists does not exceed
+        rank = -(-rows * percentile // 100)
+        length = _least_length(int(np.searchsorted(ends, rank))) if rows else None
         facts[f"list_length_p{percentile}"] = length
     return facts | {"list_length_max": counts["longest"] if rows else None}

@@ -1,8 +1,8 @@
 """Write a batch into the bytes of a slot, and read a slot's bytes as arrays.
 
-Runs in: the feeder (which writes slots), Dask worker processes (which send a block as one buffer of this very layout)
-and `Pipeline.batches`. One copy per piece and tensor: the slot is where pieces of several blocks and lanes meet.
-Never allocates on the way, but for the Arrow stream of extras that have no fixed width.
+Runs in: the feeder (which writes slots), Dask worker processes (which send a block as one buffer of this layout) and
+`Pipeline.batches`. One copy per row slice and tensor, since a batch combines rows of several blocks and lanes. No
+allocations, except the Arrow stream of extras without a fixed width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A batch that is measured but not yet written: its header, the places of its parts, its Arrow stream."""
+    """A batch that is measured but not yet written: header, offsets of the sections, and Arrow stream."""
 
     slices: Sequence[RowSlice]
     header: SlotHeader
@@ -43,7 +43,7 @@ class Draft:
 
 
 def draft(layout: SlotLayout, slices: Sequence[RowSlice], *, epoch: int, step: int) -> Draft:
-    """Measure the batch that the slices make: afterwards `draft.placement.nbytes` is what its slot must hold."""
+    """Measure the batch of the slices; its slot needs `placement.nbytes` bytes."""
     rows = sum(piece.stop - piece.start for piece in slices)
     values = tuple(
         sum(int(s.encoded.offsets[index][s.stop] - s.encoded.offsets[index][s.start]) for s in slices)
@@ -59,11 +59,11 @@ def draft(layout: SlotLayout, slices: Sequence[RowSlice], *, epoch: int, step: i
 
 
 def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
-    """Write a measured batch into `buffer`, which has at least `batch.placement.nbytes` bytes."""
+    """Write a measured batch into `buffer`, of at least `batch.placement.nbytes` bytes."""
     words = layout.header_to_words(batch.header)
     buffer[: 8 * len(words)].view(np.int64)[:] = words
     for start, stop in batch.placement.gaps:
-        buffer[start:stop] = 0  # a slot's bytes depend on its batch alone, not on the one before
+        buffer[start:stop] = 0  # so that a slot's bytes depend on its batch alone
     arrays = SlotArrays(layout, batch.header, buffer)
     row = 0
     filled = [0] * len(layout.sparse)
@@ -82,14 +82,14 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
             begin = filled[index]
             filled[index] = begin + last - first
             values[begin : filled[index]] = encoded.values[index][first:last]
-            weights, given = arrays.weights[index], encoded.weights[index]
-            if weights is not None and given is not None:
-                weights[begin : filled[index]] = given[first:last]
+            target_weights, weights = arrays.weights[index], encoded.weights[index]
+            if target_weights is not None and weights is not None:
+                target_weights[begin : filled[index]] = weights[first:last]
             np.add(borders[start + 1 : stop + 1], begin - first, out=arrays.offsets[index, row + 1 : end + 1])
-        for place, array in enumerate(encoded.extra):
-            target = arrays.extra[place]
+        for index, array in enumerate(encoded.extra):
+            target = arrays.extra[index]
             if target is not None:
-                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[place])
+                target[row:end] = _fixed_values(array.slice(start, stop - start), layout.extra[index])
         row = end
     np.subtract(arrays.offsets[:, 1:], arrays.offsets[:, :-1], out=arrays.lengths, casting="unsafe")
     if batch.ipc is not None:
@@ -98,7 +98,7 @@ def write(layout: SlotLayout, batch: Draft, buffer: NDArray[np.uint8]) -> None:
 
 
 class SlotArrays:
-    """The sections of a slot as numpy views: writable where the buffer is."""
+    """The sections of a slot as numpy views, writable if the buffer is."""
 
     __slots__ = (
         *("categorical", "dense", "extra", "header", "labels", "lengths", "offsets", "valid", "values", "weights"),
@@ -106,30 +106,30 @@ class SlotArrays:
 
     def __init__(self, layout: SlotLayout, header: SlotHeader, buffer: Buffer) -> None:
         rows, features = header.rows, len(layout.sparse)
-        place = layout.place_header(header)
+        placement = layout.place_header(header)
 
         def view(dtype: str, start: int, *shape: int) -> NDArray[Any]:
             count = int(np.prod(shape))
             return np.frombuffer(buffer, dtype=dtype, count=count, offset=start).reshape(shape)
 
         self.header = header
-        self.dense = view("float32", place.dense, rows, layout.width["dense"])
-        self.categorical = view("int64", place.categorical, layout.width["categorical"], rows)
-        self.labels = view("float32", place.labels, rows, layout.width["label"])
-        self.valid = view("uint8", place.valid, rows)
-        self.lengths = view("int32", place.lengths, features, rows)
-        self.offsets = view("int64", place.offsets, features, rows + 1)
+        self.dense = view("float32", placement.dense, rows, layout.width["dense"])
+        self.categorical = view("int64", placement.categorical, layout.width["categorical"], rows)
+        self.labels = view("float32", placement.labels, rows, layout.width["label"])
+        self.valid = view("uint8", placement.valid, rows)
+        self.lengths = view("int32", placement.lengths, features, rows)
+        self.offsets = view("int64", placement.offsets, features, rows + 1)
         self.values = tuple(
             view(column.dtype, start, count)
-            for column, start, count in zip(layout.sparse, place.values, header.values, strict=True)
+            for column, start, count in zip(layout.sparse, placement.values, header.values, strict=True)
         )
         self.weights = tuple(
             None if start is None else view("float32", start, count)
-            for start, count in zip(place.weights, header.values, strict=True)
+            for start, count in zip(placement.weights, header.values, strict=True)
         )
         self.extra = tuple(
             None if start is None else view(column.dtype, start, rows)
-            for column, start in zip(layout.extra, place.extra, strict=True)
+            for column, start in zip(layout.extra, placement.extra, strict=True)
         )
 
 
@@ -139,7 +139,7 @@ def read_header(layout: SlotLayout, buffer: Buffer) -> SlotHeader:
 
 
 def read_extras(layout: SlotLayout, header: SlotHeader, buffer: pa.Buffer) -> dict[str, pa.Array]:
-    """The extras that lie in the slot's Arrow stream, as arrays over the slot's bytes."""
+    """The extras in the slot's Arrow stream, as arrays over the slot's bytes."""
     if not header.ipc_bytes:
         return {}
     start = layout.place_header(header).ipc
@@ -149,12 +149,12 @@ def read_extras(layout: SlotLayout, header: SlotHeader, buffer: pa.Buffer) -> di
 
 
 def encoded_rows(layout: SlotLayout, buffer: pa.Buffer) -> EncodedRows:
-    """A buffer in slot layout as encoded rows: views, no copy. The inverse of `draft` and `write` of whole blocks."""
+    """A buffer in slot layout as encoded rows, without a copy: the inverse of `draft` and `write`."""
     header = read_header(layout, buffer)
     arrays = SlotArrays(layout, header, buffer)
-    streamed = read_extras(layout, header, buffer)
+    arrow_extras = read_extras(layout, header, buffer)
     extra = tuple(
-        streamed[column.name] if array is None else fixed_array(array, column)
+        arrow_extras[column.name] if array is None else fixed_array(array, column)
         for column, array in zip(layout.extra, arrays.extra, strict=True)
     )
     return EncodedRows(
@@ -194,17 +194,17 @@ def _fixed_values(array: pa.Array, column: SlotColumn) -> NDArray[Any]:
 
 
 def _split_extras(layout: SlotLayout, slices: Sequence[RowSlice]) -> tuple[tuple[bool, ...], pa.Buffer | None]:
-    """Which extras go as fixed-width arrays (numbers without a null), and the Arrow stream of the others."""
-    fixed, streamed = [], {}
-    for place, column in enumerate(layout.extra):
-        parts = [s.encoded.extra[place].slice(s.start, s.stop - s.start) for s in slices]
-        whole = bool(column.dtype) and not any(part.null_count for part in parts)
-        fixed.append(whole)
-        if not whole:
-            streamed[column.name] = pa.concat_arrays(parts)
-    if not streamed:
+    """Which extras are stored as fixed-width arrays (numbers without nulls), and the Arrow stream of the others."""
+    fixed, arrow_extras = [], {}
+    for index, column in enumerate(layout.extra):
+        parts = [s.encoded.extra[index].slice(s.start, s.stop - s.start) for s in slices]
+        is_fixed = bool(column.dtype) and not any(part.null_count for part in parts)
+        fixed.append(is_fixed)
+        if not is_fixed:
+            arrow_extras[column.name] = pa.concat_arrays(parts)
+    if not arrow_extras:
         return tuple(fixed), None
-    batch = pa.RecordBatch.from_pydict(streamed)
+    batch = pa.RecordBatch.from_pydict(arrow_extras)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)

@@ -1,12 +1,11 @@
 """The channel between a feeder and its trainer: small messages over one UNIX SOCK_SEQPACKET connection.
 
-Runs in: both. A message is one packet: a byte for its kind, then either a few packed integers (the ones sent for each
-batch) or JSON. What is too long for a packet travels as a sealed memfd. The death of either side is an EOF for the
-other.
+Runs in: both. A message is one packet: a byte for its kind, then a few packed integers (the messages of each batch) or
+JSON. A message too long for a packet travels as a sealed memfd. The death of either side is an EOF for the other.
 
-    trainer -> feeder   json hello, begin, grow, had;  FREE generation slot
+    trainer -> feeder   json hello, begin, grow, epoch_done;  FREE generation slot
     feeder -> trainer   json welcome, facts, map (with the memfd), retire, full, warnings, error;  READY ...;  END ...;
-                        REPORT ..., a json of what the feeder counts, and one of what the features' values were like
+                        REPORT ..., the JSON of the feeder's stats, and that of its quality counts
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from typing import Any
 FREE = struct.Struct("<cII")  # kind, generation, slot
 READY = struct.Struct("<cIIIQQQ")  # kind, stream, generation, slot, epoch, step, bytes of the batch
 END = struct.Struct("<cIQ")  # kind, stream, epoch
-REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of two JSON texts that follow
+REPORT = struct.Struct("<cII")  # kind, stream, bytes of the first of the two JSON strings that follow
 
 # Linux refuses packets above the socket's buffer (208 KiB by default), and a short read truncates one silently.
 _PACKET_BYTES = 64 * 1024
 _INLINE_BYTES = 32 * 1024
-# Joined once: enumerations take microseconds, and a batch costs three packets.
+# Combined once: arithmetic on enumerations takes microseconds, and a batch needs three packets.
 _SEND, _SEND_NOW = int(socket.MSG_NOSIGNAL), int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _RECEIVE, _RECEIVE_NOW = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
-# A forked child of the trainer holds copies of its descriptors, and would hide the trainer's death from the feeder.
+# A forked child of the trainer inherits its descriptors, and would hide the trainer's death from the feeder.
 _open_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
@@ -47,7 +46,7 @@ class ChannelClosedError(ConnectionError):
 
 
 class Descriptor:
-    """A descriptor that came with a message, closed when nobody has it any more: an interrupt may lose it anywhere."""
+    """A descriptor received with a message, closed with its last reference: an interrupt may drop it anywhere."""
 
     __slots__ = ("number",)
 
@@ -55,8 +54,8 @@ class Descriptor:
         self.number = number
 
     @classmethod
-    def received(cls, ancillary: list[tuple[int, int, bytes]]) -> Descriptor:
-        """The one of a packet."""
+    def from_ancillary(cls, ancillary: list[tuple[int, int, bytes]]) -> Descriptor:
+        """The descriptor in a packet's ancillary data."""
         return cls(int.from_bytes(ancillary[0][2][:4], sys.byteorder))
 
     def close(self) -> None:
@@ -70,7 +69,7 @@ class Descriptor:
 
 
 class Channel:
-    """One end of the connection. Not thread-safe, except for `free`, which any thread or finalizer may call."""
+    """One end of the connection. Not thread-safe, except `free`, which any thread or finalizer may call."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -84,29 +83,30 @@ class Channel:
         self._socket.close()
 
     def shut_down(self) -> None:
-        """End the conversation for both sides, whatever thread waits on it; the descriptor stays."""
+        """Shut the connection down for both sides and wake a thread that waits on it; the descriptor stays open."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def is_connected(self) -> bool:
-        """Whether the other side has not left; looks, and reads nothing."""
-        look = select.poll()
-        look.register(self._socket.fileno(), select.POLLRDHUP)
-        return not look.poll(0)
+        """Whether the other side is still connected. Reads nothing."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLRDHUP)
+        return not poll.poll(0)
 
     def peer_uid(self) -> int:
-        """The user who runs the other side."""
+        """The user id of the other side."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[1])
 
     def peer_pid(self) -> int:
+        """The process id of the other side."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[0])
 
     def send(self, packet: bytes, fd: int | None = None, *, wait: bool = True) -> bool:
-        """Send one packet, waiting for room; with `wait` False, False where there is none.
+        """Send one packet, waiting for room in the socket's buffer; without `wait`, return False if there is none.
 
-        Raises ChannelClosedError where nobody listens.
+        Raises ChannelClosedError if the other side is gone.
         """
         flags = _SEND if wait else _SEND_NOW
         try:
@@ -122,7 +122,7 @@ class Channel:
         return True
 
     def send_json(self, message: dict[str, Any], fd: int | None = None, *, wait: bool = True) -> bool:
-        """As `send`, whatever the length of the message."""
+        """`send` a JSON message of any length."""
         packet = b"J" + json.dumps(message).encode()
         if fd is None:
             return self.send_long(packet, wait=wait)
@@ -131,7 +131,7 @@ class Channel:
         return self.send(packet, fd, wait=wait)
 
     def send_long(self, packet: bytes, *, wait: bool = True) -> bool:
-        """As `send`, whatever the length of the packet."""
+        """`send` a packet of any length."""
         if len(packet) <= _INLINE_BYTES:
             return self.send(packet, wait=wait)
         with open(os.memfd_create("feedline-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as blob:
@@ -141,11 +141,12 @@ class Channel:
             return self.send(b"L", blob.fileno(), wait=wait)
 
     def free(self, generation: int, slot: int) -> None:
-        """Say that a slot is free, without waiting; what finds no room is sent with the next call or `flush`."""
+        """Report a free slot without waiting; if the buffer is full, the next call or `flush` sends it."""
         self._unsent.append(FREE.pack(b"F", generation, slot))
         self.flush()
 
     def flush(self) -> None:
+        """Send reports of free slots that found no room, as far as there is room now."""
         while self._unsent:
             try:
                 packet = self._unsent.popleft()
@@ -157,16 +158,16 @@ class Channel:
                 self._unsent.appendleft(packet)
                 return
             except OSError:
-                return  # the other side is gone, and with it its need to know
+                return  # the other side is gone
 
-    def await_room_or_news(self) -> None:
+    def await_readiness(self) -> None:
         """Wait until a packet can be sent or received, or the other side is gone."""
-        either = select.poll()
-        either.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
-        either.poll()
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN | select.POLLOUT)
+        poll.poll()
 
     def receive(self, *, wait: bool = True) -> tuple[bytes, dict[str, Any], Descriptor | None] | None:
-        """The next packet as (packet, JSON or {}, descriptor); None if none is there and `wait` is False.
+        """The next packet as (packet, JSON or {}, descriptor); without `wait`, None if there is none.
 
         Raises ChannelClosedError at the end of the connection.
         """
@@ -178,7 +179,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
         if not packet:
             raise ChannelClosedError("end of the connection")
-        fd = Descriptor.received(ancillary) if ancillary else None
+        fd = Descriptor.from_ancillary(ancillary) if ancillary else None
         if packet[:1] == b"L":
             assert fd is not None
             with open(fd.number, "rb", closefd=False) as blob:
@@ -191,18 +192,18 @@ class Channel:
     def _receive(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
         try:
             return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
-        except ConnectionResetError:  # it ended without having read all: said once, before its own last packets
+        except ConnectionResetError:  # it ended with packets unread: raised once, before its own last packets
             return self._socket.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(4), flags)
 
 
 def pair() -> tuple[Channel, socket.socket]:
-    """A connected pair: our end, and the socket to hand to a child process."""
+    """A connected pair: our channel, and the socket for a child process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Channel(ours), theirs
 
 
 def adopt(fd: int) -> Channel:
-    """The channel over a descriptor that was inherited from the parent process."""
+    """The channel over a descriptor inherited from the parent process."""
     return Channel(socket.socket(fileno=fd))
 
 

@@ -1,14 +1,14 @@
-"""The trainer's client of feeders: it delivers the next slot even when a feeder dies.
+"""The trainer's client of feeders: it delivers the next slot even if a feeder dies.
 
-Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder that `feedline run` keeps,
-or starts one of its own, says where the stream begins, and receives slots. When the feeder dies it finds or starts
-another and continues at the step after the last one it handed out. No torch here.
+Runs in: the trainer, and `feedline run --sink null`. A `FeederClient` attaches to a feeder of `feedline run` or starts
+its own, begins a stream at a step, and receives slots. When the feeder dies it finds or starts another and continues
+at the step after the last one it handed out. No torch.
 
 States: new -> open (hello answered with facts) -> streaming (begin sent) -> open ... -> closed.
 
-An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the client waits, nothing is being
-changed. In the middle of a change, the state of the connection is unknown: it is marked as torn, and the next call
-continues with another feeder. A feeder that works on another plan than the agreed one is asked for that again.
+An interrupt (Ctrl-C in a notebook) may come between any two instructions. While the client waits, no change is under
+way. After an interrupt in the middle of a change, the state of the connection is unknown: it is marked as torn, and the
+next call continues with another feeder. A feeder that works on another plan is sent the hello of this plan again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from feedline.loader.facts import Hello, PlanFacts
 from feedline.loader.ring.channel import ChannelClosedError
 from feedline.loader.ring.feeder_connection import Answer, FeederConnection
 from feedline.loader.ring.launch import FeederCommand
+from feedline.loader.ring.messages import BeginStream
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.slots import Lease, Ready
 
 
 @dataclass(slots=True)
 class ClientStats:
-    """Since the feed began: batches, their bytes, seconds spent waiting for them."""
+    """Batches received, their bytes, and seconds spent waiting for them, since the first call."""
 
     batches: int = 0
     nbytes: int = 0
@@ -39,12 +40,12 @@ class ClientStats:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time in a `with` block as waiting."""
-        began = time.perf_counter()
+        """Count the time of a `with` block as waiting."""
+        start_s = time.perf_counter()
         try:
             yield
         finally:
-            self.wait_s += time.perf_counter() - began
+            self.wait_s += time.perf_counter() - start_s
 
 
 class FeederClient:
@@ -61,20 +62,20 @@ class FeederClient:
         self._pid = os.getpid()
         self._answer: Answer | None = None  # the plan of the stream
         self._stream = 0
-        self._begun = False  # `begin` was sent for the stream
-        self._goes_on = False  # the stream was begun before, and is counted on
-        self._last = False
-        self._place: tuple[int, int] | None = None
+        self._begin_sent = False
+        self._resuming = False  # the stream continues one of another feeder, with its counts
+        self._last_epoch = False
+        self._position: tuple[int, int] | None = None  # epoch and step of the next batch
         self.stats = ClientStats()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
+        """Attach to a waiting feeder or start one. Returns at once, before the feeder is ready."""
         self._connection.start()
 
     def open(self, hello: Hello) -> Answer:
-        """Say who asks and for which plan. Raises what the feeder could not do; the stream's plan stays as it is."""
+        """Request a plan and wait for the answer. Raises the feeder's error; the stream keeps its plan."""
         while True:
             try:
                 self._connection.connect()
@@ -86,58 +87,58 @@ class FeederClient:
                 return answer
 
     def begin(self, answer: Answer, epoch: int, step: int, *, last: bool = False) -> None:
-        """Start an epoch's stream at a step (the `last` epoch, or not); an earlier stream's slots go back unread."""
-        self._begun = self._goes_on = False
+        """Start an epoch's stream at a step; frees slots of an earlier stream unread. last: no other epoch follows."""
+        self._begin_sent = self._resuming = False
         if self._answer is not None and self._answer.facts.schema != answer.facts.schema:
             self._connection.reports = FeederReports()  # counts of other features cannot be added
-        self._answer, self._place, self._last = answer, (epoch, step), last
-        with contextlib.suppress(ChannelClosedError):  # `next` meets the closed channel, and recovers
+        self._answer, self._position, self._last_epoch = answer, (epoch, step), last
+        with contextlib.suppress(ChannelClosedError):  # `next` recovers
             self._connection.connect()
             self._begin()
 
     def next(self, at: tuple[int, int] | None = None) -> tuple[Ready, Lease] | None:
         """The next slot of the stream, or None at the end of its epoch.
 
-        at: the (epoch, step) that the trainer has not had. An interrupt may have lost one that was given out.
+        at: epoch and step of the batch that the trainer needs; an interrupt may have dropped one handed out before.
         """
         assert self._answer is not None, "begin() comes before next()"
-        if at is not None and at != self._place:
-            self._begun = False
-            self._place = at
+        if at is not None and at != self._position:
+            self._begin_sent = False
+            self._position = at
         while True:
             try:
                 self._connection.refuse_torn()
-                if not self._begun:
+                if not self._begin_sent:
                     self._begin()
                 return self._next()
             except ChannelClosedError:
                 self._recover()
 
     def close(self) -> None:
-        """Say goodbye for good; a feeder of our own ends. Batches that are still held stay readable."""
-        if os.getpid() == self._pid:  # a forked child owns neither the feeder nor what is pinned
+        """Close the connection; a feeder of our own ends. Batches that are still held stay readable."""
+        if os.getpid() == self._pid:  # a forked child owns neither the feeder nor pinned memory
             self.interrupt()
             self._connection.leave()
 
     def interrupt(self) -> None:
-        """From any thread: who waits for this feed's next slot gets a FeederError instead, now and ever after."""
+        """Make `next` raise FeederError, also where it waits now. Any thread may call this."""
         self._connection.interrupt()
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @property
     def attached(self) -> bool:
-        """Whether the feeder is one of `feedline run`."""
+        """Whether the feeder belongs to `feedline run`."""
         return self._connection.attached
 
     @property
     def feeders(self) -> int:
-        """How many there have been."""
+        """The number of feeders so far."""
         return self._connection.feeders
 
     @property
     def reports(self) -> FeederReports:
-        """The feeders' reports of their work."""
+        """The feeders' reports on their work."""
         return self._connection.reports
 
     @property
@@ -157,31 +158,31 @@ class FeederClient:
     def _next(self) -> tuple[Ready, Lease] | None:
         while True:
             with self._connection.transaction:
-                found = self._take()
-            if found == "end":
+                item = self._take()
+            if item == "end":
                 return None
-            if found is not None:
-                return found
+            if item is not None:
+                return item
             reader = self._connection.reader
             assert reader is not None
-            if reader.fenced:
+            if reader.fenced_slots:
                 with self.stats.waiting():
                     reader.wait()
                 continue
             with self._connection.transaction:
-                wanted = self._connection.room.is_wanted(reader)
-            if not wanted:
-                assert self._place is not None
+                exhausted = self._connection.room.is_exhausted(reader)
+            if not exhausted:
+                assert self._position is not None
                 with self.stats.waiting():
-                    self._connection.wait(f"step {self._place[1]} of epoch {self._place[0]}")
+                    self._connection.wait(f"step {self._position[1]} of epoch {self._position[0]}")
                 continue
             with self.stats.waiting():
                 gc.collect()
                 with self._connection.transaction:
-                    self._connection.room.make(reader, self._connection.send)
+                    self._connection.room.request_slots(reader, self._connection.send)
 
     def _take(self) -> tuple[Ready, Lease] | Literal["end"] | None:
-        """What is there: a slot of the stream, its end, or nothing."""
+        """The next slot of the stream, "end" at its end, None if neither has arrived."""
         reader = self._connection.receive()
         reader.settle()
         queue = self._connection.queue
@@ -190,7 +191,7 @@ class FeederClient:
             if isinstance(item, tuple):
                 if item[0] == self._stream:
                     self._refuse_gap(item[1], self._facts.steps_of(item[1]))
-                    self._begun = False  # whoever asks once more is answered once more
+                    self._begin_sent = False  # another call begins the stream again, to get its end again
                     return "end"
             elif item.stream != self._stream:
                 reader.discard(item)
@@ -208,38 +209,39 @@ class FeederClient:
 
     def _count(self, ready: Ready) -> None:
         self._refuse_gap(ready.epoch, ready.step)
-        self._place = (ready.epoch, ready.step + 1)
+        self._position = (ready.epoch, ready.step + 1)
         self._connection.deaths.record_progress()
         self.stats.batches += 1
         self.stats.nbytes += ready.nbytes
         if ready.step + 1 == self._facts.steps_of(ready.epoch):
-            with contextlib.suppress(ChannelClosedError):  # the batch is here all the same
+            with contextlib.suppress(ChannelClosedError):  # the batch is here anyway
                 self._connection.send({"type": "epoch_done", "epoch": ready.epoch})
 
     def _refuse_gap(self, epoch: int, step: int) -> None:
-        if (epoch, step) != self._place:
+        if (epoch, step) != self._position:
             raise ChannelClosedError("a message was lost")
 
     # -- starting and recovering ----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Tell the feeder of the stream, and before that of its plan where it works on another."""
+        """Send `begin`, after a hello if the feeder works on another plan."""
         assert self._answer is not None
-        assert self._place is not None
+        assert self._position is not None
         if self._connection.current is not self._answer:
             self._connection.ask(self._answer.hello)
             self._connection.current = self._answer
         with self._connection.transaction:
-            number = self._stream + 1
-            seen = self.reports.hand_over(self._stream, number) if self._goes_on else None
-            self._stream = number
-            self._connection.room.forget()
-            stream = {"stream": number, "epoch": self._place[0], "step": self._place[1]}
-            self._connection.send({"type": "begin", **stream, "last": self._last, "seen": seen})
-            self._begun = self._goes_on = True
+            stream = self._stream + 1
+            seen = self.reports.hand_over(self._stream, stream) if self._resuming else None
+            self._stream = stream
+            self._connection.room.reset()
+            epoch, step = self._position
+            begin = BeginStream(stream=stream, epoch=epoch, step=step, last=self._last_epoch, seen=seen)
+            self._connection.send(begin.to_json())
+            self._begin_sent = self._resuming = True
 
     def _recover(self) -> None:
-        """The feeder is gone: go on with another one from the step after the last that was handed out."""
+        """Replace a feeder that is gone, and continue at the step after the last one handed out."""
         with self.stats.waiting():
             while True:
                 self._connection.abandon()

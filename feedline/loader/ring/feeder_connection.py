@@ -1,7 +1,7 @@
 """The connection to a feeder: attach to one or start it, send and receive messages, close or abandon it.
 
-Runs in: the trainer, and `feedline run --sink null`. Slots that are announced wait in a queue for the reader of the
-stream. A change that an interrupt tears (see `client.py`) is marked, and ends the connection at its next use.
+Runs in: the trainer, and `feedline run --sink null`. Announced slots wait in a queue until the client takes them. If an
+interrupt tears a change (see `client.py`), the connection is marked, and abandoned at its next use.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from feedline.errors import FeederError, FeedlineError, from_wire
 from feedline.loader.facts import FeederFacts, Hello, PlanFacts
 from feedline.loader.ring.channel import END, Channel, ChannelClosedError, Descriptor
 from feedline.loader.ring.launch import FeederCommand, FeederProcess
+from feedline.loader.ring.messages import FeederFailure, NewGeneration, RingFull
 from feedline.loader.ring.rendezvous import await_successor, connect
 from feedline.loader.ring.reports import FeederReports
 from feedline.loader.ring.room import Room
@@ -31,7 +32,7 @@ from feedline.version import VERSION
 logger = logging.getLogger(__name__)
 
 PROTOCOL = 3
-# A feeder that dies this often without one batch in between will not get better by itself.
+# After so many deaths without a batch in between, another feeder would die as well.
 _FUTILE_DEATHS = 3
 _QUIET_S = 30.0
 
@@ -46,16 +47,16 @@ class Answer:
 
     @classmethod
     def of(cls, hello: Hello, facts: dict[str, Any]) -> Answer:
-        """The answer to a hello from the message's `facts`."""
+        """The answer to a hello, from the `facts` of the message."""
         plan = PlanFacts.from_json(facts)
-        again = replace(
+        repeatable = replace(
             hello, rebase=None, snapshot=plan.snapshot, lanes=plan.lanes, plan=plan.plan, features=plan.features
         )
-        return cls(hello=again, facts=plan, feeder=FeederFacts.from_json(facts))
+        return cls(hello=repeatable, facts=plan, feeder=FeederFacts.from_json(facts))
 
 
 class Transaction:
-    """A change that is made whole (`with transaction:`); an interrupt in the middle marks the connection as torn."""
+    """A change that must be complete (`with transaction:`); an interrupt in the middle marks it as torn."""
 
     def __init__(self) -> None:
         self.torn = False
@@ -70,30 +71,30 @@ class Transaction:
 
 
 class _Deaths:
-    """Counts feeders that died without one batch in between."""
+    """Counts feeders that died without a batch in between."""
 
     def __init__(self) -> None:
         self._futile = 0
         self._progress = False
 
     def record_progress(self) -> None:
-        """A batch came: what died before does not count."""
+        """Note a batch, so that earlier deaths do not count."""
         self._progress = True
 
     def count(self, words: str) -> None:
-        """One more. Raises FeederError where that makes too many; whoever asks again gets as many again."""
+        """Count a death. Raises FeederError at the third in a row, and starts at zero again."""
         self._futile = 1 if self._progress else self._futile + 1
         self._progress = False
         if self._futile >= _FUTILE_DEATHS:
             self._futile = 0
             raise FeederError(
-                f"the feeder died {_FUTILE_DEATHS} times without delivering a batch. Its last words:\n{words}"
+                f"the feeder died {_FUTILE_DEATHS} times without delivering a batch. The end of its log:\n{words}"
             )
-        logger.warning("the feeder died; starting another. Its last words:\n%s", words)
+        logger.warning("the feeder died; starting another. The end of its log:\n%s", words)
 
 
 class FeederConnection:
-    """The trainer's end, over one feeder after the other."""
+    """The trainer's end of the connection, to one feeder after the other."""
 
     def __init__(
         self, command: FeederCommand, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]
@@ -106,10 +107,10 @@ class FeederConnection:
         self._pidfd: int | None = None
         self._closed = False
         self._attached_at: Path | None = None  # the socket of the `feedline run` that keeps the feeder
-        self._asked = 0  # the number of the last hello
+        self._hello_number = 0  # of the last hello
         self._facts: dict[str, Any] | None = None  # the facts that answered it
-        self._failure: dict[str, Any] | None = None  # the feeder's last message: the error that ended it
-        self.current: Answer | None = None  # the plan that the feeder works on; whoever asks for one says which it is
+        self._failure: FeederFailure | None = None  # the feeder's last message: the error that ended it
+        self.current: Answer | None = None  # the plan that the feeder works on; set by the caller of `ask`
         self.reader: RingReader | None = None
         self.queue: deque[Ready | tuple[int, int]] = deque()  # slots, and (stream, epoch) where a stream ends
         self.transaction = Transaction()
@@ -120,7 +121,7 @@ class FeederConnection:
         self.reports = FeederReports()
 
     def start(self) -> None:
-        """Attach to a waiting feeder or start one; returns at once, the feeder gets ready meanwhile."""
+        """Attach to a waiting feeder or start one. Returns at once, before the feeder is ready."""
         self._refuse_closed()
         with self.transaction:
             self.current = None
@@ -136,21 +137,21 @@ class FeederConnection:
             self.feeder_pid = self._process.pid if self._process is not None else self._channel.peer_pid()
             self._poll, self._pidfd = _watch(self._channel, self.feeder_pid)
             self.feeders += 1
-        self._refuse_closed()  # `interrupt` may have come too early to see this channel
+        self._refuse_closed()  # `interrupt` may have been called before there was this channel
 
     def connect(self) -> None:
-        """Attach or start where there is no feeder. Raises ChannelClosedError after an interrupt: abandon it first."""
+        """Attach to a feeder or start one, if there is none. Raises ChannelClosedError if the connection is torn."""
         self.refuse_torn()
         if self._channel is None:
             self.start()
 
     @property
     def attached(self) -> bool:
-        """Whether the feeder is one of `feedline run`."""
+        """Whether the feeder belongs to `feedline run`."""
         return self._attached_at is not None
 
     def interrupt(self) -> None:
-        """From any thread: who waits for the feeder gets a FeederError instead, now and ever after."""
+        """Make waiting for the feeder raise FeederError, now and in all later calls. Any thread may call this."""
         self._closed = True
         if (channel := self._channel) is not None:
             channel.shut_down()
@@ -160,7 +161,7 @@ class FeederConnection:
             raise FeederError("this feed is closed: expected an open one")
 
     def leave(self) -> None:
-        """Let go of the feeder. An interrupt may end this anywhere: then it is done again."""
+        """Close the connection, and end a feeder of our own. After an interrupt anywhere in it, call it again."""
         try:
             if self.reader is not None:
                 self.reader.close()
@@ -177,7 +178,7 @@ class FeederConnection:
             self._channel = self._process = self.reader = None
 
     def refuse_torn(self) -> None:
-        """Raise ChannelClosedError where an interrupt left nothing to go on with."""
+        """Raise ChannelClosedError if an interrupt tore the connection."""
         if self.is_torn:
             raise ChannelClosedError("interrupted")
 
@@ -187,23 +188,23 @@ class FeederConnection:
         return self.transaction.torn or (self.reader is not None and self.reader.torn)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message; while there is no room for it, receive: the feeder may be waiting for just that."""
+        """Send a message. While the buffer is full, receive: the feeder may be waiting for that."""
         if self._channel is None:
             raise ChannelClosedError("not connected")
         while not self._channel.send_json(message, wait=False):
             self.receive()
-            self._channel.await_room_or_news()
+            self._channel.await_readiness()
 
     def receive(self) -> RingReader:
-        """File what the feeder sent; returns the ring that it fills.
+        """Handle the messages that have arrived; returns the ring's reader.
 
-        An error of the feeder is held until the queue is empty: the batches before it come first.
+        A feeder's error is raised once the queue is empty: the batches before it come first.
         """
         channel, reader = self._channel, self.reader
         if channel is None or reader is None:
             raise ChannelClosedError("not connected")
-        while self._failure is None and (received := channel.receive(wait=False)) is not None:
-            packet, message, fd = received
+        while self._failure is None and (arrival := channel.receive(wait=False)) is not None:
+            packet, message, fd = arrival
             kind = packet[:1]
             if kind == b"R":
                 ready = Ready.unpack(packet)
@@ -221,56 +222,56 @@ class FeederConnection:
         return reader
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the feeder, if one did; ChannelClosedError for that of an earlier hello.
+        """Raise the error that ended the feeder, if any; ChannelClosedError if it belongs to an earlier hello.
 
-        Call it where no slot in the queue is waited for: nothing else will come from this feeder.
+        Call it only when the slots in the queue are not needed: the connection is closed.
         """
         failure = self._failure
         if failure is None:
             return
-        self.leave()  # it ended with a reason: that is no death to recover from
-        if failure.get("number") not in (None, 0, self._asked):
+        self.leave()  # the feeder ended with an error: not a death to recover from
+        if failure.number not in (0, self._hello_number):
             raise ChannelClosedError("the error belongs to an earlier hello")
-        raise from_wire(failure["name"], failure["message"])
+        raise from_wire(failure.name, failure.message)
 
     def _handle(self, message: dict[str, Any], fd: Descriptor | None, reader: RingReader) -> None:
         kind = message["type"]
         if kind == "map":
             assert fd is not None
-            reader.on_map(message, fd)
-            self.room.granted()
+            reader.on_map(NewGeneration.from_json(message), fd)
+            self.room.record_growth()
         elif kind == "retire":
-            reader.on_retire(message)
+            reader.on_retire(message["generation"])
         elif kind == "full":
-            self.room.refused(message)
+            self.room.record_refusal(RingFull.from_json(message))
         elif kind == "error":
-            self._failure = message
+            self._failure = FeederFailure.from_json(message)
         elif kind == "facts":
-            if message["number"] == self._asked:
+            if message["number"] == self._hello_number:
                 self._facts = message["facts"]
         elif kind == "warnings":
             self.reports.add_warnings(message["texts"])
 
     def wait(self, what: str) -> None:
-        """Wait for a message or the feeder's death; logs every half minute what it waits for."""
-        began = time.perf_counter()
+        """Wait for a message or the feeder's death; logs `what` it waits for every half minute."""
+        start_s = time.perf_counter()
         while not (events := self._poll.poll(_QUIET_S * 1000)):
-            waited = time.perf_counter() - began
+            waited_s = time.perf_counter() - start_s
             feeder = f"process {self.feeder_pid}"
             if self._process is not None:
                 feeder += f", log {self._process.log_path}"
-            logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited, what, feeder)
+            logger.warning("waited %.0f s for %s; the feeder (%s) is alive", waited_s, what, feeder)
         if self._pidfd is not None and events == [(self._pidfd, select.POLLIN)]:
             raise ChannelClosedError("the feeder's process ended")
 
     def ask(self, hello: Hello) -> Answer:
-        """The answer to this hello; that to an earlier one, which was interrupted, is skipped."""
+        """Send a hello and wait for its answer; the answer to an earlier, interrupted hello is skipped."""
         with self.transaction:
             self.current = self._facts = None
-            self._asked += 1
+            self._hello_number += 1
             self.raise_failure()
-            about = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._asked}
-            self.send({"type": "hello", **about, **hello.to_json()})
+            versions = {"protocol": PROTOCOL, "feedline": VERSION, "number": self._hello_number}
+            self.send({"type": "hello", **versions, **hello.to_json()})
         while True:
             with self.transaction:
                 self.receive()
@@ -280,25 +281,23 @@ class FeederConnection:
             self.wait("the plan")
 
     def abandon(self) -> None:
-        """Close the connection to a feeder that is dead, or that an interrupt tore; look for one to attach to."""
+        """Close a torn connection or one to a dead feeder; wait for `feedline run` to restart a feeder it had."""
         self._refuse_closed()
         torn = self.is_torn
         if self._channel is None and not torn:
-            return  # it was abandoned already
+            return  # already abandoned
         words = ""
         with self.transaction:
             if self._channel is not None and not torn:
                 with contextlib.suppress(ChannelClosedError):
                     self.receive()
-                    self.raise_failure()  # it may have sent why it ended
+                    self.raise_failure()  # it may have sent the reason
                 if self._channel is not None:
-                    self._channel.shut_down()  # it may live: then it ends now
-                words = self._process.last_words() if self._process else "(it was started by feedline run: see there)"
+                    self._channel.shut_down()  # ends it, should it be alive
+                words = self._process.last_words() if self._process else "(feedline run started it: see its output)"
             self.leave()
         if torn:
-            logger.warning(
-                "an interrupt came in the middle of a message to the feeder: another feeder continues in its place"
-            )
+            logger.warning("an interrupt tore the connection to the feeder: another feeder continues in its place")
         else:
             self.deaths.count(words)
         if self._attached_at is not None:

@@ -1,11 +1,10 @@
 """Pin the ring's memory for copies to a GPU, and fence slots that a GPU still reads.
 
-Runs in: the trainer. Memory registered with `cudaHostRegister` counts as pinned for every tensor that views it, so a
-copy to the GPU is asynchronous and needs no staging copy. Without CUDA nothing is registered, which is said once.
+Runs in: the trainer. Memory registered with `cudaHostRegister` is pinned for every tensor that views it, so copies to
+the GPU are asynchronous and need no staging buffer. Without CUDA nothing is registered, which is logged once.
 
-A process has a CUDA context on each device that it uses, which takes hundreds of megabytes there. Nothing here makes
-one on a device that the trainer does not use: registering happens under the device that it chose, and events are
-recorded on devices that have a context.
+A CUDA context takes hundreds of megabytes on its device. This module creates none on a device that the trainer does not
+use: memory is registered under the trainer's device, and events are recorded on devices that have a context.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ logger = logging.getLogger(__name__)
 # cudaHostRegisterPortable: pinned for every CUDA context of this process, not only the current device's.
 _PORTABLE = 1
 
-_said = False
+_logged_no_cuda = False
 
 
 class Pinning:
-    """Registers mappings under one device, and unregisters them there."""
+    """Registers and unregisters mappings under one device."""
 
     def __init__(self, local_rank: int | None) -> None:
         self._local_rank = local_rank
@@ -38,7 +37,7 @@ class Pinning:
         self._registered: dict[int, int] = {}  # address -> the process that registered it
 
     def choose(self) -> None:
-        """Take the trainer's device. Called in its thread: the current device is a thread's own."""
+        """Choose the trainer's device. Call it in the trainer's thread: the current device is per thread."""
         if self._device is None and torch.cuda.is_available():
             count = torch.cuda.device_count()
             self._device = device_to_pin_under(
@@ -46,15 +45,15 @@ class Pinning:
             )
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Pin a mapping; False (said once per process) where there is no CUDA to pin it for."""
-        global _said
+        """Pin a mapping. Returns False without CUDA (logged once per process) or if registering fails."""
+        global _logged_no_cuda
         if not torch.cuda.is_available():
-            if not _said:
-                _said = True
+            if not _logged_no_cuda:
+                _logged_no_cuda = True
                 logger.info("pinning is off: this process has no CUDA device")
             return False
         self.choose()
-        self._registered[address] = os.getpid()  # before it is true: an interrupt may come in between
+        self._registered[address] = os.getpid()  # before registering: an interrupt may come in between
         with torch.cuda.device(self._device):
             status = int(_runtime().cudaHostRegister(address, nbytes, _PORTABLE))
             if status != 0:
@@ -70,7 +69,7 @@ class Pinning:
         return status == 0
 
     def unregister(self, address: int) -> None:
-        """Undo `register`, in the process that did it; the caller has seen to it that no copy is under way."""
+        """Undo `register`, in the process that called it. The caller makes sure that no copy is under way."""
         if self._registered.pop(address, None) != os.getpid() or sys.is_finalizing():
             return
         with torch.cuda.device(self._device):
@@ -79,8 +78,8 @@ class Pinning:
 
 
 def device_to_pin_under(current: int, in_use: Sequence[int], *, local_rank: int | None, count: int) -> int:
-    """The device whose context registers memory: the current one where the trainer chose or uses it; 0 is also what is
-    current by default, so before it comes one that is in use already, and LOCAL_RANK's. Pure."""
+    """The device whose context registers memory: the current one if it is in use or not 0, the default; else the first
+    one in use, else LOCAL_RANK's. Pure."""
     if current != 0 or current in in_use:
         return current
     if in_use:
@@ -92,25 +91,25 @@ def devices_in_use() -> list[int]:
     """Devices on which this process has a context."""
     has_context: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     devices = range(torch.cuda.device_count())
-    if has_context is None:  # a device without a context has no memory of torch's
+    if has_context is None:  # torch has no memory on a device without a context
         return [device for device in devices if torch.cuda.memory_reserved(device)]
     return [device for device in devices if has_context(device)]
 
 
 def event_on(device: torch.device | int) -> Event:
-    """The work queued on a device's current stream up to now, which may read the slot's bytes."""
+    """An event after the work queued so far on a device's current stream, which may read a slot."""
     event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))  # type: ignore[attr-defined]
     return event
 
 
 def events_on_all() -> list[Event]:
-    """The same on every device in use: nobody knows which of them a tensor was copied to."""
+    """Such an event for every device in use: a tensor may have been copied to any of them."""
     return [event_on(device) for device in devices_in_use()]
 
 
 def _clear_error() -> None:
-    """A call that failed leaves its error to whoever launches the next kernel: launch one."""
+    """Clear the error of a failed call by launching a kernel, which would otherwise fail later with that error."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda")
 

@@ -1,10 +1,10 @@
-"""The sockets at which trainers find the feeders of `feedline run`, named for the job and the rank.
+"""The sockets through which trainers find the feeders of `feedline run`, named by job and rank.
 
-Runs in: both. The sockets lie in a folder of this user's alone (mode 0700): below XDG_RUNTIME_DIR, or, where that is
-missing or of no use (under Slurm it often names a folder of the login host), below the folder for temporary files. A
-feeder takes the first that serves, a trainer looks into both. A feeder owns its name through a lock on
-a file beside the socket, for as long as it lives; the socket itself is there only while the feeder waits for a
-trainer, so that one feeder serves one trainer at a time. Whoever meets what a dead process left removes it.
+Runs in: both. The sockets are in a folder private to this user (mode 0700): below XDG_RUNTIME_DIR, or, if that is
+missing or unusable (under Slurm it often names a folder of the login host), below the folder for temporary files. A
+feeder uses the first that works, a trainer looks in both. A feeder owns its name through a lock on a file beside the
+socket for as long as it lives; the socket exists only while the feeder waits for a trainer, so that one feeder serves
+one trainer at a time. What a dead process left behind is removed by the next process that finds it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from feedline.spec import PipelineSpec
 
 logger = logging.getLogger(__name__)
 
-# These keys of pipeline.yaml say how a job is run, not what it delivers: a trainer finds its feeder whatever they say.
+# Keys of pipeline.yaml for how a job runs, not what it delivers: feeder and trainer may differ in them.
 _RUN_KEYS = ("epochs", "cluster", "memory")
-# Between accepting and greeting a feeder does nothing; it may be stopped, though, or swapped out.
+# A feeder greets right after accepting, unless it is stopped or swapped out.
 _GREETING_S = 5.0
 # A feeder starts in a few seconds.
 _SUCCESSOR_S, _PAUSE_S = 15.0, 0.2
 
 
 def job_fingerprint(spec: PipelineSpec) -> str:
-    """What names a job on a host: everything in pipeline.yaml that decides what is delivered."""
+    """The name of a job on a host: a digest of everything in pipeline.yaml that decides what is delivered."""
     document = json.loads(spec.canonical())
     for key in _RUN_KEYS:
         document.pop(key, None)
@@ -46,53 +46,55 @@ def job_fingerprint(spec: PipelineSpec) -> str:
 
 
 def runtime_dir() -> Path:
-    """The folder for sockets: private to this user, made if missing. Raises FeederError where none can be had."""
-    troubles: list[str] = []
+    """The folder for sockets, private to this user, created if missing. Raises FeederError if there is none."""
+    problems: list[str] = []
     for folder in _runtime_dirs():
-        trouble = _trouble(folder)
-        if trouble is None:
-            for text in troubles:
-                logger.warning("%s: sockets are in %s, and trainers with another TMPDIR do not find them", text, folder)
+        problem = _folder_problem(folder)
+        if problem is None:
+            for earlier in problems:
+                logger.warning(
+                    "%s: sockets are in %s, and trainers with another TMPDIR do not find them", earlier, folder
+                )
             return folder
-        troubles.append(trouble)
+        problems.append(problem)
     raise FeederError(
-        f"there is no folder for sockets: got {'; '.join(troubles)}. Set XDG_RUNTIME_DIR to a private folder (owner "
+        f"no folder for sockets is usable: got {'; '.join(problems)}. Set XDG_RUNTIME_DIR to a private folder (owner "
         f"{os.getuid()}, mode 700)"
     )
 
 
 def _runtime_dirs() -> list[Path]:
-    """Where the folder may be, the best place first."""
+    """The candidates for the folder, the preferred one first."""
     home = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    named = [home / "feedline"] if home.is_absolute() else []  # another would be another in each process
-    return [*named, Path(tempfile.gettempdir()) / f"feedline-{os.getuid()}"]
+    private = [home / "feedline"] if home.is_absolute() else []  # a relative path differs between processes
+    return [*private, Path(tempfile.gettempdir()) / f"feedline-{os.getuid()}"]
 
 
-def _trouble(folder: Path) -> str | None:
-    """Make the folder where it is missing; what is wrong with it."""
+def _folder_problem(folder: Path) -> str | None:
+    """Create the folder if missing; why it cannot be used, or None."""
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
         status = folder.lstat()
     except OSError as error:
-        return f"{folder} cannot be made ({error.strerror})"
+        return f"{folder} cannot be created ({error.strerror})"
     if not _is_private(status):
         return f"{folder} is not private (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
 def _is_private(status: os.stat_result) -> bool:
-    mine = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
-    return mine and stat.S_ISDIR(status.st_mode)
+    private = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return private and stat.S_ISDIR(status.st_mode)
 
 
 def socket_path(job: str, rank: int, world_size: int) -> Path:
-    """Where the feeder of a job's rank listens."""
+    """The socket on which the feeder of a job's rank listens."""
     return runtime_dir() / _name(job, rank, world_size)
 
 
 def socket_paths(job: str, rank: int, world_size: int) -> list[Path]:
-    """Where it may listen, for a trainer to look."""
+    """The sockets on which that feeder may listen, for a trainer to try."""
     return [folder / _name(job, rank, world_size) for folder in _runtime_dirs()]
 
 
@@ -102,7 +104,7 @@ def _name(job: str, rank: int, world_size: int) -> str:
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """The path by way of its open folder: sun_path has 108 bytes, and a job's TMPDIR may well be longer."""
+    """The path through its open folder: sun_path holds 108 bytes, and a job's TMPDIR may be longer."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -111,7 +113,7 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path) -> Channel | None:
-    """The channel to a feeder that waits there, or None."""
+    """The channel to the feeder that waits on this socket, or None."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         if not _is_private(path.parent.lstat()):
@@ -129,7 +131,7 @@ def connect(path: Path) -> Channel | None:
 
 
 def _is_greeted(channel: Channel) -> bool:
-    """Whether the feeder takes us: another trainer may have knocked first, and only one is let in."""
+    """Whether the feeder serves this trainer: another one may have connected first, and it serves only one."""
     try:
         greeting = select.select([channel], [], [], _GREETING_S)[0] and channel.receive(wait=False)
     except ChannelClosedError:
@@ -138,14 +140,14 @@ def _is_greeted(channel: Channel) -> bool:
 
 
 def await_successor(path: Path, *, unless: Callable[[], bool]) -> None:
-    """Give `feedline run` the time to start another feeder in a dead one's place."""
+    """Wait for `feedline run` to replace a dead feeder, up to 15 s or until `unless()`."""
     deadline = time.monotonic() + _SUCCESSOR_S
     while not path.exists() and not unless() and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
 
 
 def sweep(path: Path) -> None:
-    """Remove what a dead feeder left there, unless the name has a living owner."""
+    """Remove the socket and lock of a dead feeder; those of a living one stay."""
     with contextlib.suppress(FeederError, OSError):
         owner = Listener(path)
         path.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ def sweep(path: Path) -> None:
 
 
 class Listener:
-    """The feeder's end: owns a name, and takes one trainer at a time."""
+    """The feeder's end: owns a name, and accepts one trainer at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -162,8 +164,8 @@ class Listener:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Wait for trainers from now on."""
-        self._path.unlink(missing_ok=True)  # what a dead predecessor left; the lock says that no other owner lives
+        """Start listening for a trainer."""
+        self._path.unlink(missing_ok=True)  # a dead predecessor's: holding the lock, we are the only owner
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with _address(self._path) as address:
             listening.bind(address)
@@ -175,7 +177,7 @@ class Listener:
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
-        """Take the trainer that knocks, and stop listening; None where it is another user's process."""
+        """Accept the trainer that connects, and stop listening; None for a process of another user."""
         assert self._socket is not None
         connection, _ = self._socket.accept()
         channel = Channel(connection)
@@ -183,7 +185,7 @@ class Listener:
             channel.close()
             return None
         self._stop_listening()
-        with contextlib.suppress(ChannelClosedError):  # the feeder will notice
+        with contextlib.suppress(ChannelClosedError):  # the feeder notices when it serves
             channel.send_json({"type": "welcome"})
         return channel
 
@@ -207,7 +209,7 @@ class Listener:
                 owner = os.read(lock, 32).decode() or "unknown"
                 os.close(lock)
                 raise FeederError(
-                    f"this job's rank is served already: got a second feeder for {self._path.name}, expected one (the "
+                    f"this job's rank is already served: got a second feeder for {self._path.name}, expected one (the "
                     f"other is process {owner}). Stop it, or start this run with other --ranks"
                 ) from None
             with contextlib.suppress(FileNotFoundError):
@@ -215,4 +217,4 @@ class Listener:
                     os.ftruncate(lock, 0)
                     os.write(lock, str(os.getpid()).encode())
                     return lock
-            os.close(lock)  # its last owner removed it between our open and our lock
+            os.close(lock)  # its last owner removed the file between our open and our lock

@@ -1,6 +1,6 @@
-"""Make room in the ring when the trainer holds every slot: collect its cycles, ask for more slots, or give up.
+"""Make room in the ring when the trainer holds every slot: collect garbage, request more slots, or give up.
 
-Runs in: the trainer. Its caller collects the garbage and reports an answer of the feeder.
+Runs in: the trainer. The caller runs the garbage collector and reports the feeder's answers.
 """
 
 from __future__ import annotations
@@ -10,65 +10,66 @@ from collections.abc import Callable
 from typing import Any
 
 from feedline.errors import RingError
+from feedline.loader.ring.messages import RingFull
 from feedline.loader.ring.slots import RingReader
 
 logger = logging.getLogger(__name__)
 
 
 class Room:
-    """What was asked of the feeder, and what it answered."""
+    """The pending request for more slots, and the feeder's refusal."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._refused: dict[str, Any] | None = None
+        self._pending = False
+        self._refusal: RingFull | None = None
         self._warned = False
         self._warned_cycles = False
 
-    def forget(self) -> None:
-        """Another stream begins: what was asked for the last one does not count."""
-        self._asked, self._refused = False, None
+    def reset(self) -> None:
+        """Forget the last stream's request and refusal."""
+        self._pending, self._refusal = False, None
 
-    def granted(self) -> None:
+    def record_growth(self) -> None:
         """The feeder added slots."""
-        self._asked = False
+        self._pending = False
 
-    def refused(self, message: dict[str, Any]) -> None:
+    def record_refusal(self, refusal: RingFull) -> None:
         """The feeder has no memory for more slots."""
-        self._asked, self._refused = False, message
+        self._pending, self._refusal = False, refusal
 
-    def is_wanted(self, reader: RingReader) -> bool:
-        """Whether only the trainer can go on, by letting a batch go or by asking for slots.
+    def is_exhausted(self, reader: RingReader) -> bool:
+        """Whether the trainer holds every slot and no request for more is pending.
 
-        Raises RingError where the feeder could not add any.
+        Raises RingError if the feeder refused to add slots.
         """
-        full, self._refused = self._refused, None
-        if not reader.slots or reader.held < reader.slots:
+        refusal, self._refusal = self._refusal, None
+        if not reader.slots or reader.held_slots < reader.slots:
             return False
-        if full is not None:
-            why = f" ({full['why']})" if "why" in full else ""
+        if refusal is not None:
+            why = f" ({refusal.why})" if refusal.why else ""
             raise RingError(
-                f"the ring has no room for another batch: got {reader.held} batches held by the trainer in "
-                f"{full['nbytes']:,} bytes, expected at most {full['limit']:,} bytes{why}. Let batches go, keep "
-                f"batch.clone(), or raise memory in pipeline.yaml"
+                f"the ring has no room for another batch: got {reader.held_slots} batches held by the trainer in "
+                f"{refusal.nbytes:,} bytes, expected at most {refusal.limit:,} bytes{why}. Drop "
+                f"batches, keep clones, or raise memory in pipeline.yaml"
             )
-        return not self._asked
+        return not self._pending
 
-    def make(self, reader: RingReader, send: Callable[[dict[str, Any]], None]) -> None:
-        """The garbage collector ran: where that freed no slot, ask for more slots."""
-        if reader.held < reader.slots:
+    def request_slots(self, reader: RingReader, send: Callable[[dict[str, Any]], None]) -> None:
+        """Request more slots if a garbage collection, which the caller just ran, freed none."""
+        if reader.held_slots < reader.slots:
             if not self._warned_cycles:
                 self._warned_cycles = True
                 logger.warning(
-                    "batches were held by reference cycles until a garbage collection, which costs tenths of a second: "
-                    "see what refers to a batch and to itself in the training loop"
+                    "reference cycles held batches until a garbage collection, which takes tenths of a second: look "
+                    "for objects of the training loop that refer to a batch and to each other"
                 )
             return
         if not self._warned:
             self._warned = True
             logger.warning(
-                "the trainer holds all %s batches of the ring: adding slots. Keep batch.clone() where a batch shall "
+                "the trainer holds all %s batches of the ring: adding slots. Keep batch.clone() of batches that "
                 "outlive a few steps",
                 reader.slots,
             )
-        self._asked = True
+        self._pending = True
         send({"type": "grow"})

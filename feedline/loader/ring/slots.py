@@ -1,12 +1,13 @@
 """The ring: slots of shared memory through which batches cross from the feeder to the trainer.
 
-Runs in: the feeder (`RingWriter`) and the trainer (`RingReader`). A generation is one memfd of equal slots; a batch
-too large for a slot, or a trainer that holds every slot, makes another one. The states of a slot:
+Runs in: the feeder (`RingWriter`) and the trainer (`RingReader`). A generation is one memfd of slots of equal size;
+another one is added when a batch does not fit a slot, or the trainer holds every slot. States of a slot:
 
     free --writer.acquire--> filling --READY--> ready --reader.lease--> leased --last view dies--> free (FREE)
 
 Messages are the only synchronisation: no polling, no shared counters, no memory-ordering assumptions. A slot is never
-written while anything views it. A memfd has no name, so nothing can leak or collide, and it dies with its last holder.
+written while a view of it exists. A memfd has no name, so it cannot leak or collide: the kernel frees it with its last
+descriptor and mapping.
 """
 
 from __future__ import annotations
@@ -20,36 +21,37 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.errors import RingError
 from feedline.loader.ring.channel import END, READY, Channel, Descriptor
+from feedline.loader.ring.messages import NewGeneration, RingFull
 from feedline.resources import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES = mmap.PAGESIZE
-# A slot has room for batches an eighth larger than the first: ragged batches differ by a few per cent.
+# Slots are an eighth larger than the first batch: ragged batches differ by a few per cent.
 _SLACK = 1.125
-# Slots of a fresh ring: two at the trainer (the batch it works on and the one it takes next), one ready, one being
-# filled. Longer jitter is absorbed by finished blocks; more slots would only be more memory to touch before step 0.
+# Slots of a new ring: two leased (the current batch and the next), one ready, one being filled. Finished blocks absorb
+# longer jitter; more slots would only add memory to touch before step 0.
 _FIRST_SLOTS = 4
-# Left to everything else on the machine when the ring is made.
+# Memory left free for other processes when a generation is allocated.
 _RESERVE_BYTES = 64 * 1024 * 1024
 
 
 class Event(Protocol):
-    """What a slot waits for before it is free: `torch.cuda.Event` is one."""
+    """A condition for freeing a slot, such as a `torch.cuda.Event`."""
 
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
 
 
-class _Failed:
-    """An event that could not be recorded: who waits for it gets the error instead."""
+class _FailedEvent:
+    """An event that could not be recorded: waiting for it raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -62,7 +64,7 @@ class _Failed:
 
 
 class _Mapping(mmap.mmap):
-    """A mapping that calls `before_unmapping` when its last view is gone. A weakref would be called after unmapping."""
+    """A mapping that calls `before_unmapping` after its last view; a weakref callback would run after unmapping."""
 
     before_unmapping: Callable[[], None] | None = None
 
@@ -84,22 +86,22 @@ class RingMemory:
 
     @classmethod
     def create(cls, *, generation: int, slots: int, slot_bytes: int) -> RingMemory:
-        """Allocate a generation for real. Raises RingError with needed and available bytes where there is no room."""
-        needed, available = slots * slot_bytes, available_memory_bytes()
-        if needed + _RESERVE_BYTES > available:
+        """Allocate the pages of a generation. Raises RingError with needed and available bytes if memory is short."""
+        nbytes, available = slots * slot_bytes, available_memory_bytes()
+        if nbytes + _RESERVE_BYTES > available:
             raise RingError(
-                f"no memory for the ring: needed {needed:,} bytes ({slots} slots of {slot_bytes:,}), available "
+                f"no memory for the ring: needed {nbytes:,} bytes ({slots} slots of {slot_bytes:,}), available "
                 f"{available:,}. Lower batch.size or free memory on this host"
             )
         fd = os.memfd_create("feedline-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, needed)  # no SIGBUS later: the pages are ours now or this raises
+            os.posix_fallocate(fd, 0, nbytes)  # raises here rather than SIGBUS on a later write
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(fd, generation=generation, slots=slots, slot_bytes=slot_bytes)
         except OSError as error:
             os.close(fd)
             raise RingError(
-                f"no memory for the ring: needed {needed:,} bytes, available {available:,} ({error})"
+                f"no memory for the ring: needed {nbytes:,} bytes, available {available:,} ({error})"
             ) from error
 
     @property
@@ -107,12 +109,12 @@ class RingMemory:
         return self.slots * self.slot_bytes
 
     def slot(self, index: int, nbytes: int | None = None) -> NDArray[np.uint8]:
-        """The bytes of one slot: an array whose base is the mapping itself, so that it lives as long as any view."""
+        """The bytes of one slot, as an array over the mapping, which therefore lives as long as any view."""
         count = self.slot_bytes if nbytes is None else nbytes
         return np.frombuffer(self.map, dtype=np.uint8, count=count, offset=index * self.slot_bytes)
 
     def close_fd(self) -> None:
-        """Close the descriptor; the mapping goes with its last view."""
+        """Close the descriptor; the mapping stays until its last view is gone."""
         os.close(self.fd)
 
 
@@ -124,13 +126,13 @@ class _WriterGeneration:
 
 
 class RingWriter:
-    """The feeder's side: hands out free slots, adds generations, announces what is ready."""
+    """The feeder's side: hands out free slots, adds generations, announces ready slots."""
 
     def __init__(self, channel: Channel, *, limit_bytes: int) -> None:
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._generations: dict[int, _WriterGeneration] = {}
-        self._next = 0
+        self._next_generation = 0
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +147,7 @@ class RingWriter:
         return sum(len(g.free) for g in self._generations.values() if not g.retired)
 
     def acquire(self, nbytes: int) -> tuple[RingMemory, int] | None:
-        """A free slot for a batch of that size, or None while the trainer has them all."""
+        """A free slot of at least `nbytes`, or None while the trainer holds all."""
         current = [g for g in self._generations.values() if not g.retired]
         if not current or nbytes > current[-1].memory.slot_bytes:
             self._replace(current, nbytes)
@@ -162,24 +164,23 @@ class RingWriter:
         self._channel.send(END.pack(b"E", stream, epoch))
 
     def release(self, generation: int, slot: int) -> None:
-        """The trainer has no view of that slot any more."""
+        """Take a slot back that the trainer freed."""
         owner = self._generations[generation]
         owner.free.append(slot)
         self._drop_if_spent(generation)
 
     def grow(self) -> bool:
-        """Add as many slots as there are, within the limit; False (and the trainer is told) where there is no room."""
+        """Double the slots, within the limit. Returns False, after telling the trainer, if there is no memory."""
         newest = [g for g in self._generations.values() if not g.retired][-1].memory
         slots = min(self.slots, (self._limit_bytes - self.nbytes) // newest.slot_bytes)
         if slots < 1:
-            self._channel.send_json({"type": "full", "nbytes": self.nbytes, "limit": self._limit_bytes})
+            self._channel.send_json(RingFull(nbytes=self.nbytes, limit=self._limit_bytes).to_json())
             return False
         try:
             self._add(slots, newest.slot_bytes)
         except RingError as error:
-            self._channel.send_json(
-                {"type": "full", "nbytes": self.nbytes, "limit": self._limit_bytes, "why": str(error)}
-            )
+            refusal = RingFull(nbytes=self.nbytes, limit=self._limit_bytes, why=str(error))
+            self._channel.send_json(refusal.to_json())
             return False
         return True
 
@@ -189,11 +190,11 @@ class RingWriter:
         self._generations.clear()
 
     def _replace(self, current: Sequence[_WriterGeneration], nbytes: int) -> None:
-        """A generation with room for `nbytes` in place of the current ones: at least twice their slots' size."""
-        wanted = int(nbytes * _SLACK)
+        """Retire the current generations for one whose slots hold `nbytes`, and are at least twice as large."""
+        least_bytes = int(nbytes * _SLACK)
         if current:
-            wanted = max(wanted, 2 * current[-1].memory.slot_bytes)
-        slot_bytes = -(-wanted // PAGE_BYTES) * PAGE_BYTES
+            least_bytes = max(least_bytes, 2 * current[-1].memory.slot_bytes)
+        slot_bytes = -(-least_bytes // PAGE_BYTES) * PAGE_BYTES
         slots = max(2, min(_FIRST_SLOTS, self._limit_bytes // slot_bytes))
         for old in current:
             old.retired = True
@@ -202,11 +203,11 @@ class RingWriter:
         self._add(slots, slot_bytes)
 
     def _add(self, slots: int, slot_bytes: int) -> None:
-        memory = RingMemory.create(generation=self._next, slots=slots, slot_bytes=slot_bytes)
-        self._next += 1
+        memory = RingMemory.create(generation=self._next_generation, slots=slots, slot_bytes=slot_bytes)
+        self._next_generation += 1
         self._generations[memory.generation] = _WriterGeneration(memory, deque(range(slots)))
-        message = {"type": "map", "generation": memory.generation, "slots": slots, "slot_bytes": slot_bytes}
-        self._channel.send_json(message, memory.fd)
+        message = NewGeneration(generation=memory.generation, slots=slots, slot_bytes=slot_bytes)
+        self._channel.send_json(message.to_json(), memory.fd)
 
     def _drop_if_spent(self, generation: int) -> None:
         owner = self._generations[generation]
@@ -243,9 +244,9 @@ class _ReaderGeneration:
 
 @dataclass(slots=True)
 class Lease:
-    """The right to look at one slot: `root` holds its bytes, and the slot is free when the last view of it dies.
+    """Read access to one slot: `root` holds its bytes, and the slot is freed when its last view is gone.
 
-    `fences` are called at that moment and return the events to wait for before the slot may be written again.
+    `fences` are called then, and return the events to wait for before the slot is written again.
     """
 
     root: NDArray[np.uint8]
@@ -254,77 +255,76 @@ class Lease:
 
 
 class RingReader:
-    """The trainer's side: maps generations, leases ready slots, gives them back.
+    """The trainer's side: maps generations, leases ready slots, frees them.
 
-    `torn`: an interrupt (Ctrl-C) came while a slot was given back, and the feeder may never hear of that slot again.
+    `torn`: an interrupt (Ctrl-C) came while a slot was being freed, so the feeder may never get it back.
     """
 
     def __init__(self, channel: Channel, *, pin: Callable[[int, int], bool], unpin: Callable[[int], None]) -> None:
         self._channel = channel
         self._pin = pin
         self._unpin = unpin
-        self._mapped: dict[int, _ReaderGeneration] = {}
+        self._generations: dict[int, _ReaderGeneration] = {}
         self.torn = False
         # Filled by finalizers (any thread, no locks: deque.append is atomic), emptied by `settle`.
-        self._returned: deque[tuple[int, int]] = deque()
+        self._freed: deque[tuple[int, int]] = deque()
         self._fenced: deque[tuple[int, int, Sequence[Event]]] = deque()
 
     @property
     def slots(self) -> int:
-        """Slots the feeder may still fill."""
-        return sum(mapped.memory.slots for mapped in self._mapped.values() if not mapped.retired)
+        """Slots that the feeder may fill: those of generations that are not retired."""
+        return sum(each.memory.slots for each in self._generations.values() if not each.retired)
 
     @property
     def fill(self) -> float:
-        """Share of those slots that hold a batch which nobody has leased yet."""
-        waiting = sum(len(mapped.waiting) for mapped in self._mapped.values() if not mapped.retired)
-        return waiting / self.slots if self._mapped and self.slots else 0.0
+        """Share of those slots that hold a batch not leased yet."""
+        waiting = sum(len(each.waiting) for each in self._generations.values() if not each.retired)
+        return waiting / self.slots if self._generations and self.slots else 0.0
 
     @property
-    def held(self) -> int:
-        """Slots of live generations that views keep from being filled again."""
+    def held_slots(self) -> int:
+        """Slots of generations that are not retired that views keep from being filled again."""
         self.settle()
-        return sum(mapped.leases for mapped in self._mapped.values() if not mapped.retired)
+        return sum(each.leases for each in self._generations.values() if not each.retired)
 
     @property
     def nbytes(self) -> int:
-        return sum(mapped.memory.nbytes for mapped in self._mapped.values())
+        return sum(each.memory.nbytes for each in self._generations.values())
 
-    def on_map(self, message: dict[str, Any], fd: Descriptor) -> None:
-        """Map a generation and pin it; it is unpinned before it is unmapped, wherever an interrupt comes between."""
-        numbers = {key: message[key] for key in ("generation", "slots", "slot_bytes")}
-        memory = RingMemory(fd.number, **numbers)
+    def on_map(self, new: NewGeneration, fd: Descriptor) -> None:
+        """Map a generation and pin it; wherever an interrupt comes, it is unpinned before it is unmapped."""
+        memory = RingMemory(fd.number, generation=new.generation, slots=new.slots, slot_bytes=new.slot_bytes)
         fd.close()  # the mapping keeps the memory
         address = _address(memory)
         memory.map.before_unmapping = functools.partial(self._unpin, address)
         pinned = self._pin(address, memory.nbytes)
         if not pinned:
             memory.map.before_unmapping = None
-        self._mapped[memory.generation] = _ReaderGeneration(memory, pinned)
+        self._generations[memory.generation] = _ReaderGeneration(memory, pinned)
 
-    def on_retire(self, message: dict[str, Any]) -> None:
-        self._mapped[message["generation"]].retired = True
+    def on_retire(self, generation: int) -> None:
+        self._generations[generation].retired = True
         self.settle()
 
     def expect(self, ready: Ready) -> None:
-        """A slot was announced: its generation stays, though retired meanwhile, until it is leased or discarded."""
-        self._mapped[ready.generation].waiting.add(ready.slot)
+        """Keep the generation of an announced slot, even if it is retired, until the slot is leased or discarded."""
+        self._generations[ready.generation].waiting.add(ready.slot)
 
     def lease(self, ready: Ready) -> Lease:
-        """The slot's bytes, with a finalizer that gives the slot back."""
-        mapped = self._mapped[ready.generation]
-        mapped.waiting.discard(ready.slot)
-        mapped.leases += 1
-        lease = Lease(mapped.memory.slot(ready.slot, ready.nbytes), mapped.pinned)
+        """The slot's bytes, with a finalizer that frees the slot."""
+        generation = self._generations[ready.generation]
+        generation.waiting.discard(ready.slot)
+        generation.leases += 1
+        lease = Lease(generation.memory.slot(ready.slot, ready.nbytes), generation.pinned)
         finalizer = weakref.finalize(
-            lease.root, _give_back, weakref.ref(self), os.getpid(), ready.generation, ready.slot, lease.fences
+            lease.root, _free_leased, weakref.ref(self), os.getpid(), ready.generation, ready.slot, lease.fences
         )
         finalizer.atexit = False
         return lease
 
     def discard(self, ready: Ready) -> None:
-        """Give a slot back unread."""
-        self._mapped[ready.generation].waiting.discard(ready.slot)
+        """Free a slot unread."""
+        self._generations[ready.generation].waiting.discard(ready.slot)
         self._channel.free(ready.generation, ready.slot)
 
     def settle(self) -> None:
@@ -332,55 +332,55 @@ class RingReader:
         while self._fenced and all(event.query() for event in self._fenced[0][2]):
             generation, slot, _ = self._fenced.popleft()
             self._free(generation, slot)
-        while self._returned:
-            generation, _ = self._returned.popleft()
-            if generation in self._mapped:
-                self._mapped[generation].leases -= 1
-        for generation, mapped in list(self._mapped.items()):
-            if mapped.retired and not mapped.leases and not mapped.waiting:
-                del self._mapped[generation]
+        while self._freed:
+            generation, _ = self._freed.popleft()
+            if generation in self._generations:
+                self._generations[generation].leases -= 1
+        for number, each in list(self._generations.items()):
+            if each.retired and not each.leases and not each.waiting:
+                del self._generations[number]
         self._channel.flush()
 
     def wait(self) -> None:
-        """Wait for the events of the slot that has waited longest; `settle` frees it then."""
+        """Wait for the events of the oldest fenced slot, which the next `settle` frees."""
         for event in self._fenced[0][2]:
             event.synchronize()
 
     @property
-    def fenced(self) -> int:
-        """Slots that wait for a GPU."""
+    def fenced_slots(self) -> int:
+        """Slots whose bytes a GPU may still read."""
         return len(self._fenced)
 
     def close(self) -> None:
-        """Stop using the mappings; those that are still viewed live as long as their views."""
+        """Drop the mappings; one that is still viewed lives as long as its views."""
         while self._fenced:
             _, _, events = self._fenced.popleft()
             _await(events)
-        self._mapped.clear()
+        self._generations.clear()
 
     def _free(self, generation: int, slot: int) -> None:
-        self._returned.append((generation, slot))
+        self._freed.append((generation, slot))
         self._channel.free(generation, slot)
 
 
-def _give_back(
+def _free_leased(
     reader: weakref.ref[RingReader],
     pid: int,
     generation: int,
     slot: int,
     fences: Sequence[Callable[[], Sequence[Event]]],
 ) -> None:
-    """The last view of a slot died. Runs anywhere, in any thread, in a forked child too (which owns no slot)."""
+    """Free a slot after its last view. A finalizer: runs in any thread, also in a forked child, which owns no slot."""
     if os.getpid() != pid:
         return
     owner = reader()
     try:
         try:
             events = [event for fence in fences for event in fence()]
-        except Exception as error:  # of CUDA: the next `settle` raises it
-            events = [_Failed(error)]
-        if owner is None or generation not in owner._mapped:
-            _await(events)  # the mapping may go next, and a GPU still reads it
+        except Exception as error:  # CUDA's; the next `settle` raises it
+            events = [_FailedEvent(error)]
+        if owner is None or generation not in owner._generations:
+            _await(events)  # the mapping may be unmapped next, while a GPU still reads it
         elif events:
             owner._fenced.append((generation, slot, events))
         else:
@@ -392,11 +392,11 @@ def _give_back(
 
 
 def _await(events: Sequence[Event]) -> None:
-    """Wait for events where nobody can do anything about an error, or where it would hide another."""
+    """Wait for events; errors are logged, since here they could not be handled, or would hide another."""
     for event in events:
         try:
             event.synchronize()
-        except Exception as error:  # after an error of CUDA every call raises it
+        except Exception as error:  # after a CUDA error every call raises it
             logger.warning("a copy from the ring to a GPU ended in an error: %s", error)
 
 

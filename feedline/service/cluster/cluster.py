@@ -1,7 +1,7 @@
 """The Dask cluster of a pipeline: threads in this process, worker processes on this machine, or one by address.
 
-Runs in: the feeder. Everything listens on loopback and on free ports. In the feeder's own process blocks are passed by
-reference, and Dask's profiler, GIL monitor and spilling, which cost time there, are off.
+Runs in: the feeder. Everything listens on loopback, on free ports. Threads of the feeder's process pass blocks by
+reference. Dask's profiler, GIL monitor and spilling, which would slow the feeder down, are off.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _CONFIG = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
-    # The feeder bounds what is in flight itself.
+    # The feeder itself limits the blocks in flight.
     "distributed.scheduler.worker-saturation": "inf",
     "distributed.comm.timeouts.connect": "10s",
 }
 
 _CHECK_S = 30.0  # time for all workers to answer a check
-# Workers that are processes are killed after this time; tasks in threads of this process have to end by themselves.
+# Worker processes are killed after the first time; tasks in threads of this process get the second to end.
 _CLOSE_S, _TASKS_END_S = 5.0, 30.0
 
 
 class Cluster:
-    """A client of the pipeline's cluster, and the cluster itself where this process started it."""
+    """A client of the pipeline's cluster, and the cluster itself if this process started it."""
 
     def __init__(self, spec: ClusterSpec, *, threads: int, scratch: str | None = None) -> None:
         self._spec = spec
@@ -67,7 +67,7 @@ class Cluster:
         self._cpu = choose_cpu(spec.cpu, shared=self.kind == "scheduler")
         self._config = contextlib.ExitStack()
         config: dict[str, Any] = dict(_CONFIG)
-        if scratch is not None:  # else where Dask's own configuration says
+        if scratch is not None:  # else as in Dask's configuration
             config["temporary-directory"] = scratch
         environment = {**ALLOCATOR_ENVIRONMENT, "POLARS_MAX_THREADS": threads, **cpu_environment(self._cpu)}
         for name, value in environment.items():
@@ -99,7 +99,7 @@ class Cluster:
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard; None where there is none."""
+        """The address of Dask's dashboard, or None."""
         if not self._spec.dashboard:
             return None
         if self._cluster is not None:
@@ -110,7 +110,7 @@ class Cluster:
         return str(link) if link else None
 
     def load_dashboard(self) -> None:
-        """Load the pages of the dashboard: 0.3 s of imports, which the first batch does not wait for."""
+        """Load the pages of the dashboard. Its 0.3 s of imports must not delay the first batch."""
         if self._cluster is None or self._dashboard_loaded or not self._spec.dashboard:
             return
         self._dashboard_loaded = True
@@ -125,11 +125,11 @@ class Cluster:
             self._cluster.sync(connect)
 
     def workers(self) -> int:
-        """The number of workers, a few seconds old at most."""
+        """The number of workers, as of a few seconds ago."""
         return self.connection.workers()
 
     def threads(self) -> int:
-        """Threads of all workers, a few seconds old at most; at least one, while workers are still starting."""
+        """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
         return self.connection.threads()
 
     @property
@@ -139,29 +139,29 @@ class Cluster:
 
     @property
     def local_results(self) -> Mapping[str, Any]:
-        """Results of the worker in this process, by key; empty where workers are processes."""
+        """Results of the worker in this process, by key; empty if workers are processes."""
         workers = self._cluster.workers.values() if self.kind == "threads" and self._cluster is not None else ()
         return next((worker.data for worker in workers), {})
 
     def members(self) -> frozenset[str]:
-        """The addresses of all workers, a few seconds old at most."""
+        """The addresses of all workers, as of a few seconds ago."""
         return self.connection.members()
 
-    def places(self, keys: Collection[str]) -> dict[str, str]:
-        """The worker that runs each task, or has its result."""
-        return self.connection.places(keys)
+    def workers_of(self, keys: Collection[str]) -> dict[str, str]:
+        """The worker that runs each task, or holds its result."""
+        return self.connection.workers_of(keys)
 
-    def allowed(self) -> frozenset[str] | None:
-        """The workers that may have blocks; None for any."""
+    def eligible_workers(self) -> frozenset[str] | None:
+        """The workers that may get blocks; None for any."""
         now_s = time.monotonic()
-        return self._exclusions.allowed(self.members(), now_s) if self._exclusions.any(now_s) else None
+        return self._exclusions.eligible_workers(self.members(), now_s) if self._exclusions.any(now_s) else None
 
     def preferences(self) -> dict[str, Any]:
-        """Dask options of tasks that are not blocks: not on excluded workers while there are others, and after what
+        """Dask options of tasks that are not blocks: preferably not on excluded workers, and after the blocks that
         trainers need by now."""
-        allowed = self.allowed()
-        where = {} if allowed is None else {"workers": sorted(allowed), "allow_other_workers": True}
-        return {"priority": priority(time.time()), **where}
+        eligible = self.eligible_workers()
+        workers = {} if eligible is None else {"workers": sorted(eligible), "allow_other_workers": True}
+        return {"priority": priority(time.time()), **workers}
 
     def exclude(self, worker: str, why: str) -> None:
         """Give a worker's host no blocks for a while; logs the first time."""
@@ -178,13 +178,13 @@ class Cluster:
         return self.connection.alive()
 
     def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
-        """`Client.submit`; None where the scheduler is away."""
+        """`Client.submit`; None if the scheduler does not answer."""
         return self.connection.submit(function, *arguments, **options)
 
     def check_workers(self, code: Sequence[RequiredFunction] = ()) -> None:
-        """Wait for a worker, and see which of them have our versions, and the user's functions.
+        """Wait for a worker, and check that workers have our versions and the user's functions.
 
-        Raises ClusterError where there is none, or none that has.
+        Raises ClusterError if there is no worker, or no fit one.
         """
         try:
             self.client.wait_for_workers(1, timeout=self._spec.wait_s)
@@ -198,18 +198,18 @@ class Cluster:
             self._examine(check_functions, tuple(code))
 
     def check_job(self, job: Job) -> None:
-        """See that workers can do what a job asks. Raises ClusterError where none can."""
+        """Send a job to all workers, which check that they can compute it. Raises ClusterError if none can."""
         self.connection.await_scheduler()
         if self.kind != "threads":
             self._examine(check_job, job)
 
     def _examine(self, check: Callable[[Any], None], argument: Any) -> None:
-        """Run a check on all workers; those that fail it get no blocks. Raises where all fail."""
+        """Run a check on all workers; those that fail it get no blocks. Raises an error of the check if all fail."""
         try:
             answers = self.client.sync(self.client._run, check, argument, on_error="return", callback_timeout=_CHECK_S)
-        except OSError:  # the scheduler went, or a worker does not answer: tasks check themselves
+        except OSError:  # the scheduler or a worker does not answer: each task checks again
             return
-        # One that cannot be reached is about to leave.
+        # An unreachable worker is about to leave.
         errors = {worker: error for worker, error in answers.items() if isinstance(error, Exception)}
         unfit = {worker: error for worker, error in errors.items() if not isinstance(error, OSError)}
         if unfit and len(errors) == len(answers):
@@ -218,22 +218,22 @@ class Cluster:
             self.exclude(worker, str(error))
 
     def map(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Any]:
-        """function(argument) for each, computed on the cluster, in order; restarted where the scheduler is lost."""
+        """function(argument) for each argument, in order, on the cluster; repeated if the scheduler is lost."""
         while True:
             self.connection.await_scheduler()
             try:
                 futures = self.client.map(
                     function, list(arguments), pure=False, key="feedline-count", **self.preferences()
                 )
-                return iter(self.connection.gathered(futures))
+                return iter(self.connection.gather(futures))
             except (CancelledError, ClosedClientError):  # lost with the scheduler
                 continue
             except OSError:
-                if self.alive():  # else it was the connection
+                if self.alive():  # else the connection failed
                     raise
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Call it after the cluster was closed and its own workers have ended."""
+        """Call `call` after the cluster was closed and its own workers have ended."""
         self._config.callback(call)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Start the Dask cluster of a pipeline that names none: threads of this process, or processes of this machine.
+"""Start a local Dask cluster, for a pipeline without `cluster.scheduler`: threads of this process, or processes.
 
-Runs in: the feeder. Threads are reached within the process and listen on no port. Worker processes listen on loopback,
-where every user of the machine can connect and, with Dask's pickled messages, run code as this user: `cluster.tls:
-temporary` makes a key that exists in the memory of these processes only. Each node of Dask has an HTTP server for
-metrics and pages; with `cluster.dashboard: false` none is opened.
+Runs in: the feeder. Threads communicate within the process and listen on no port. Worker processes listen on loopback,
+where every user of the machine can connect and, since Dask's messages are pickles, run code as this user: `cluster.tls:
+temporary` protects them with a key that exists only in the memory of these processes. Each Dask node has an HTTP server
+for metrics and pages, unless `cluster.dashboard` is false.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _ANY_PORT = "127.0.0.1:0"
 
 
 class _WithoutPages:
-    """A node of Dask that opens no port for HTTP."""
+    """A Dask node without an HTTP server."""
 
     def start_http_server(self, *_: object, **__: object) -> None:
         pass
 
 
 class QuietScheduler(_WithoutPages, Scheduler):
-    """A scheduler without pages."""
+    """A scheduler without an HTTP server."""
 
 
 class QuietWorker(_WithoutPages, Worker):
-    """A worker without pages."""
+    """A worker without an HTTP server."""
 
 
 def start_local(spec: ClusterSpec, *, threads: int) -> SpecCluster:
-    """A scheduler in this process, and the workers that the spec asks for, each of so many threads. Raises ClusterError
-    where keys cannot be made."""
+    """A scheduler in this process, and the spec's workers, each of `threads` threads. Raises ClusterError if a
+    temporary TLS key cannot be created."""
     processes = spec.workers is not None
     security = _temporary() if spec.tls is not None else Security()
     node: dict[str, Any] = {
         "protocol": "inproc://" if not processes else "tcp://" if spec.tls is None else "tls://",
         "host": "127.0.0.1" if processes else None,
         "security": security,
-        "dashboard": False,  # the scheduler's come later (`load_dashboard`), workers' would load bokeh for nothing
+        "dashboard": False,  # the scheduler's is loaded later (`load_dashboard`); workers' would load bokeh for nothing
         "dashboard_address": _ANY_PORT,
     }
     worker = {**node, "nthreads": threads, "memory_limit": 0, "silence_logs": logging.ERROR}
@@ -66,7 +66,7 @@ def _temporary() -> Security:
         importlib.import_module("cryptography.x509")
     except ImportError as error:
         raise ClusterError(
-            f"cluster.tls: temporary cannot make a key: {error}. Install it: pip install 'feedline[tls]'"
+            f"cluster.tls: temporary cannot create a key: {error}. Install it: pip install 'feedline[tls]'"
         ) from None
     security: Security = Security.temporary()
     return security

@@ -2,8 +2,8 @@
 
 Runs in: every process that computes on a cluster. Pure: time is an argument.
 
-Time counts only while a caller waits for work of the missing part: a trainer that evaluates, or has batches in its
-ring, needs no cluster, however long that is scaled to zero.
+Time counts only while a caller waits for the missing part: a trainer that evaluates, or has batches in its ring, needs
+no cluster, even if that is scaled to zero for hours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The most that one look counts: a process that was itself stopped for an hour has not waited for an hour.
+# The longest time that one look counts: a process that was stopped for an hour has not waited for an hour.
 _LONGEST_LOOK_S = 5.0
 
 Missing = Literal["scheduler", "worker"]
@@ -20,7 +20,7 @@ Verdict = Literal["whole", "new", "waiting", "over"]
 
 @dataclass(slots=True)
 class OutageTimer:
-    """To be called about every second. `limit_s`: how long to wait for the missing part."""
+    """Accumulates waiting time. limit_s: how long to wait for the missing part."""
 
     limit_s: float
     waited_s: float = 0.0
@@ -28,13 +28,13 @@ class OutageTimer:
     _looked_s: float = 0.0
 
     def look(self, now_s: float, missing: Missing | None, *, waiting: bool) -> Verdict:
-        """Count the time since the last look. waiting: whether a caller has waited for the missing part since.
+        """Count the time since the last look; called about once a second. waiting: whether a caller waited meanwhile.
 
-        whole: nothing is missing; new: it was not missing before; over: callers have waited longer than the limit.
+        whole: nothing is missing; new: it was not missing at the last look; over: callers waited longer than the limit.
         """
-        before, self._missing = self._missing, missing
+        last_missing, self._missing = self._missing, missing
         passed_s, self._looked_s = now_s - self._looked_s, now_s
-        if missing != before:
+        if missing != last_missing:
             self.waited_s = 0.0
             return "whole" if missing is None else "new"
         if missing is None:

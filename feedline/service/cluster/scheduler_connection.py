@@ -1,8 +1,8 @@
 """Keep a connection to a Dask scheduler that may go away and come back.
 
 Runs in: every process that computes on a cluster. Dask's client looks for a lost scheduler for ten seconds, then
-closes. From there on a thread connects again, with growing pauses, while the process uses the results it has. Nothing
-here blocks or raises while the scheduler is away, except where it says so.
+closes. From then on a thread tries to connect, with growing pauses, while the process uses the results it has. While
+the scheduler is away, functions neither block nor raise, unless their docstring says so.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def no_worker(address: str, wait_s: float) -> ClusterError:
 
 
 class SchedulerConnection:
-    """The current client of a scheduler. `number` counts clients: futures of an earlier one are lost.
+    """The current client of a scheduler. `number` counts clients: futures of earlier ones are lost.
 
-    connect: raises ClusterError where no scheduler answers. returns: whether a lost scheduler may come back.
+    connect: creates a client; raises ClusterError if no scheduler answers. returns: whether a lost one may come back.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class SchedulerConnection:
         self.client = connect()
 
     def look(self, *, waiting: bool) -> None:
-        """Check scheduler and workers, and search for a lost scheduler. Called about every second; never blocks.
+        """Check scheduler and workers, and search for a lost scheduler. Called about once a second; never blocks.
 
-        waiting: whether a caller waits for work of the cluster. Raises ClusterError once that was so for
-        `cluster.wait_s` without a scheduler, or without a worker.
+        waiting: whether a caller waits for results. Raises ClusterError after waiting for `cluster.wait_s` without a
+        scheduler, or without a worker.
         """
         if not self.alive():
             if not self._returns:
@@ -91,7 +91,7 @@ class SchedulerConnection:
         return self.client.status == "running" and connection is not None and not connection.comm.closed()
 
     def submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any] | None:
-        """`Client.submit`; None where the scheduler is away."""
+        """`Client.submit`; None if the scheduler does not answer."""
         if not self.alive():
             return None
         try:
@@ -100,30 +100,30 @@ class SchedulerConnection:
             return None
 
     def workers(self) -> int:
-        """The number of workers, a few seconds old at most."""
+        """The number of workers, as of a few seconds ago."""
         return int(self._totals().get("n_workers", 0))
 
     def threads(self) -> int:
-        """Threads of all workers, a few seconds old at most; at least one, while workers are still starting."""
+        """The threads of all workers, as of a few seconds ago; at least 1, also before workers have started."""
         return max(1, int(self._totals().get("total_threads", 0)))
 
     def members(self) -> frozenset[str]:
-        """The addresses of all workers, a few seconds old at most; none where the scheduler does not answer."""
+        """The addresses of all workers, as of a few seconds ago; empty if the scheduler does not answer."""
         if self._clock() - self._members_s > _MEMBERS_S:
             self._members = frozenset(self._ask("ncores") or ())
             self._members_s = self._clock()
         return self._members
 
-    def places(self, keys: Collection[str]) -> dict[str, str]:
-        """The worker that runs each task, or has its result; tasks that wait for a worker are left out."""
-        asked = set(keys)
+    def workers_of(self, keys: Collection[str]) -> dict[str, str]:
+        """The worker that runs each task, or holds its result; without the tasks that wait for a worker."""
+        tasks = set(keys)
         processing = self._ask("processing") or {}
-        found = {key: worker for worker, tasks in processing.items() for key in tasks if key in asked}
-        has = self._ask("who_has", keys=sorted(asked - set(found))) or {}
-        return found | {key: workers[0] for key, workers in has.items() if workers}
+        running = {key: worker for worker, keys_there in processing.items() for key in keys_there if key in tasks}
+        holders = self._ask("who_has", keys=sorted(tasks - set(running))) or {}
+        return running | {key: workers[0] for key, workers in holders.items() if workers}
 
     def _ask(self, question: str, **details: Any) -> Any:
-        """Call a handler of the scheduler's; None where it does not answer."""
+        """Call a handler of the scheduler; None if it does not answer."""
         scheduler: Any = self.client.scheduler
         try:
             return (
@@ -139,20 +139,20 @@ class SchedulerConnection:
         _close(self.client)
 
     def _totals(self) -> Mapping[str, Any]:
-        """Of all workers together; the client fetches them every two seconds anyway."""
+        """The totals of all workers, which the client fetches every two seconds anyway."""
         totals: Mapping[str, Any] = self.client._scheduler_identity
         return totals
 
-    def gathered(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        """The results of futures. Raises what a task raised, CancelledError if lost, ClusterError after `wait_s`."""
-        client, number = self.client, self.number
+    def gather(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
+        """Wait for results. Raises a task's error, CancelledError if they are lost, ClusterError after `wait_s`."""
+        client, client_number = self.client, self.number
         loop: Any = client.loop
         gathering = asyncio.run_coroutine_threadsafe(client.gather(futures, asynchronous=True), loop.asyncio_loop)
-        while self.number == number:
+        while self.number == client_number:
             try:
                 results: Sequence[Any] = gathering.result(_LOOK_S)
             except TimeoutError:
-                if gathering.done():  # it was the task's
+                if gathering.done():  # raised by the task
                     raise
                 self.look(waiting=True)
             else:
@@ -171,7 +171,7 @@ class SchedulerConnection:
             self._search.start()
 
     def _find_scheduler(self) -> None:
-        """Runs in a thread: the client reconnects by itself for seconds; one that has given up is replaced."""
+        """Replace the client once it has given up reconnecting. Runs in a thread."""
         pause_s = _FIRST_PAUSE_S
         while not self._closed.wait(pause_s) and not self.alive():
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -181,9 +181,9 @@ class SchedulerConnection:
                 client = self._connect()
             except ClusterError:
                 continue
-            before, self.client = self.client, client
+            old, self.client = self.client, client
             self.number += 1
-            _close(before)
+            _close(old)
             if self._closed.is_set():
                 _close(client)
             return

@@ -1,7 +1,7 @@
 """Run a block's task on a Dask worker, and return a failure as a value.
 
 Runs in: Dask workers. Unlike an exception that goes through the scheduler, the value says where the failure happened,
-and does not pickle the exception of some library.
+and never pickles a library's exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from feedline.service.dispatch.blame import BlockFailure, Kind
 
 
 def attempt_block(job: Job | str, request: BlockRequest, key: str, packed: bool) -> BlockResult | BlockFailure:
-    """`run_block`, or what it raised."""
+    """The result of `run_block`, or its exception as a value."""
     try:
         return run_block(job, request, key, packed)
     except Exception as error:

@@ -2,10 +2,10 @@
 
 Runs in: the feeder. Pure: time and the cluster's members are arguments.
 
-A block that failed on one worker is retried on another, of another host where there is one. If that succeeds, the first
-worker is to blame, and its host gets no blocks for a while; if two workers agree on the error, the block is. Errors of
-the data are the same everywhere, so one confirmation is enough; a worker that is unfit (other versions, artifacts that
-it cannot read) is excluded at once, and the job fails when there is no other.
+A block that failed on one worker is retried on another, on another host if there is one. If that succeeds, the first
+worker is to blame, and its host gets no blocks for a while; if two workers report the same error, the block is to
+blame. A worker that is unfit (other versions, unreadable artifacts) is excluded at once, and the job fails if there is
+no other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Kind = Literal["unknown", "data", "unfit", "transient", "killed", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFailure:
-    """What a task raised, and where. `worker`: its address ("": unknown); `host`: for messages.
+    """The exception of a task, and its worker. worker: its address ("": unknown). host: for messages.
 
-    kind: "data" for errors that are the same everywhere; "unfit" for a worker that can run no task; "killed" for one
-    that died; "unknown" for one that does not know the job, which is no fault.
+    kind: "data" for errors that are the same on every worker; "unfit" for a worker that can run no task; "killed" for
+    one that died; "unknown" for one that does not hold the job, which is no fault.
     ours: whether `name` is the class of a FeedlineError.
     """
 
@@ -56,7 +56,7 @@ def host_of(worker: str) -> str:
 
 
 def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str]) -> Retry | FeedlineError:
-    """What to do after the last of `failures`: retry, or raise. members: the addresses of all workers."""
+    """The reaction to the last of `failures`: a retry, or the error to raise. members: addresses of all workers."""
     last = failures[-1]
     if len(failures) >= ATTEMPTS or (
         last.kind not in ("unfit", "killed") and _agreeing_workers(failures, members) >= _AGREE
@@ -72,21 +72,21 @@ def decide(block: str, failures: Sequence[BlockFailure], members: Collection[str
 
 
 def elsewhere(tried: Collection[str], members: Collection[str]) -> frozenset[str]:
-    """The workers on other hosts, or the other workers where there is one host."""
+    """The workers on other hosts; the other workers if there is only one host."""
     hosts = {host_of(worker) for worker in tried}
     others = frozenset(worker for worker in members if host_of(worker) not in hosts)
     return others or frozenset(members) - frozenset(tried)
 
 
-def among(workers: frozenset[str] | None, allowed: frozenset[str] | None) -> frozenset[str] | None:
-    """The allowed ones of some workers, or all of them where none is allowed. None stands for any worker."""
-    if workers is None or allowed is None:
-        return allowed if workers is None else workers
-    return workers & allowed or workers
+def among(workers: frozenset[str] | None, eligible: frozenset[str] | None) -> frozenset[str] | None:
+    """The eligible ones of `workers`, or all of them if none is. None stands for any worker."""
+    if workers is None or eligible is None:
+        return eligible if workers is None else workers
+    return workers & eligible or workers
 
 
 def _agreeing_workers(failures: Sequence[BlockFailure], members: Collection[str]) -> int:
-    """How many hosts (workers, where there is one host) have met the last error."""
+    """The number of hosts (workers, if there is only one host) that reported the last error."""
     workers = {failure.worker for failure in failures if failure.name == failures[-1].name}
     several = len({host_of(worker) for worker in members} | {host_of(failure.worker) for failure in failures}) > 1
     return len({host_of(worker) for worker in workers} if several else workers)
@@ -98,8 +98,8 @@ def _error(block: str, failures: Sequence[BlockFailure]) -> FeedlineError:
         return from_wire(last.name, last.message)
     if len(failures) >= ATTEMPTS:
         return ClusterError(f"block {block} failed {len(failures)} times: {last}")
-    places = ", ".join(dict.fromkeys(failure.host for failure in failures if failure.host))
-    return ClusterError(f"block {block} failed{' on ' if places else ''}{places}: {last}")
+    hosts = ", ".join(dict.fromkeys(failure.host for failure in failures if failure.host))
+    return ClusterError(f"block {block} failed{' on ' if hosts else ''}{hosts}: {last}")
 
 
 @dataclass(slots=True)
@@ -109,23 +109,23 @@ class Exclusions:
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def exclude(self, worker: str, members: Iterable[str], now_s: float) -> bool:
-        """Exclude the worker's host, or the worker alone where there is one host. Returns whether that is new."""
+        """Exclude the worker's host, or only the worker if there is one host. Returns whether that is new."""
         hosts = {host_of(member) for member in members}
-        place = host_of(worker) if hosts - {host_of(worker)} else worker
-        known = self._until_s.get(place, now_s) > now_s
-        self._until_s[place] = now_s + EXCLUDED_S
-        return not known
+        name = host_of(worker) if hosts - {host_of(worker)} else worker
+        is_new = self._until_s.get(name, now_s) <= now_s
+        self._until_s[name] = now_s + EXCLUDED_S
+        return is_new
 
     def any(self, now_s: float) -> bool:
         """Whether a host or worker is excluded."""
-        self._until_s = {place: until_s for place, until_s in self._until_s.items() if until_s > now_s}
+        self._until_s = {name: until_s for name, until_s in self._until_s.items() if until_s > now_s}
         return bool(self._until_s)
 
-    def allowed(self, members: Collection[str], now_s: float) -> frozenset[str] | None:
-        """The workers that may have blocks; None for all: where none is excluded, or all would be."""
+    def eligible_workers(self, members: Collection[str], now_s: float) -> frozenset[str] | None:
+        """The workers that may get blocks; None for all, also if every one is excluded."""
         if not self.any(now_s):
             return None
-        allowed = frozenset(
+        eligible = frozenset(
             member for member in members if member not in self._until_s and host_of(member) not in self._until_s
         )
-        return allowed if allowed and len(allowed) < len(members) else None
+        return eligible if eligible and len(eligible) < len(members) else None

@@ -1,8 +1,8 @@
 """Compute blocks ahead of the trainer, in a bounded window of Dask tasks in plan order.
 
-Runs in: the feeder. `pump` submits blocks, `get` returns a block's rows, `drop` forgets it, `look` resubmits what is
-late or lost. Results arrive on Dask's event loop, which queues them and wakes the feeder. Each attempt at a block has a
-key of its own (Dask keeps an error with its key); the first result of a block wins, and other attempts are forgotten.
+Runs in: the feeder. `pump` submits blocks, `get` returns a block's rows, `drop` forgets it, `look` resubmits late and
+lost blocks. Results arrive on Dask's event loop, which queues them and wakes the feeder. Each attempt at a block has
+its own key (Dask keeps an error with its key); the first result of a block wins, and other attempts are cancelled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """One task. `workers`: those that may run it (None: all); `slow`: the one on which an earlier attempt is late."""
+    """One task. workers: those that may run it (None: all). slow: the worker on which an earlier attempt is late."""
 
     key: str
     future: Future[Any]
@@ -53,7 +53,7 @@ class _Work:
     block: Block
     request: BlockRequest
     attempts: list[_Attempt] = field(default_factory=list)
-    number: int = 0  # of the next attempt
+    submissions: int = 0
     failures: list[BlockFailure] = field(default_factory=list)
     hedged: bool = False
     rows: tuple[EncodedRows, ...] | None = None
@@ -61,7 +61,7 @@ class _Work:
     error: Exception | None = None  # why all attempts failed; raised for the step that needs the block
 
     def late_s(self, now_s: float) -> float:
-        """Seconds that its only attempt has taken so far; 0 once there was a second."""
+        """Seconds that its only attempt has taken so far; 0 if it was hedged."""
         return 0.0 if self.hedged or len(self.attempts) != 1 else now_s - self.attempts[0].submitted_s
 
 
@@ -110,13 +110,13 @@ class Delivery:
         self._next: Block | None = next(blocks, None)
         self._work: dict[tuple[int, int], _Work] = {}
         self._running: dict[str, _Work] = {}  # by key, an entry per attempt
-        self._lost: list[_Work] = []  # with the scheduler, while it did not answer
+        self._unsubmitted: list[_Work] = []  # while the scheduler does not answer
         self._connection = cluster.connection.number
-        self._fetcher = ResultFetcher(self._file)
-        self._finished: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
+        self._fetcher = ResultFetcher(self._queue)
+        self._outcomes: list[tuple[str, Outcome, float]] = []  # appended to by Dask's event loop
         self._lock = threading.Lock()
-        self._largest = 0
-        self._taken = Recent()  # seconds from the submission of a block to its result
+        self._largest_bytes = 0
+        self._durations_s = Recent()  # from the submission of a block to its result
         self._priorities = Priorities()
         self.stats = stats
 
@@ -133,13 +133,15 @@ class Delivery:
         self._resubmit()
         threads = self._cluster.threads()
         while self._next is not None and (
-            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest)
+            self._window.has_room(len(self._work), threads=threads, largest_bytes=self._largest_bytes)
             or self._next.first_step <= step
         ):
             block, self._next = self._next, next(self._blocks, None)
             work = _Work(block, self._request(block))
             self._work[block.lane, block.index] = work
-            self._submit(work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.allowed())
+            self._submit(
+                work, self._priorities.next(block.first_step, self._wall_clock()), self._cluster.eligible_workers()
+            )
 
     def get(self, lane: int, index: int) -> tuple[EncodedRows, ...] | None:
         """The block's rows, or None while it is computed. Raises the error of a block that failed."""
@@ -151,12 +153,12 @@ class Delivery:
 
     def drop(self, step: int) -> list[tuple[Block, Quality]]:
         """Forget the blocks that no step after `step` needs; returns them with their quality counts."""
-        done = [place for place, work in self._work.items() if work.block.last_step <= step]
-        dropped = [self._work.pop(place) for place in done]
-        return [(work.block, work.quality) for work in dropped if work.quality is not None]
+        keys = [key for key, work in self._work.items() if work.block.last_step <= step]
+        works = [self._work.pop(key) for key in keys]
+        return [(work.block, work.quality) for work in works if work.quality is not None]
 
     def look(self, *, starved: bool = False) -> None:
-        """Take finished results, and resubmit what is lost or late. Called about every second.
+        """Collect results, and resubmit lost and late blocks. Called about once a second.
 
         starved: whether the trainer waits for a block.
         """
@@ -164,7 +166,7 @@ class Delivery:
         self._resubmit()
         if not self._cluster.alive():
             return
-        self._unstrand()
+        self._resubmit_stranded()
         if starved:
             self._hedge()
 
@@ -179,17 +181,17 @@ class Delivery:
     def _submit(self, work: _Work, priority: int, workers: frozenset[str] | None, slow: str = "") -> None:
         block = work.block
         digest = hashlib.blake2b(f"{self._job.digest} {work.request!r}".encode(), digest_size=8).hexdigest()
-        place = f"{self._name}-l{block.lane}-b{block.index}"
-        key = f"feedline-block-{place}-{digest}-a{work.number}-{'p' if self._cluster.packed else 'r'}"
-        # Workers were sent the job (`check_job`). One that came later or has forgotten it gets it in the next attempt.
-        job = self._job if work.number else self._job.digest
-        work.number += 1
+        name = f"{self._name}-l{block.lane}-b{block.index}"
+        key = f"feedline-block-{name}-{digest}-a{work.submissions}-{'p' if self._cluster.packed else 'r'}"
+        # Workers hold the job since `check_job`. One that joined later or has evicted it gets it with the next attempt.
+        job = self._job if work.submissions else self._job.digest
+        work.submissions += 1
         options = {"workers": sorted(workers)} if workers is not None else {}
         future = self._cluster.submit(
             attempt_block, job, work.request, key, self._cluster.packed, key=key, priority=priority, **options
         )
         if future is None:
-            self._lost.append(work)
+            self._unsubmitted.append(work)
             return
         self._running[key] = work
         handle = self._fetcher.watch(future.client, future, self._cluster.local_results)
@@ -200,71 +202,71 @@ class Delivery:
         self._submit(work, self._priorities.of(work.block.first_step, self._wall_clock()), workers, slow)
 
     def _resubmit(self) -> None:
-        """Resubmit what was lost with the scheduler, once it is back."""
+        """Resubmit blocks that were lost with the scheduler, once it is back."""
         if not self._cluster.alive():
             return
-        lost, self._lost = self._lost, []
+        works, self._unsubmitted = self._unsubmitted, []
         if self._connection != self._cluster.connection.number:
             self._connection = self._cluster.connection.number
-            lost = [work for work in self._work.values() if work.rows is None]
-            for work in lost:
+            works = [work for work in self._work.values() if work.rows is None]
+            for work in works:
                 self._forget(work)
-        for work in lost:
+        for work in works:
             if work.rows is None and work.error is None and not work.attempts:
-                self._submit_again(work, self._cluster.allowed())
+                self._submit_again(work, self._cluster.eligible_workers())
 
-    def _unstrand(self) -> None:
+    def _resubmit_stranded(self) -> None:
         """Resubmit blocks that may only run on workers that have left."""
-        bound = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
-        if not bound:
+        restricted = [work for work in self._work.values() if any(each.workers is not None for each in work.attempts)]
+        if not restricted:
             return
         members = self._cluster.members()
-        for work in bound:
+        for work in restricted:
             for attempt in list(work.attempts):
                 if members and attempt.workers is not None and attempt.workers.isdisjoint(members):
-                    self._give_up(work, attempt)
+                    self._cancel(work, attempt)
             if not work.attempts:
-                self._submit_again(work, self._cluster.allowed())
+                self._submit_again(work, self._cluster.eligible_workers())
 
     def _hedge(self) -> None:
-        """Compute overdue blocks that the trainer waits for again, and others that are as late on the same worker."""
-        limit_s = overdue_after_s(self._taken.median)
+        """Compute an overdue block that the trainer needs on another worker too, with other late ones of its worker."""
+        limit_s = overdue_after_s(self._durations_s.median)
         late = [work for work in self._work.values() if work.late_s(self._clock()) >= limit_s]
-        needed = [work for work in late if work.block.first_step <= self._priorities.step]
-        if not needed:
+        due = [work for work in late if work.block.first_step <= self._priorities.step]
+        if not due:
             return
-        places = self._cluster.places([work.attempts[0].key for work in late])
-        slow = {places[work.attempts[0].key] for work in needed if work.attempts[0].key in places}
-        others = among(elsewhere(slow, self._cluster.members()), self._cluster.allowed())
+        workers = self._cluster.workers_of([work.attempts[0].key for work in late])
+        slow = {workers[work.attempts[0].key] for work in due if work.attempts[0].key in workers}
+        others = among(elsewhere(slow, self._cluster.members()), self._cluster.eligible_workers())
         for work in late:
-            place = places.get(work.attempts[0].key)
-            if place in slow and others:
+            worker = workers.get(work.attempts[0].key)
+            if worker in slow and others:
                 logger.warning(
-                    "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, place
+                    "a block has taken more than %.0f s on %s: it is also computed on another worker", limit_s, worker
                 )
                 work.hedged = True
-                self._submit_again(work, others, slow=place)
+                self._submit_again(work, others, slow=worker)
 
     # -- results --------------------------------------------------------------------------------------------------
 
-    def _file(self, key: str, outcome: Outcome) -> None:
-        """Runs on Dask's event loop."""
+    def _queue(self, key: str, outcome: Outcome) -> None:
+        """Queue an outcome for `_collect`. Runs on Dask's event loop."""
         with self._lock:
-            self._finished.append((key, outcome, self._clock()))
+            self._outcomes.append((key, outcome, self._clock()))
         self._wake()
 
     def _collect(self) -> None:
         with self._lock:
-            finished, self._finished = self._finished, []
-        for key, outcome, now_s in finished:
+            outcomes, self._outcomes = self._outcomes, []
+        for key, outcome, now_s in outcomes:
             work = self._running.get(key)
             if work is None:
-                continue  # of an attempt that was given up
+                continue  # of a cancelled attempt
             attempt = next(each for each in work.attempts if each.key == key)
             if isinstance(outcome, BlockResult):
                 self._keep(work, attempt, outcome, now_s)
                 continue
-            self._give_up(work, attempt)
+            self._cancel(work, attempt)
             failure = None if outcome is None or outcome.kind == "unknown" else outcome
             if failure is not None:
                 work.failures.append(failure)
@@ -272,14 +274,12 @@ class Delivery:
                 self._retry(work, failure)
 
     def _retry(self, work: _Work, failure: BlockFailure | None) -> None:
-        if failure is None:  # neither the block's nor a worker's fault
-            self._submit_again(work, self._cluster.allowed())
+        if failure is None:  # not the fault of the block or a worker
+            self._submit_again(work, self._cluster.eligible_workers())
             return
         members = self._cluster.members() if self._cluster.packed else ()
-        if (
-            self._cluster.packed and not members
-        ):  # without a scheduler, nothing says whether it is the block or the worker
-            self._lost.append(work)
+        if self._cluster.packed and not members:  # no scheduler: whether the block is to blame cannot be decided yet
+            self._unsubmitted.append(work)
             return
         decision = decide(f"{self._name}-l{work.block.lane}-b{work.block.index}", work.failures, members)
         if not isinstance(decision, Retry):
@@ -288,7 +288,7 @@ class Delivery:
         logger.warning("a block failed on %s (%s): it is computed again", failure.host or "a worker", failure)
         if failure.kind == "unfit":
             self._cluster.exclude(failure.worker, str(failure))
-        self._submit_again(work, among(decision.workers, self._cluster.allowed()))
+        self._submit_again(work, among(decision.workers, self._cluster.eligible_workers()))
 
     def _keep(self, work: _Work, attempt: _Attempt, result: BlockResult, now_s: float) -> None:
         if result.key != attempt.key or result.rows != work.request.rows:
@@ -296,7 +296,7 @@ class Delivery:
                 f"a block has another identity: got {result.key} with {result.rows} rows, expected {attempt.key} "
                 f"with {work.request.rows}"
             )
-        self._taken.add(now_s - attempt.submitted_s)
+        self._durations_s.add(now_s - attempt.submitted_s)
         for failure in work.failures:
             if failure.worker:
                 self._cluster.exclude(failure.worker, f"another worker computed the block that failed there: {failure}")
@@ -305,7 +305,7 @@ class Delivery:
         self._forget(work)
         work.rows = unpack(self._layout, result)
         work.quality = result.quality
-        self._largest = max(self._largest, result.nbytes)
+        self._largest_bytes = max(self._largest_bytes, result.nbytes)
         stats = self.stats
         stats.blocks += 1
         stats.nbytes_read += result.nbytes_read
@@ -316,9 +316,9 @@ class Delivery:
 
     def _forget(self, work: _Work) -> None:
         for attempt in list(work.attempts):
-            self._give_up(work, attempt)
+            self._cancel(work, attempt)
 
-    def _give_up(self, work: _Work, attempt: _Attempt) -> None:
+    def _cancel(self, work: _Work, attempt: _Attempt) -> None:
         work.attempts.remove(attempt)
         self._running.pop(attempt.key, None)
         attempt.future.release()

@@ -1,8 +1,8 @@
-"""Fetch the results of blocks from the workers that have them.
+"""Fetch the results of blocks from the workers that hold them.
 
 Runs in: the feeder, on the event loop of Dask's client: a coroutine per block in flight, and no thread. Each fetches
-from its worker alone, a few at a time per worker, so that a worker that goes dark holds back its own blocks only.
-Where the worker is in this process, the result is taken by reference.
+from its own worker, a few at a time per worker, so that an unresponsive worker delays only its own blocks. Results of
+a worker in this process are passed by reference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feedline.blocks.request import BlockResult
 from feedline.service.dispatch.attempts import failure_of
 from feedline.service.dispatch.blame import BlockFailure, host_of
 
-_PER_WORKER = 2  # one is on the wire while the next is being asked for
+_PER_WORKER = 2  # one is transferred while the next is requested
 
 # None: lost with its worker, or with the scheduler.
 Outcome: TypeAlias = BlockResult | BlockFailure | None
@@ -53,7 +53,7 @@ class ResultFetcher:
             outcome = await self._outcome(client, future, local)
         except OSError:  # the connection
             outcome = None
-        except Exception as error:  # the feeder's own thread deals with it
+        except Exception as error:  # the feeder's thread decides
             outcome = failure_of(error, "", "")
         with self._lock:
             if not self._closed:
@@ -70,8 +70,8 @@ class ResultFetcher:
         key = str(future.key)
         if key in local:
             return local[key]
-        places = (await scheduler.who_has(keys=[key])).get(key, ())
-        for address in places:
+        addresses = (await scheduler.who_has(keys=[key])).get(key, ())
+        for address in addresses:
             room = self._room.setdefault((id(client), address), asyncio.Semaphore(_PER_WORKER))
             async with room:
                 data: dict[Any, Any] = (await gather_from_workers({key: [address]}, rpc=client.rpc))[0]
@@ -82,7 +82,7 @@ class ResultFetcher:
 
 
 async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
-    """Of a task that failed outside of our function: it could not be loaded, or its workers died repeatedly."""
+    """The failure of a task outside of our function: it could not be loaded, or its workers died repeatedly."""
     state: Any = future._state
     error = state.exception
     if isinstance(error, KilledWorker):
@@ -94,9 +94,9 @@ async def _failure(client: Client, future: Future[Any]) -> BlockFailure:
 
 
 async def _failed_on(client: Client, key: str) -> str:
-    """The address of the worker that a task failed on, "" where it is not known any more."""
+    """The address of the worker on which a task failed, "" if the scheduler has forgotten it."""
 
-    # Within this function, it is pickled by value: a scheduler need not have our package.
+    # A nested function is pickled by value, so the scheduler does not need our package.
     def failed_on(dask_scheduler: Any) -> str:
         task = dask_scheduler.tasks.get(key)
         return next(iter(task.erred_on), "") if task is not None else ""

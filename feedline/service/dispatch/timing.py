@@ -2,11 +2,11 @@
 
 Runs in: the feeder. Pure: clocks' readings are arguments.
 
-Due: a Dask cluster that several jobs share computes first what a trainer needs first. A block's priority is the time at
-which its trainer will need it, by the clock of the feeder's host, so that jobs of different ages and speeds compare;
-clocks that differ by seconds favour the host that is behind by as much. A trainer's pace is the time per step that it
-takes itself: a job that waits for blocks needs all of them now, and shares the cluster with other such jobs in the
-order of submission.
+Due: a Dask cluster shared by several jobs computes first the blocks that trainers need first. A block's priority is the
+time at which its trainer will need it, by the clock of the feeder's host, so that jobs of different ages and speeds
+compare; if clocks differ, the host that is behind is favoured by the difference. A trainer's pace is its own time per
+step: a job that waits for blocks needs all of them now, and shares the cluster with other such jobs in the order of
+submission.
 
 Overdue: a needed block that has taken ten times as long as others is also computed on another worker.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# No block is due later than this, since a pace may change.
+# No block is due later than this, since the pace may change.
 HORIZON_S = 10.0
 _OVERDUE_TIMES = 10
 _OVERDUE_S = 30.0
@@ -24,7 +24,7 @@ _RECENT = 31
 
 
 class Recent:
-    """The median of the last values."""
+    """The last values, for their median."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_RECENT)
@@ -48,8 +48,8 @@ class TrainerPace:
     def step(self, now_s: float, waited_s: float) -> None:
         """Count a delivered step. waited_s: seconds that all steps so far have waited for blocks."""
         if self._last is not None:
-            before_s, waited_before_s = self._last
-            self._recent.add(max(0.0, now_s - before_s - (waited_s - waited_before_s)))
+            last_s, last_waited_s = self._last
+            self._recent.add(max(0.0, now_s - last_s - (waited_s - last_waited_s)))
         self._last = (now_s, waited_s)
 
     @property
@@ -59,12 +59,12 @@ class TrainerPace:
 
 
 def priority(due_s: float) -> int:
-    """Dask's priority, of which the larger goes first: negated milliseconds."""
+    """Dask's priority (higher first) for a due time: its milliseconds, negated."""
     return -round(due_s * 1000)
 
 
 class Priorities:
-    """The priorities of one stream's blocks: when they are due."""
+    """The priorities of one stream's blocks, from their due times."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -72,21 +72,21 @@ class Priorities:
         self._last: int | None = None
 
     def begin(self, step: int, step_s: float, delay_s: float) -> None:
-        """The trainer will ask for `step` in `delay_s`, and for another every `step_s`."""
+        """Set the pace: the trainer needs `step` in `delay_s`, and another one every `step_s`."""
         self.step, self._step_s, self._delay_s = step, step_s, delay_s
 
     def of(self, first_step: int, now_s: float) -> int:
-        """Of a block that is first needed by a step."""
+        """The priority of a block by the first step that needs it."""
         ahead_s = self._delay_s + max(0, first_step - self.step) * self._step_s
         return priority(now_s + min(HORIZON_S, ahead_s))
 
     def next(self, first_step: int, now_s: float) -> int:
-        """Of the next block of the plan, below the one before it: Dask computes equal priorities in any order."""
+        """The priority of the plan's next block, below the last one: Dask computes equal priorities in any order."""
         due = self.of(first_step, now_s)
         self._last = due if self._last is None else min(due, self._last - 1)
         return self._last
 
 
 def overdue_after_s(median_s: float) -> float:
-    """Seconds after which a needed block is overdue, where others took `median_s`."""
+    """Seconds after which a needed block is overdue, if others took `median_s`."""
     return max(_OVERDUE_TIMES * median_s, _OVERDUE_S)

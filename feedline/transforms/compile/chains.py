@@ -1,4 +1,4 @@
-"""Build a feature's value from its source and its ops: an expression, its type, and the facts known about it.
+"""Build a feature's value from its source and its ops: an expression, its type, and facts about it.
 
 Runs in: every process that compiles features. Pure. Each prefix of a chain is built once, under the key that identifies
 it, and shared by all features that begin with it.
@@ -23,7 +23,7 @@ from feedline.transforms.learning.learner import SEEN, ArtifactSet, Learning
 from feedline.transforms.ops import bind
 from feedline.transforms.ops.generated import row_expression
 from feedline.transforms.registry.op import NO_CONTEXT, BoundOp, OpContext, OpError
-from feedline.transforms.registry.user_code import word
+from feedline.transforms.registry.user_code import op_label
 from feedline.transforms.values.kinds import Lookup, Value
 
 
@@ -33,12 +33,12 @@ def chain_text(feature: FeatureSpec, marked: int | None = None, end: str = "") -
     An op over several columns comes first, at position -1: `cartesian(a, b) → first_x`.
     """
     calls = [(-1, feature.op)] if feature.op is not None else []
-    shown = {-1: f"({', '.join(str(given) for given in feature.inputs)})"}
-    words = [
-        f"[{word(call)}]{shown.get(position, '')}" if position == marked else f"{word(call)}{shown.get(position, '')}"
-        for position, call in [*calls, *enumerate(feature.ops)]
-    ]
-    return " → ".join([*words, f"[{end}]"] if end else words) or "no ops"
+    inputs = f"({', '.join(str(source) for source in feature.inputs)})"
+    labels = []
+    for position, call in [*calls, *enumerate(feature.ops)]:
+        label = f"[{op_label(call)}]" if position == marked else op_label(call)
+        labels.append(label + inputs if position == -1 else label)
+    return " → ".join([*labels, f"[{end}]"] if end else labels) or "no ops"
 
 
 class Compiler:
@@ -49,7 +49,7 @@ class Compiler:
         self.stages = Stages(schema.names)
         self._shared = shared
         self.requests = FitRequests(artifacts)
-        self.seen: dict[str, bool | str] = {}  # by fit: the rows that an op leaves out of their own statistics
+        self.seen_rows: dict[str, bool | str] = {}  # by fit: the rows that an op leaves out of their own statistics
         self._artifacts = artifacts
         self.columns: set[str] = set()
         self.fields: dict[str, pa.Field] = {}
@@ -59,12 +59,12 @@ class Compiler:
         self.lookups: dict[Key, tuple[Lookup, ...]] = {}
         self.ids: dict[Key, int | None] = {}
 
-    def reads(self, key: Key) -> tuple[str, ...]:
-        """The columns, or parts of columns, that the value of that key derives from."""
+    def source_columns(self, key: Key) -> tuple[str, ...]:
+        """The columns, or parts of columns, that a value derives from."""
         return tuple(self._provenance[key].types)
 
     def feature(self, feature: FeatureSpec) -> tuple[Value, str, Key]:
-        """The finished value, the kind before it was finished, and the key of that value."""
+        """The value in its group's type, the kind before that conversion, and the key of the value."""
         value, key = self.chain(feature)
         try:
             finished = self._built.get((*key, feature.group)) or finish(value, feature.group)
@@ -83,7 +83,7 @@ class Compiler:
         """The value after the feature's last op, and its key."""
         value, key = self._source(feature)
         if feature.ops:
-            value = self._weighted(value, key)
+            value = self._split_weights(value, key)
         for index, call in enumerate(feature.ops):
             try:
                 bound = bind(call)
@@ -97,17 +97,17 @@ class Compiler:
                         before=(replace(feature, ops=feature.ops[:index]),),
                     )
                     context, self._provenance[key] = self._context(bound, [value], position)
-                    made = bound.apply(value, context)
-                    self.lookups[key] = (*self.lookups[before], *_own(made))
+                    result = bound.apply(value, context)
+                    self.lookups[key] = (*self.lookups[before], *_own_lookups(result))
                     self.ids[key] = self._ids(bound, context, key, [before])
-                    self._built[key] = self._shared_value(made, key)
+                    self._built[key] = self._shared_value(result, key)
             except OpError as error:
                 chain = chain_text(feature, marked=index)
                 raise OpError(error.path, f"{feature.name}: {chain}: {error.message}") from None
             value = self._built[key]
         return value, key
 
-    def _weighted(self, value: Value, key: Key) -> Value:
+    def _split_weights(self, value: Value, key: Key) -> Value:
         """A list of {id, weight} as ops take it, split into ids and weights once."""
         if value.weights is not None or (plain := value.plain()).weights is None:
             return value
@@ -127,21 +127,21 @@ class Compiler:
         learns = bound.op.learns
         if artifact is None or learns is None:
             return OpContext(artifact=artifact), provenance
-        columns = learns.beside(bound.parameters)
+        columns = learns.side_columns(bound.parameters)
         if provenance.depends != position.provenance.depends:  # the fit is still missing
-            self._beside(bound, learns, columns)
-        roles, key = learns.rows(bound.parameters), fit_key(bound, position)
-        seen = self._artifacts.seen(key) if roles else False
+            self._side_values(bound, learns, columns)
+        roles, key = learns.row_roles(bound.parameters), fit_key(bound, position)
+        seen_rows = self._artifacts.seen_rows(key) if roles else False
         if roles:
-            self.seen[key] = seen
-        if not seen:
+            self.seen_rows[key] = seen_rows
+        if not seen_rows:
             return OpContext(artifact=artifact), provenance
-        beside = self._beside(bound, learns, {role: columns[role] for role in roles})
-        for role in beside:
+        side_values = self._side_values(bound, learns, {role: columns[role] for role in roles})
+        for role in side_values:
             self._read(columns[role], self._type(columns[role]))
-        if isinstance(seen, str):
-            beside[SEEN] = Value(expr=pl.col(seen), dtype=pl.Boolean())
-        return OpContext(artifact=artifact, beside=beside), provenance
+        if isinstance(seen_rows, str):
+            side_values[SEEN] = Value(expr=pl.col(seen_rows), dtype=pl.Boolean())
+        return OpContext(artifact=artifact, side_values=side_values), provenance
 
     def _ids(self, bound: BoundOp, context: OpContext, key: Key, inputs: Sequence[Key]) -> int | None:
         """The number of ids that an op's result may have; None before the fits that decide it."""
@@ -149,14 +149,14 @@ class Compiler:
             return None
         return bound.op.ids(bound.parameters, context.artifact, [self.ids[name] for name in inputs])
 
-    def _beside(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
-        """The columns of the table that an op observes beside its values, by role. Raises OpError for a wrong one."""
+    def _side_values(self, bound: BoundOp, learns: Learning, columns: Mapping[str, str]) -> dict[str, Value]:
+        """The other columns that an op observes, by role. Raises OpError for one that is missing or of a wrong type."""
         try:
-            beside = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
-            learns.check(bound.parameters, beside)
+            values = {role: Value(expr=pl.col(name), dtype=self._type(name)).plain() for role, name in columns.items()}
+            learns.check(bound.parameters, values)
         except SpecError as error:
             raise OpError(bound.path, f"{bound.op.name}: {error}") from None
-        return beside
+        return values
 
     def _source(self, feature: FeatureSpec) -> tuple[Value, Key]:
         if feature.op is not None:
@@ -175,26 +175,26 @@ class Compiler:
 
     def _combine(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """The result of the op over several columns, each of which may be a chain of its own."""
-        inputs = [input_feature(feature, given) for given in feature.inputs]
-        made = [self.chain(given) for given in inputs]
+        inputs = [input_feature(feature, source) for source in feature.inputs]
+        chains = [self.chain(source) for source in inputs]
         try:
             bound = bind(call)
-            key = (bound.identity, *(key for _, key in made))
+            key = (bound.identity, *(key for _, key in chains))
             if key not in self._built:
-                values = [self.stages.hold(self._weighted(value, key)) for value, key in made]
-                first, *others = (self._provenance[key] for _, key in made)
+                values = [self.stages.hold(self._split_weights(value, key)) for value, key in chains]
+                first, *others = (self._provenance[key] for _, key in chains)
                 position = OpPosition(
                     feature=feature,
                     chain=chain_text(feature),
-                    key=tuple(key for _, key in made),
-                    provenance=first.joined(others),
+                    key=tuple(key for _, key in chains),
+                    provenance=first.merge(others),
                     before=tuple(inputs),
                 )
                 context, self._provenance[key] = self._context(bound, values, position)
                 result = bound.combine(values, context)
-                before = [lookup for _, given in made for lookup in self.lookups[given]]
-                self.lookups[key] = (*before, *_own(result))
-                self.ids[key] = self._ids(bound, context, key, [given for _, given in made])
+                before = [lookup for _, input_key in chains for lookup in self.lookups[input_key]]
+                self.lookups[key] = (*before, *_own_lookups(result))
+                self.ids[key] = self._ids(bound, context, key, [input_key for _, input_key in chains])
                 self._built[key] = self._shared_value(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
@@ -214,21 +214,21 @@ class Compiler:
         self.fields[name], self.types[name] = self.schema.field(name), dtype
 
     def _type(self, name: str) -> pl.DataType:
-        """The type of a column of the table. Raises SpecError for a column that is missing or has no type in Polars."""
-        places = self.schema.get_all_field_indices(name)
-        if not places:
-            near = nearest(name, self.schema.names) or f". There are {_some(self.schema.names)}"
+        """The type of a column of the table. Raises SpecError for a missing column or one without a type in Polars."""
+        indices = self.schema.get_all_field_indices(name)
+        if not indices:
+            near = nearest(name, self.schema.names) or f". There are {_shorten(self.schema.names)}"
             if (part := part_of(name)) is not None and has_column(self.schema, part.column):
                 near = f". Write {{expr: '{name}'}} for a part of a column"
             elif "*" in name:
                 near = ". There is no wildcard: write a range, such as C{1..26}, or a list, {columns: [C1, C2], ops: …}"
             message = f"unknown column: got {name!r}, expected a column of the table{near}"
-        elif len(places) > 1:
-            message = f"the table has {len(places)} columns {name!r}"
+        elif len(indices) > 1:
+            message = f"the table has {len(indices)} columns {name!r}"
         elif name == "*" or (name.startswith("^") and name.endswith("$")):
             message = f"the column {name!r} is named like a pattern of Polars: rename it to use it"
-        elif (dtype := column_type(self.schema.field(places[0]))) is None:
-            message = f"the column {name!r} has a type that Polars has not: {self.schema.field(places[0]).type}"
+        elif (dtype := column_type(self.schema.field(indices[0]))) is None:
+            message = f"the column {name!r} has a type that Polars lacks: {self.schema.field(indices[0]).type}"
         else:
             return dtype
         raise SpecError(message)
@@ -252,22 +252,22 @@ class Compiler:
         return Value(expr=bound.narrow, dtype=bound.dtype), tuple(sorted(bound.parts))
 
 
-def _own(value: Value) -> tuple[Lookup, ...]:
+def _own_lookups(value: Value) -> tuple[Lookup, ...]:
     return () if value.lookup is None else (value.lookup,)
 
 
-def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+def input_feature(feature: FeatureSpec, source: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
-        name=f"{feature.name} (input {given})",
+        name=f"{feature.name} (input {source})",
         group=feature.group,
-        column=given.column,
-        expr=given.expr,
-        ops=given.ops,
-        path=given.path or feature.path,
+        column=source.column,
+        expr=source.expr,
+        ops=source.ops,
+        path=source.path or feature.path,
     )
 
 
-def _some(names: Sequence[str], shown: int = 12) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest
+def _shorten(names: Sequence[str], limit: int = 12) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

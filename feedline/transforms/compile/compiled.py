@@ -1,7 +1,7 @@
 """Compile features to one pass over a frame, with the columns it reads.
 
-Runs in: every process. Expressions are built once and never travel: a worker gets the features and the schema and
-compiles them itself, which gives the same expressions everywhere.
+Runs in: every process. Expressions are never pickled: a worker gets the features and the schema and compiles them
+itself, which gives the same expressions everywhere.
 
 A feature is a source (a column or an expression), a chain of ops and the type of its group. Equal prefixes of chains
 are built once; a value that several features derive from becomes a column of its own (see `shared`). Then one `select`
@@ -28,7 +28,7 @@ from feedline.transforms.compile.shared import Levels, shared_keys
 from feedline.transforms.learning.learner import NO_ARTIFACTS, ArtifactSet, FitRequest
 from feedline.transforms.ops import bind
 from feedline.transforms.values.kinds import Lookup
-from feedline.transforms.values.lookup_counts import counting
+from feedline.transforms.values.lookup_counts import collect_counts
 
 FINGERPRINT_VERSION = 1
 _ALL = slice(None)
@@ -37,7 +37,7 @@ _MARK = pl.Boolean()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One finished feature: `dtype` is its group's, `kind` is what its chain ended with, such as "float list".
+    """One finished feature: `dtype` is its group's, `kind` that of its chain's last value, such as "float list".
 
     reads: the columns, or parts of columns, that it derives from. lookups: the counters that `apply_counting` sums for
     it. num_embeddings: n if its ids are in [0, n); None if that is unknown, or its fit is missing.
@@ -54,13 +54,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CompiledFeatures:
-    """All features as one pass; made by `compile_features`, and made again by it on the other side of a pickle.
+    """All features as one pass, as `compile_features` builds it; unpickling compiles them again.
 
-    columns: the source columns needed, in the schema's order. parts: the same by their parts (see `column_parts`),
-    where only parts are used: what a frame has to hold, in `types`. marks: Boolean columns that a frame has to hold
-    besides: whether a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex, of
-    what a row becomes (features, op versions, artifacts and the rows that they have seen, input types). missing_fits:
-    fits to run before `apply` gives meaningful values.
+    columns: the source columns needed, in the schema's order. parts: the same, reduced to the parts in use (see
+    `column_parts`): what a frame must hold, in `types`. marks: further Boolean columns that a frame must hold: whether
+    a fit has seen the row. outputs: one per feature, in the features' order. fingerprint: hex digest of everything
+    that decides the values (features, op versions, artifacts and the rows that they have seen, input types).
+    missing_fits: fits to run before `apply` gives meaningful values.
     """
 
     features: tuple[FeatureSpec, ...]
@@ -79,30 +79,30 @@ class CompiledFeatures:
 
     def apply_counting(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, tuple[int, int]]]:
         """Like `apply`, and for each feature with lookups: the values looked up, and how many were unknown."""
-        with counting() as found:
+        with collect_counts() as found:
             finished = self.apply(frame)
         sums: dict[str, tuple[int, int]] = {}
         for output in self.outputs:
-            met = [found[lookup] for lookup in output.lookups if lookup in found]
-            if met:
-                sums[output.name] = sum(asked for asked, _ in met), sum(missed for _, missed in met)
+            counts = [found[lookup] for lookup in output.lookups if lookup in found]
+            if counts:
+                sums[output.name] = sum(values for values, _ in counts), sum(unknown for _, unknown in counts)
         return finished, sums
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """One column per feature, named by it, row by row. `frame` holds `parts` or `columns`, in the schema's types.
+        """One column per feature, of that name, row by row. `frame` holds `parts` or `columns`, in the schema's types.
 
         Raises DataError where a column is missing or of another type, or a value cannot be computed (a strict cast);
-        the message names the column or the feature, and the error knows the row.
+        the message names the column or the feature, and the error carries the row.
         """
         if not set(self.parts).issubset(frame.columns):
             marks = [frame.get_column(name) for name in self.marks if name in frame.columns]
             frame = project(frame, self.parts).with_columns(marks)
         schema = frame.schema
         for name, dtype in (*zip(self.parts, self.types, strict=True), *((mark, _MARK) for mark in self.marks)):
-            if (met := schema.get(name)) != dtype:
-                got = "none" if met is None else str(met)
+            if (found := schema.get(name)) != dtype:
+                got = "none" if found is None else str(found)
                 raise DataError(
-                    f"column {name!r} is not what the features were compiled for: got {got}, expected {dtype}"
+                    f"column {name!r} has another type than the features were compiled for: got {got}, expected {dtype}"
                 )
         if max(frame.n_chunks("all"), default=1) > 1:  # else Polars calls the kernels once for every chunk
             frame = frame.select(*self.parts, *self.marks).rechunk()
@@ -114,14 +114,14 @@ class CompiledFeatures:
             raise self._blame(frame, error) from error
 
     def lazy(self, frame: pl.DataFrame, chosen: slice = _ALL) -> pl.LazyFrame:
-        """The pass over an unchunked frame of `parts`, for all features or some, by Polars alone, not yet computed."""
+        """The pass over an unchunked frame of `parts`, for all features or some, as a lazy frame without kernels."""
         return self._select(frame, self._expressions[chosen])
 
     def _select(self, frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.LazyFrame:
-        """One expression after the other, on the caller's thread.
+        """Select expressions one after the other, on the caller's thread.
 
-        Two Dask threads that each spread theirs over Polars' pool take half as long again (7.2 against 4.8 ms per
-        32,768 rows of 46 features) and twice the CPU time.
+        Two Dask threads that each use Polars' thread pool take half as long again (7.2 against 4.8 ms per 32,768 rows
+        of 46 features) and twice the CPU time.
         """
         lazy = frame.lazy()
         for stage in self._stages:
@@ -174,23 +174,23 @@ def compile_features(
 ) -> CompiledFeatures:
     """The features as one pass over frames whose columns have the types that Polars gives to `schema`.
 
-    Raises OpError (a SpecError with the path in pipeline.yaml) for whatever does not fit: an unknown column or op, a
-    wrong parameter, an op that does not take the value before it, a kind that the feature's group does not take. A
-    missing fit, or one that does not match, is no error: see `missing_fits`.
+    Raises OpError (a SpecError with the path in pipeline.yaml) for an unknown column or op, a wrong parameter, an op
+    that does not take the value before it, or a kind that the feature's group does not take. A fit that is missing or
+    does not match is no error: see `missing_fits`.
     """
     compiler = Compiler(schema, artifacts, shared_keys(features))
     values = [compiler.feature(feature) for feature in features]
     columns = tuple(name for name in schema.names if name in compiler.columns)
     parts = [*(name for name in columns if name in compiler.types), *sorted(set(compiler.types).difference(columns))]
     input_types = {name: str(compiler.fields[name].type) for name in parts}
-    marks = tuple(sorted({seen for seen in compiler.seen.values() if isinstance(seen, str)}))
+    marks = tuple(sorted({mark for mark in compiler.seen_rows.values() if isinstance(mark, str)}))
     outputs = tuple(
         Output(
             name=feature.name,
             group=feature.group,
             dtype=finished.dtype,
             kind=kind,
-            reads=compiler.reads(key),
+            reads=compiler.source_columns(key),
             lookups=compiler.lookups[key],
             num_embeddings=compiler.ids[key],
         )
@@ -204,7 +204,7 @@ def compile_features(
         types=tuple(compiler.types[name] for name in parts),
         marks=marks,
         outputs=outputs,
-        fingerprint=_fingerprint(features, input_types, compiler.requests.digests, compiler.seen),
+        fingerprint=_fingerprint(features, input_types, compiler.requests.digests, compiler.seen_rows),
         missing_fits=compiler.requests.missing,
         artifacts=artifacts,
         _stages=compiler.stages.levels,
@@ -230,9 +230,12 @@ def _inputs_identity(feature: FeatureSpec) -> list[Any]:
 
 
 def _fingerprint(
-    features: Sequence[FeatureSpec], types: dict[str, str], known: dict[str, str], seen: dict[str, bool | str]
+    features: Sequence[FeatureSpec],
+    types: dict[str, str],
+    artifact_digests: dict[str, str],
+    seen_rows: dict[str, bool | str],
 ) -> str:
-    """`seen`: for each fit that leaves rows out, the rows it has seen: mostly all of them, or none."""
+    """`seen_rows`: for each fit that leaves rows out, the rows it has seen: mostly all of them, or none."""
     content: dict[str, Any] = {
         "version": FINGERPRINT_VERSION,
         "features": [
@@ -249,9 +252,9 @@ def _fingerprint(
         ],
         "types": types,
     }
-    if known:
-        content |= {"artifacts": known, "out_of_fold": any(seen.values())}
-        if any(seen.values()) and not all(one is True for one in seen.values()):
-            content["seen"] = seen
+    if artifact_digests:
+        content |= {"artifacts": artifact_digests, "out_of_fold": any(seen_rows.values())}
+        if any(seen_rows.values()) and not all(rows is True for rows in seen_rows.values()):
+            content["seen"] = seen_rows
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Describe the steps of each feature's chain, and the steps that features share.
 
-Runs in: whatever explains a pipeline (`feedline plan --ops`). Pure.
+Runs in: `feedline plan --ops`. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedline.transforms.values.kinds import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainStep:
-    """A value in a chain: the op that made it (None: the source), its kind and its type.
+    """A value in a chain: the op that computes it (None: the source), its kind and its type.
 
     code: the user's function behind the op, as `module:function`; None for built-in ops.
     """
@@ -53,7 +53,7 @@ class Chain:
     def text(self) -> str:
         """`price: float32 → fill_null → float32 → log1p → float32 → dense float32`."""
         first = "" if self.source is None else f"{self.source}: "
-        words = [_show(step, () if place else self.inputs) for place, step in enumerate(self.steps)]
+        words = [_show(step, () if index else self.inputs) for index, step in enumerate(self.steps)]
         end = [] if self.group is None else [f"{self.group} {self.dtype}"]
         return first + " → ".join([*words, *end])
 
@@ -61,7 +61,7 @@ class Chain:
 def chains(
     features: Sequence[FeatureSpec], schema: pa.Schema, artifacts: ArtifactSet = NO_ARTIFACTS
 ) -> tuple[Chain, ...]:
-    """The chains of features that fit the schema. Raises OpError as compiling them does."""
+    """The chains of features that fit the schema. Raises OpError like `compile_features`."""
     compiler = Compiler(schema, artifacts)
     holders: dict[Key, dict[str, None]] = {}
     keys: list[list[Key]] = []
@@ -84,7 +84,7 @@ def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> t
         values.append(value)
         keys.append(key)
     calls: list[OpCall | None] = [feature.op, *feature.ops]
-    inputs = tuple(_chain(compiler, input_feature(feature, given), whole=False)[0] for given in feature.inputs)
+    inputs = tuple(_chain(compiler, input_feature(feature, one), whole=False)[0] for one in feature.inputs)
     end = compiler.feature(feature)[0] if whole else values[-1]
     source = feature.expr if feature.op is None and feature.expr is not None else feature.column
     chain = Chain(
@@ -124,5 +124,5 @@ def _show(step: ChainStep, inputs: tuple[Chain, ...]) -> str:
     if step.op is None:
         return step.dtype
     code = "" if step.code is None else f" {step.code}" if step.op == "python" else f" ({step.code})"
-    given = f"({', '.join(chain.text() for chain in inputs)})" if inputs else ""
-    return f"{step.op}{code}{given} → {step.dtype}"
+    arguments = f"({', '.join(chain.text() for chain in inputs)})" if inputs else ""
+    return f"{step.op}{code}{arguments} → {step.dtype}"

@@ -1,7 +1,7 @@
 """Collect the artifacts that features use, and the fits that are missing.
 
 Runs in: every process that compiles features. Pure. A fit is identified by the chain before it and by its op, not by
-types: a table whose ids became wider gets an error about its types, not a request for another fit.
+types: a table whose ids became wider raises an error about its types instead of requesting another fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Provenance:
     types: Mapping[str, str]
     depends: frozenset[str] = frozenset()
 
-    def joined(self, others: Sequence[Provenance]) -> Provenance:
+    def merge(self, others: Sequence[Provenance]) -> Provenance:
         """The provenance of several values together."""
         types = dict(self.types)
         for other in others:
@@ -66,20 +66,20 @@ class FitRequests:
             replace(
                 request,
                 streams=tuple(self._streams[key].values()),
-                depends=self._behind(request.depends),
+                depends=self._with_dependencies(request.depends),
                 behind=tuple(sorted(_text(chain) for chain in self._streams[key])),
             )
             for key, request in self._requests.items()
         )
 
-    def _behind(self, keys: frozenset[str]) -> frozenset[str]:
+    def _with_dependencies(self, keys: frozenset[str]) -> frozenset[str]:
         """These fits and all that they depend on: a shared fit waits for the fits before each of its features."""
         found: set[str] = set()
-        left = list(keys)
-        while left:
-            if (key := left.pop()) not in found:
+        queue = list(keys)
+        while queue:
+            if (key := queue.pop()) not in found:
                 found.add(key)
-                left.extend(self._requests[key].depends)
+                queue.extend(self._requests[key].depends)
         return frozenset(found)
 
     def artifact(
@@ -92,9 +92,9 @@ class FitRequests:
         try:
             if bound.op.reads is not None:
                 reading = bound.op.reads(bound.parameters)
-                read = self._artifacts.read(reading)
-                self.digests[reading.name] = read.digest
-                return read, position.provenance
+                artifact = self._artifacts.read(reading)
+                self.digests[reading.name] = artifact.digest
+                return artifact, position.provenance
             learner = bound.learner(values)
             return (None, position.provenance) if learner is None else self._fit(bound, learner, position)
         except OpError:
@@ -105,13 +105,12 @@ class FitRequests:
     def _fit(self, bound: BoundOp, learner: Learner, position: OpPosition) -> tuple[Artifact, Provenance]:
         assert bound.op.learns is not None
         shared, key = bound.op.learns.name(bound.parameters), fit_key(bound, position)
-        beside = bound.op.learns.beside(bound.parameters)
-        stream = [*position.before, *(_column(column, position.feature) for column in beside.values())]
+        side_columns = bound.op.learns.side_columns(bound.parameters)
+        stream = [*position.before, *(_column(column, position.feature) for column in side_columns.values())]
         prefix = f"{key[:12]}:{len(self._streams.get(key, ()))}"
-        named = tuple(
-            replace(
-                feature, name=f"{prefix}:{index}", group="observed", expect=()
-            )  # expectations are about finished values
+        # without expectations, which are about finished values
+        observed = tuple(
+            replace(feature, name=f"{prefix}:{index}", group="observed", expect=())
             for index, feature in enumerate(stream)
         )
         request = FitRequest(
@@ -121,18 +120,18 @@ class FitRequests:
             chain=position.chain,
             learner=learner,
             types=dict(sorted(position.provenance.types.items())),
-            streams=(named,),
+            streams=(observed,),
             depends=position.provenance.depends,
             behind=(_text(position.key),),
             shared=shared is not None,
         )
-        if key in self._behind(request.depends):
+        if key in self._with_dependencies(request.depends):
             raise OpError(
                 bound.path,
-                f"{bound.op.name} cannot learn from what it makes itself: got the name {shared!r} again behind it in a "
-                f"chain, expected another one. Give one of them another name",
+                f"{bound.op.name} cannot learn from its own results: got the name {shared!r} twice in a chain. Rename "
+                f"one of them",
             )
-        found = None if position.provenance.depends else self._artifacts.fitted(request)
+        found = None if position.provenance.depends else self._artifacts.find_artifact(request)
         if found is not None:
             self.digests[key] = found.digest
             return found, position.provenance
@@ -169,7 +168,7 @@ def _types(request: FitRequest) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in request.types.items())
 
 
-def shown_chain(name: str) -> str:
+def describe_chain(name: str) -> str:
     """The chain behind an item of `FitRequest.behind`, for messages: `item_id → modulo {"divisor":100}`."""
     chain = json.loads(name)
     if not chain or chain[0] not in ("column", "expr"):

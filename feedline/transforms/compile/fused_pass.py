@@ -1,7 +1,7 @@
 """Split a pass over a frame into expressions for Polars and kernels over existing columns.
 
 Runs in: every process that transforms. A kernel costs about 10 us per 32,768 values, a call of it from inside Polars at
-least as much again (clip: 45 us instead of 24). So kernels at the end of a feature run beside Polars, which only
+least as much again (clip: 45 us instead of 24). So kernels at the end of a feature run outside of Polars, which only
 computes their inputs, unless those are columns of the frame. The results are the same.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from feedline.transforms.values.arrays import Fused
+from feedline.transforms.values.arrays import FusedKernels
 from feedline.transforms.values.kinds import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _OutputColumn:
-    """A feature: its final kernels, if any, and the column they start from, in the frame or made by Polars."""
+    """A feature: its final kernels, if any, and the column they start from, in the frame or computed by Polars."""
 
     name: str
-    fused: Fused | None
+    fused: FusedKernels | None
     source: str
-    made: bool
+    computed: bool
 
 
 class FusedPass:
@@ -36,29 +36,29 @@ class FusedPass:
         for name, value in zip(names, values, strict=True):
             fused = value.kernels if value.kernels is not None and value.kernels.has_kernels else None
             if fused is None:
-                source, made = name, True
+                source, computed = name, True
                 self._native.append(value.expr.alias(name))
             elif id(fused) in sources:
-                source, made = sources[id(fused)]
+                source, computed = sources[id(fused)]
             else:
                 root = fused.values.meta.output_name() if fused.values.meta.is_column() else ""
-                made = root not in columns
-                source = name if made else root
-                sources[id(fused)] = source, made
-                if made:
+                computed = root not in columns
+                source = name if computed else root
+                sources[id(fused)] = source, computed
+                if computed:
                     self._native.append(fused.values.alias(name))
-            self._columns.append(_OutputColumn(name=name, fused=fused, source=source, made=made))
+            self._columns.append(_OutputColumn(name=name, fused=fused, source=source, computed=computed))
 
     def run(self, frame: pl.DataFrame, select: Callable[[Sequence[pl.Expr]], pl.DataFrame]) -> pl.DataFrame:
         """The features of an unchunked frame; `select` computes expressions over it."""
-        made = select(self._native) if self._native else frame
+        computed = select(self._native) if self._native else frame
         done: dict[int, pl.Series] = {}
         columns = []
         for column in self._columns:
-            series = (made if column.made else frame).get_column(column.source)
+            series = (computed if column.computed else frame).get_column(column.source)
             if column.fused is not None:
                 if id(column.fused) not in done:
                     done[id(column.fused)] = column.fused.run(series)
                 series = done[id(column.fused)]
             columns.append(series.alias(column.name))
-        return pl.DataFrame(columns) if done else made
+        return pl.DataFrame(columns) if done else computed

@@ -19,7 +19,7 @@ VALUES, WEIGHTS_OF_VALUES = "values", "weights"
 
 def finish(value: Value, group: AnyGroup) -> Value:
     """The value in its group's type. Raises SpecError, with the remedy, for a kind that the group does not take."""
-    if group == "observed":  # the form that an op over one column gets
+    if group == "observed":  # as an op over one column takes it
         return value.plain()
     kind = value.kind
     if group == "extra":
@@ -32,17 +32,17 @@ def finish(value: Value, group: AnyGroup) -> Value:
         _require(kind, group, "lists of integers or floats", elements=(INTEGER, FLOAT, DECIMAL), listed=True)
         dtype = pl.List(pl.Int64() if kind.element == INTEGER else pl.Float32())
         if kind.weighted:
-            return _weighted(value.plain(), kind, dtype)
+            return _finish_weighted(value.plain(), kind, dtype)
     elif kind.width is not None and kind.element in (*NUMBERS, BOOLEAN):
         dtype = pl.Array(pl.Float32(), kind.width)
         return Value(expr=value.expr if dtype == value.dtype else value.expr.cast(dtype), dtype=dtype)
     else:
         _require(kind, group, "one number per row", elements=(INTEGER, FLOAT, DECIMAL, BOOLEAN), listed=False)
         dtype = pl.Float32()
-    return value.plain().converted(dtype)
+    return value.plain().convert(dtype)
 
 
-def _weighted(value: Value, kind: Kind, dtype: pl.DataType) -> Value:
+def _finish_weighted(value: Value, kind: Kind, dtype: pl.DataType) -> Value:
     if kind.element != INTEGER:
         raise SpecError(
             f"sparse takes weights beside integer ids: got {kind}. Bucketize the ids, or drop the weights: ids"
@@ -59,15 +59,15 @@ def _require(kind: Kind, group: Group, expected: str, *, elements: tuple[str, ..
 
 
 def _remedy(kind: Kind, group: Group, listed: bool) -> str:
-    place = "sparse" if kind.listed else "dense" if kind.element in (FLOAT, DECIMAL) else "categorical"
-    move = "" if kind.listed is listed else f", and put the feature under {place}"
+    group_name = "sparse" if kind.listed else "dense" if kind.element in (FLOAT, DECIMAL) else "categorical"
+    move = "" if kind.listed is listed else f", and put the feature under {group_name}"
     if kind.element in NUMBERS and move:
         number = (
-            ", or make one number of a list with expr, such as `x.list.len()`, or a vector with {pad: LENGTH}"
+            ", or reduce the list to a number with expr, such as `x.list.len()`, or make a vector with {pad: LENGTH}"
             if kind.listed
             else ""
         )
-        return f"Put the feature under {place}{number}"
+        return f"Put the feature under {group_name}{number}"
     if kind.element in (FLOAT, DECIMAL):
         return "End its ops with bucketize or {cast: int64}, or put the feature under dense"
     if kind.element in (STRING, BINARY):
@@ -77,5 +77,5 @@ def _remedy(kind: Kind, group: Group, listed: bool) -> str:
     if kind.element == BOOLEAN:
         return f"End its ops with {{cast: int64}}{move}"
     if kind.element in TEMPORAL:
-        return "Take a number out of it with expr, such as `expr: NAME.dt.hour()`"
-    return 'Take one part of it with expr, such as `expr: NAME["field"]`'
+        return "Extract a number with expr, such as `expr: NAME.dt.hour()`"
+    return 'Extract one field with expr, such as `expr: NAME["field"]`'

@@ -1,8 +1,8 @@
 """Find the features that a null in one of their columns makes null, by computing them on probe rows.
 
-Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and one row per column a
-null in it; the features are computed on them as on any rows. The answer therefore holds for every op, expression and
-user function, none of which declares how it treats nulls.
+Runs where a plan is made, on the calling thread. One row holds a plain value in every column, and for each column one
+row holds a null in it; the features are computed on these rows. The result therefore holds for every op, expression
+and user function, none of which declares how it treats nulls.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ _PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A feature that a null in a column makes null. always: whatever its other columns hold; otherwise only in some
-    rows.
-    """
+    """A feature that a null in a column makes null. always: for all values of its other columns, not only for some."""
 
     feature: str
     column: str
@@ -61,8 +59,8 @@ class Leak:
 def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Leak]:
     """The features that cannot be encoded where one of these columns is null, in the features' order.
 
-    A feature of several columns leaks if it has a value for the plain row. Features that fail on the probe rows (which
-    are no rows of the table) are skipped. Extra features may be null.
+    A feature of several columns leaks only if it has a value for the plain row. Features that fail on the probe rows
+    (which are no rows of the table) are skipped. Extra features may be null.
     """
     chosen = [
         feature
@@ -72,10 +70,10 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     if not chosen:
         return []
     compiled = compile_features(chosen, features.schema, features.artifacts)
-    asked = [name for name in compiled.parts if name in columns]
+    probed_columns = [name for name in compiled.parts if name in columns]
     frame = pl.DataFrame(
         [
-            _probes(name, dtype, len(asked) + 1, asked.index(name) + 1 if name in asked else None)
+            _probes(name, dtype, len(probed_columns) + 1, 1 + probed_columns.index(name) if name in columns else None)
             for name, dtype in zip(compiled.parts, compiled.types, strict=True)
         ]
     )
@@ -84,7 +82,7 @@ def null_leaks(features: CompiledFeatures, columns: Collection[str]) -> list[Lea
     outcomes = [_outcomes(compiled, rows) for rows in (marked if compiled.marks else [frame])]
     found = []
     for output, *nulls in zip(compiled.outputs, *outcomes, strict=True):
-        for row, name in enumerate(asked, start=1):
+        for row, name in enumerate(probed_columns, start=1):
             alone = output.reads == (name,)
             leaks = [each[row] is True and (alone or each[0] is False) for each in nulls]
             if name in output.reads and any(leaks):
@@ -118,7 +116,7 @@ def _outcomes(compiled: CompiledFeatures, frame: pl.DataFrame) -> list[Sequence[
     try:
         finished = compiled.apply(frame)
     except DataError:  # one failing feature is enough: try each alone, then each row
-        return [_outcome(compiled, frame, slice(place, place + 1)) for place in range(len(compiled.outputs))]
+        return [_outcome(compiled, frame, slice(index, index + 1)) for index in range(len(compiled.outputs))]
     return [_is_null(finished.get_column(output.name)) for output in compiled.outputs]
 
 

@@ -22,33 +22,33 @@ Levels = tuple[tuple[pl.Expr, ...], ...]
 
 
 def source_key(source: FeatureSpec | FeatureInput, name: str) -> Key:
-    """The key of a column or an expression as the beginning of a chain."""
+    """The key of a column or an expression that begins a chain."""
     return ("expr", source.expr) if source.expr is not None else ("column", source.column or name)
 
 
 def shared_keys(features: Iterable[FeatureSpec]) -> frozenset[Key]:
-    """The keys of values, after a source or an op, from which several others derive."""
+    """The keys of the values (of a source or an op) from which several others derive."""
     after: dict[Key, set[Key]] = {}
     for feature in features:
         try:
             _walk(feature, after)
         except OpError:  # building the feature raises it with its position
             continue
-    return frozenset(key for key, made in after.items() if len(made) > 1)
+    return frozenset(key for key, dependants in after.items() if len(dependants) > 1)
 
 
 def _walk(feature: FeatureSpec, after: dict[Key, set[Key]]) -> None:
     if feature.op is None:
         key = source_key(feature, feature.name)
     else:
-        starts = [source_key(given, feature.name) for given in feature.inputs]
+        starts = [source_key(source, feature.name) for source in feature.inputs]
         inputs = [
-            _extend(start, [bind(call).identity for call in given.ops], after)
-            for start, given in zip(starts, feature.inputs, strict=True)
+            _extend(start, [bind(call).identity for call in source.ops], after)
+            for start, source in zip(starts, feature.inputs, strict=True)
         ]
         key = (bind(feature.op).identity, *inputs)
-        for given in inputs:
-            after.setdefault(given, set()).add(key)
+        for input_key in inputs:
+            after.setdefault(input_key, set()).add(key)
     _extend(key, [*(bind(call).identity for call in feature.ops), feature.group], after)
 
 
@@ -69,8 +69,8 @@ class _SharedColumn:
 class Stages:
     """The columns to compute before the features, each once."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = frozenset(taken)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = frozenset(names)
         self._held: dict[str, _SharedColumn] = {}
 
     def hold(self, value: Value) -> Value:

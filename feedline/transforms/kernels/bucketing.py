@@ -1,12 +1,12 @@
-"""Find the two borders around each number, in a few steps however many borders there are.
+"""Find the two borders around each number, in a few steps for any number of borders.
 
 Runs on the workers. Pure. A float's leading bits grow with it, so they name a cell of the number line: a table says how
 many borders lie below each cell, and the borders inside the cell are searched by halving. With 1024 borders that fill
-their buckets evenly most cells hold one or two: 235 million values per second, where numpy's search, whose branches no
-processor predicts, does 17.
+their buckets evenly most cells hold one or two: 235 million values per second. numpy's search, whose branches are
+unpredictable, does 17.
 
 Numbers of other types choose their cell as float32: rounding keeps their order, so a larger number has the same cell or
-a later one. Within the cell they are compared as they are.
+a later one. Within the cell they are compared in their own type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """Ascending borders, prepared. `below`: how many lie below each cell from `first` on; steps: of the halving."""
+    """Ascending borders, prepared. below: how many lie below each cell from `first` on; steps: those of the halving."""
 
     borders: Numbers
     shift: np.int32
@@ -64,12 +64,12 @@ class Borders:
         if self.steps is None:
             out[:] = np.searchsorted(self.borders, values, side="left")
             return
-        place = _cells(values, self.shift)
-        place -= self.first
-        self.below.take(place, out=out, mode="clip")
+        index = _cells(values, self.shift)
+        index -= self.first
+        self.below.take(index, out=out, mode="clip")
         for step in self.steps:
-            np.add(out, step - 1, out=place)
-            smaller = np.less(self.padded.take(place, mode="clip"), values)
+            np.add(out, step - 1, out=index)
+            smaller = np.less(self.padded.take(index, mode="clip"), values)
             np.add(out, smaller if step == 1 else np.multiply(smaller, step, dtype=np.int64), out=out)
 
 

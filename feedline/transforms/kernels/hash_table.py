@@ -5,8 +5,8 @@ these structures are built once per process and then only read, by numpy:
 
 - ids in a narrow range: a table with an entry for each number of the range (`DirectTable`);
 - other ids: a cuckoo hash table (`CuckooTable`; Pagh and Rodler, "Cuckoo hashing", 2004). An id lies in one of two
-  places. A place holds the id and its result side by side in 16 bytes, which one `take` fetches with one cache miss.
-  Seven of ten ids lie in their first place; the second one is looked at for the others only;
+  cells. A cell holds the id and its result side by side in 16 bytes, which one `take` fetches with one cache miss.
+  Seven of ten ids lie in their first cell; only the others need a look at the second one;
 - strings: the same table over their 64-bit digests (`StringTable`). Matches are compared byte by byte, so strings with
   equal digests are never confused; those of the vocabulary that share a digest are looked up by Polars.
 
@@ -29,29 +29,29 @@ from feedline.transforms.values.arrays import Values
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 
-_LOAD = 0.45  # cuckoo tables with two places per key fill to one half; at 0.45 few moves find a place
-PLACE_BYTES = 16
-_PLACE = np.dtype("V16")  # numpy takes elements of 16 bytes without a call per element
-_BLOCK_VALUES = 8192  # 128 KiB of places: they stay in the cache until they are compared
-_INSERTED = 1 << 18  # ids inserted at a time: temporaries of a few MB
+_LOAD = 0.45  # cuckoo tables with two cells per key fill to one half; at 0.45 few moves find an empty cell
+CELL_BYTES = 16
+_CELL = np.dtype("V16")  # numpy takes elements of 16 bytes without a call per element
+_BLOCK_VALUES = 8192  # 128 KiB of cells: they stay in the cache until they are compared
+_INSERT_BLOCK = 1 << 18  # ids inserted at a time: temporaries of a few MB
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _FIRST_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 _SECOND_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
 _DIRECT_BYTES = 4
 _MOST_MOVES = 500  # rounds of moves; a table of this load needs a few dozen
-LARGEST = 2**31 - 1  # the largest result: results fit four bytes, and tables have fewer than 2^32 places
+LARGEST = 2**31 - 1  # the largest result: results fit four bytes, and tables have fewer than 2^32 cells
 
 
 def bytes_of_integers(count: int, span: int) -> int:
     """The memory of a table of `count` ids, the largest of which is `span` - 1 above the smallest."""
-    hashed = _places(count) * PLACE_BYTES
-    return min(hashed, _DIRECT_BYTES * (span + 1)) if count else 0
+    hashes = _cell_count(count) * CELL_BYTES
+    return min(hashes, _DIRECT_BYTES * (span + 1)) if count else 0
 
 
 def bytes_of_strings(count: int, text_bytes: int) -> int:
-    """The memory of a table of `count` strings of so many bytes together: places, views, characters."""
-    return _places(count) * PLACE_BYTES + PLACE_BYTES * count + text_bytes
+    """The memory of a table of `count` strings of `text_bytes` bytes in total: cells, views, characters."""
+    return _cell_count(count) * CELL_BYTES + CELL_BYTES * count + text_bytes
 
 
 def integer_table(keys: Values, results: Integers) -> DirectTable | CuckooTable:
@@ -62,7 +62,7 @@ def integer_table(keys: Values, results: Integers) -> DirectTable | CuckooTable:
     if not len(keys):
         return DirectTable(keys.dtype.type(0), np.zeros(1, dtype=np.int32))
     smallest, span = keys.min(), int(keys.max()) - int(keys.min()) + 1
-    if _DIRECT_BYTES * (span + 1) > PLACE_BYTES * _places(len(keys)):
+    if _DIRECT_BYTES * (span + 1) > CELL_BYTES * _cell_count(len(keys)):
         return CuckooTable.of(keys.view(np.uint64), results)
     table = np.zeros(span + 1, dtype=np.int32)
     table[(keys - smallest).astype(np.int64)] = results
@@ -84,32 +84,32 @@ class DirectTable:
     def find(self, values: Values, out: Integers) -> None:
         """Write each value's result into `out`, 0 for unknown values. `values` are of the keys' type."""
         for part in _blocks(len(values)):
-            place = np.subtract(values[part], self.smallest).view(np.uint64)  # smaller values wrap to huge ones
-            np.minimum(place, np.uint64(len(self.table) - 1), out=place)
-            out[part] = self.table.take(place.view(np.int64), mode="clip")
+            cell = np.subtract(values[part], self.smallest).view(np.uint64)  # smaller values wrap to huge ones
+            np.minimum(cell, np.uint64(len(self.table) - 1), out=cell)
+            out[part] = self.table.take(cell.view(np.int64), mode="clip")
 
 
 @dataclass(frozen=True, slots=True)
 class CuckooTable:
-    """Places [size, 2] of words, each a key and its result (0: an empty place); `multiplier` makes the hash.
+    """Cells [size, 2] of words, each a key and its result (0: an empty cell); `multiplier` is that of the hash.
 
-    A key's places are the two halves of its hash, each scaled to the size. The hash is one to one:
+    A key's cells are the two halves of its hash, each scaled to the size. The hash is one to one:
     `h = key * multiplier; h ^= h >> 32; h *= 0xC2B2AE3D27D4EB4F`, modulo 2^64.
     """
 
-    places: Words
+    cells: Words
     multiplier: np.uint64
 
     @property
     def nbytes(self) -> int:
         """Its memory."""
-        return self.places.nbytes
+        return self.cells.nbytes
 
     @classmethod
     def of(cls, keys: Words, results: Integers) -> CuckooTable:
         """A table of distinct words."""
-        size = _places(len(keys))
-        while True:  # where no multiplier places all keys, the table grows
+        size = _cell_count(len(keys))
+        while True:  # if no multiplier fits all keys, the table grows
             for multiplier in _FIRST_MULTIPLIERS:
                 table = cls(np.zeros((size, 2), dtype=np.uint64), np.uint64(multiplier))
                 if table._insert(keys, results):
@@ -118,29 +118,29 @@ class CuckooTable:
 
     def find(self, values: Values, out: Integers) -> None:
         """Write each value's result into `out`, 0 for unknown values. `values` are 64-bit integers, read as words."""
-        places = self.places.view(_PLACE).ravel()
-        words, wanted = values.view(np.uint64), out.view(np.uint64)
+        cells = self.cells.view(_CELL).ravel()
+        words, out_words = values.view(np.uint64), out.view(np.uint64)
         longest = min(len(words), _BLOCK_VALUES)
-        hashed, place = np.empty(longest, dtype=np.uint64), np.empty(longest, dtype=np.uint64)
-        taken, missed = np.empty(longest, dtype=_PLACE), np.empty(longest, dtype=np.bool_)
+        hashes, cell = np.empty(longest, dtype=np.uint64), np.empty(longest, dtype=np.uint64)
+        chosen_cells, misses = np.empty(longest, dtype=_CELL), np.empty(longest, dtype=np.bool_)
         for part in _blocks(len(words)):
             word = words[part]
             count = len(word)
-            self._hash(word, hashed[:count], place[:count])
-            np.right_shift(hashed[:count], _HALF, out=place[:count])
-            self._scale(place[:count])
+            self._hash(word, hashes[:count], cell[:count])
+            np.right_shift(hashes[:count], _HALF, out=cell[:count])
+            self._scale(cell[:count])
             # "wrap" and "clip" write into `out` as they go, "raise" by way of a copy
-            places.take(place[:count].view(np.int64), out=taken[:count], mode="clip")
-            found = taken[:count].view(np.uint64).reshape(count, 2)
-            wanted[part] = found[:, 1]
-            np.not_equal(found[:, 0], word, out=missed[:count])
-            rest = np.flatnonzero(missed[:count])
+            cells.take(cell[:count].view(np.int64), out=chosen_cells[:count], mode="clip")
+            found = chosen_cells[:count].view(np.uint64).reshape(count, 2)
+            out_words[part] = found[:, 1]
+            np.not_equal(found[:, 0], word, out=misses[:count])
+            rest = np.flatnonzero(misses[:count])
             if len(rest):
-                second = hashed.take(rest)
+                second = hashes.take(rest)
                 np.bitwise_and(second, _LOW, out=second)
                 self._scale(second)
-                found = places.take(second.view(np.int64), mode="clip").view(np.uint64).reshape(-1, 2)
-                wanted[part][rest] = found[:, 1] * (found[:, 0] == word.take(rest))
+                found = cells.take(second.view(np.int64), mode="clip").view(np.uint64).reshape(-1, 2)
+                out_words[part][rest] = found[:, 1] * (found[:, 0] == word.take(rest))
 
     def _hash(self, words: Words, out: Words, scratch: Words) -> None:
         np.multiply(words, self.multiplier, out=out)
@@ -149,11 +149,11 @@ class CuckooTable:
         np.multiply(out, _SECOND_MULTIPLIER, out=out)
 
     def _scale(self, halves: Words) -> None:
-        np.multiply(halves, np.uint64(len(self.places)), out=halves)
+        np.multiply(halves, np.uint64(len(self.cells)), out=halves)
         np.right_shift(halves, _HALF, out=halves)
 
-    def _both(self, words: Words) -> tuple[Words, Words]:
-        """The two places of each key."""
+    def _cell_pair(self, words: Words) -> tuple[Words, Words]:
+        """The two cells of each key."""
         second, first = np.empty_like(words), np.empty_like(words)
         self._hash(words, second, first)
         np.right_shift(second, _HALF, out=first)
@@ -163,34 +163,34 @@ class CuckooTable:
         return first, second
 
     def _insert(self, keys: Words, results: Integers) -> bool:
-        """Whether all keys found a place. The last ones, the least frequent, come first and are moved most."""
-        stops = range(len(keys), 0, -_INSERTED)
+        """Insert keys; False if one finds no cell. The last, least frequent ones are first, and move most."""
+        stops = range(len(keys), 0, -_INSERT_BLOCK)
         for stop in stops:
-            part = slice(max(stop - _INSERTED, 0), stop)
+            part = slice(max(stop - _INSERT_BLOCK, 0), stop)
             moving = np.column_stack((keys[part], results[part].view(np.uint64)))[::-1]
             if not self._settle(moving):
                 return False
-        # An empty place holds key 0: where it is the first place of 0, it would hide a 0 in the second one.
-        (home,) = self._both(np.zeros(1, dtype=np.uint64))[0]
-        if not self.places[home, 1]:
+        # An empty cell holds key 0: if it is the first cell of 0, it would hide a 0 in the second one.
+        (home,) = self._cell_pair(np.zeros(1, dtype=np.uint64))[0]
+        if not self.cells[home, 1]:
             others = np.arange(1, 65, dtype=np.uint64)
-            self.places[home, 0] = others[self._both(others)[0] != home][0] if len(self.places) > 1 else 1
+            self.cells[home, 0] = others[self._cell_pair(others)[0] != home][0] if len(self.cells) > 1 else 1
         return True
 
     def _settle(self, moving: Words) -> bool:
-        """Put keys and results [N, 2] into the places; the occupants move on to their other place, and so on."""
-        place = self._both(np.ascontiguousarray(moving[:, 0]))[0].view(np.int64)
+        """Write keys and results [N, 2] into their cells; evicted ones move to their other cell, and so on."""
+        cell = self._cell_pair(np.ascontiguousarray(moving[:, 0]))[0].view(np.int64)
         for _ in range(_MOST_MOVES):
-            before = self.places[place]
-            self.places[place] = moving
-            lost = self.places[place, 0] != moving[:, 0]  # of two keys written to one place the last one stays
-            moved = ~lost & (before[:, 1] != 0)
-            stay, leave = place[lost], place[moved]
-            moving = np.concatenate((moving[lost], before[moved]))
+            before = self.cells[cell]
+            self.cells[cell] = moving
+            overwritten = self.cells[cell, 0] != moving[:, 0]  # of two keys written to one cell the last one stays
+            evicted = ~overwritten & (before[:, 1] != 0)
+            stay, leave = cell[overwritten], cell[evicted]
+            moving = np.concatenate((moving[overwritten], before[evicted]))
             if not len(moving):
                 return True
-            first, second = (places.view(np.int64) for places in self._both(np.ascontiguousarray(moving[:, 0])))
-            place = first + second - np.concatenate((stay, leave))
+            first, second = (cells.view(np.int64) for cells in self._cell_pair(np.ascontiguousarray(moving[:, 0])))
+            cell = first + second - np.concatenate((stay, leave))
         return False
 
 
@@ -224,7 +224,7 @@ class StringTable:
         return self.table.nbytes + int(self.strings.estimated_size())
 
     def find(self, series: pl.Series, out: Integers) -> None:
-        """Write each string's result into `out`, 0 for unknown strings, anything for nulls."""
+        """Write each string's result into `out`, 0 for unknown strings, arbitrary for nulls."""
         self.table.find(digest(series), out)
         if not len(self.strings):
             return
@@ -237,7 +237,7 @@ class StringTable:
             out[wrong] = series.gather(wrong).replace_strict(string, result, default=0, return_dtype=pl.Int64())
 
 
-def _places(count: int) -> int:
+def _cell_count(count: int) -> int:
     return max(int(count / _LOAD), count + 2)
 
 

@@ -1,9 +1,9 @@
 """Find the row of a table that holds a key: an integer, a string, or several of them.
 
 Runs wherever features are compiled, and on the workers inside the pass over a chunk. The lookup structures are built
-once per process (see `hash_table`). A key of several columns is one number, composed of its values' numbers in their
-columns. Integers are numbered by their distance from the smallest, as long as the numbers of all columns fit one word;
-other integers, and strings, are looked up.
+once per process (see `hash_table`). Each column numbers its values; a key of several columns is one number, composed of
+those of its values. Integers are numbered by their distance from the smallest, as long as the numbers of all columns
+fit one word; other integers, and strings, are looked up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, kind, language_type
 from feedline.transforms.kernels.hash_table import CuckooTable, DirectTable, StringTable, integer_table
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 _ROW = "\0row"
 _WORD = 2**64 - 1
@@ -32,14 +32,14 @@ _MOST_NUMBERS = 2**63
 class _KeyColumn:
     """The values of one column, numbered from 1; 0 stands for any other value.
 
-    dtype: in which values are looked up. null: the number of null, 0 if null is no value.
+    dtype: the type in which values are looked up. null: the number of null, 0 if null is not a value.
     """
 
     dtype: pl.DataType
     table: DirectTable | CuckooTable | StringTable
     null: int
 
-    def find(self, series: pl.Series) -> Places:
+    def find(self, series: pl.Series) -> Positions:
         """int64 [N], 0 for unknown values."""
         out = np.zeros(len(series), dtype=np.int64)
         nulls = series.null_count()
@@ -57,7 +57,7 @@ class _KeyColumn:
 class _KeySpan:
     """The integers of one column, numbered from 1 by their distance from `smallest`; `span`: the largest number.
 
-    dtype: in which values are looked up. null: the number of null, 0 if null is no value.
+    dtype: the type in which values are looked up. null: the number of null, 0 if null is not a value.
     """
 
     dtype: pl.DataType
@@ -79,7 +79,7 @@ class _KeySpan:
         """The largest number."""
         return max(self.span, self.null)
 
-    def find(self, series: pl.Series) -> Places:
+    def find(self, series: pl.Series) -> Positions:
         """int64 [N], 0 for values outside the span."""
         nulls = series.null_count()
         filled = series.fill_null(0) if nulls else series
@@ -92,22 +92,22 @@ class _KeySpan:
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
-    """Keys of some columns; `rows`: the table's rows that are found, in the order of their numbers less 1.
+    """Keys of some columns. rows: the row of the table for each key's number, from 1.
 
     sizes: the largest number of each column; `whole`: the numbers of keys of several columns.
     """
 
     columns: tuple[_KeyColumn | _KeySpan, ...]
-    rows: Places
+    rows: Positions
     sizes: tuple[int, ...]
     whole: DirectTable | CuckooTable | None
 
-    def find(self, keys: Sequence[pl.Series]) -> Places:
+    def find(self, keys: Sequence[pl.Series]) -> Positions:
         """1 + the position in `rows` of each key, int64 [N]; 0 for unknown keys."""
-        found = [column.find(series) for column, series in zip(self.columns, keys, strict=True)]
+        numbers = [column.find(series) for column, series in zip(self.columns, keys, strict=True)]
         if self.whole is None:
-            return found[0]
-        words = _words(found, self.sizes)
+            return numbers[0]
+        words = _words(numbers, self.sizes)
         out = np.zeros(len(words), dtype=np.int64)
         self.whole.find(words, out)  # a key with an unknown value has a number that no key of the table has
         return out
@@ -125,21 +125,22 @@ def key_index(
 
     `nulls`: null is a value like any other; otherwise rows with a null key are left out, and nulls are never found.
     Raises SpecError for a column and values that are not both integers, both strings or both binary values, and for a
-    key in two rows, unless `duplicates` is `first` (`none`: the caller knows that there are none). `name`: the table,
-    for messages.
+    key in two rows, unless `duplicates` is `first` (`none`: the caller guarantees that there are none). `name`: the
+    table, for messages.
     """
-    fitting = [
-        _fitting(keys[column], dtype, name).alias(column) for column, dtype in zip(keys.columns, dtypes, strict=True)
+    converted_keys = [
+        _convert_keys(keys[column], dtype, name).alias(column)
+        for column, dtype in zip(keys.columns, dtypes, strict=True)
     ]
-    lost = [made.is_null() & (keys[made.name].is_not_null() | (not nulls)) for made in fitting]
-    frame = pl.DataFrame(fitting).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
-    frame = frame.filter(~pl.any_horizontal(lost))
+    unmatchable = [key.is_null() & (keys[key.name].is_not_null() | (not nulls)) for key in converted_keys]
+    frame = pl.DataFrame(converted_keys).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
+    frame = frame.filter(~pl.any_horizontal(unmatchable))
     alone = len(keys.columns) == 1
     distinct = frame if duplicates == "none" else frame.unique(keys.columns, keep="first", maintain_order=True)
     if alone:
         distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # so that null has the last number
     if distinct.height != frame.height and duplicates == "error":
-        raise SpecError(_duplicate(frame, keys.columns, name))
+        raise SpecError(_duplicate_message(frame, keys.columns, name))
     columns, sizes = _number(distinct.drop(_ROW), name)
     whole = None
     if len(columns) > 1:
@@ -148,22 +149,22 @@ def key_index(
     return KeyIndex(tuple(columns), distinct[_ROW].to_numpy(), sizes, whole)
 
 
-def _fitting(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
+def _convert_keys(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     """A key column in the type in which values of `dtype` are looked up; null for keys that no value can equal."""
-    stored, given = kind(language_type(column.dtype)), kind(language_type(dtype))
-    if stored != given or stored not in (INTEGER, STRING, BINARY):
+    key_kind, value_kind = kind(language_type(column.dtype)), kind(language_type(dtype))
+    if key_kind != value_kind or key_kind not in (INTEGER, STRING, BINARY):
         raise SpecError(
-            f"keys must be integers or strings on both sides: got {given} ({dtype}) here and {stored} ({column.dtype}) "
-            f"in column {column.name!r} of {name}. Put a cast before it"
+            f"keys must be integers or strings on both sides: got {value_kind} ({dtype}) here and {key_kind} "
+            f"({column.dtype}) in column {column.name!r} of {name}. Put a cast before it"
         )
-    if stored != INTEGER:
-        return column.cast(pl.String if stored == STRING else pl.Binary)
+    if key_kind != INTEGER:
+        return column.cast(pl.String if key_kind == STRING else pl.Binary)
     wide = pl.UInt64() if dtype == pl.UInt64() else pl.Int64()
     return column.cast(wide, strict=False)
 
 
 def _number(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySpan], tuple[int, ...]]:
-    """How the values of each column are numbered, and the largest number of each."""
+    """Number the values of each column; also the largest number of each."""
     if distinct.width == 1:
         return [_column(distinct.to_series())], (distinct.height,)
     sizes = [series.n_unique() for series in distinct]
@@ -171,7 +172,7 @@ def _number(distinct: pl.DataFrame, name: str) -> tuple[list[_KeyColumn | _KeySp
     for index, series in enumerate(distinct):
         if series.dtype.is_integer() and series.count():
             span = _KeySpan.of(series)
-            others = [size + 1 for place, size in enumerate(sizes) if place != index]
+            others = [size + 1 for other, size in enumerate(sizes) if other != index]
             if math.prod(others, start=span.size + 1) < _MOST_NUMBERS:
                 columns[index], sizes[index] = span, span.size
     if math.prod(size + 1 for size in sizes) >= _MOST_NUMBERS:
@@ -192,7 +193,7 @@ def _column(values: pl.Series) -> _KeyColumn:
     return _KeyColumn(values.dtype, integer_table(values.to_numpy(), numbers), null)
 
 
-def _words(numbers: Sequence[Places], sizes: Sequence[int]) -> Places:
+def _words(numbers: Sequence[Positions], sizes: Sequence[int]) -> Positions:
     """One number for each key of several columns."""
     words = numbers[0].copy()
     for more, size in zip(numbers[1:], sizes[1:], strict=True):
@@ -201,11 +202,11 @@ def _words(numbers: Sequence[Places], sizes: Sequence[int]) -> Places:
     return words
 
 
-def _duplicate(frame: pl.DataFrame, columns: Sequence[str], name: str) -> str:
-    found = frame.group_by(columns, maintain_order=True).agg(pl.col(_ROW)).filter(pl.col(_ROW).list.len() > 1)
-    *key, rows = found.row(0)
-    shown = ", ".join(f"{column} {value!r}" for column, value in zip(columns, key, strict=True))
+def _duplicate_message(frame: pl.DataFrame, columns: Sequence[str], name: str) -> str:
+    duplicates = frame.group_by(columns, maintain_order=True).agg(pl.col(_ROW)).filter(pl.col(_ROW).list.len() > 1)
+    *key, rows = duplicates.row(0)
+    key_text = ", ".join(f"{column} {value!r}" for column, value in zip(columns, key, strict=True))
     return (
-        f"{name} has {len(found):,} keys in several rows: got {shown} in rows {rows[0]:,} and {rows[1]:,}, expected "
-        "each key once. Make its keys unique, or write `duplicates: first`"
+        f"{name} has {len(duplicates):,} keys in several rows: got {key_text} in rows {rows[0]:,} and {rows[1]:,}, "
+        "expected each key once. Make its keys unique, or write `duplicates: first`"
     )

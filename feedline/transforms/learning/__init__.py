@@ -1,1 +1,1 @@
-"""Mergeable statistics, and what becomes of them."""
+"""Mergeable statistics, and the artifacts made of them."""

@@ -1,4 +1,4 @@
-"""Exact sums of many numbers, to the last bit, in any order and any partition.
+"""Sum many numbers exactly, to the last bit, in any order and any partition.
 
 Runs in: workers that fit. Pure numpy. A float sum depends on its order, so a statistic merged from partitions would
 differ from run to run. Here a sum is kept in bins: bin k counts units of 2**(32 k), borders that do not depend on the
@@ -8,7 +8,7 @@ parts are integers up to 2**31, which float64 adds without rounding in any order
 bins until it is 0. Nothing is ever rounded: the sum is exact, over the whole range of float64. So is the sum of
 squares, whose rounding errors (Dekker 1971) are added like other values. Most columns touch two to four bins.
 
-`normal` carries units into the next bin when a sum is put together, so that they never grow too large.
+`normal` carries units into the next bin when partial sums are added, so that they never grow too large.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BIN_BITS = 32
 BLOCK_VALUES = 32768  # smaller blocks cost more calls than caches save; sums of parts are exact up to 2**21
 SPLITTER = 2.0**27 + 1  # splits 53 bits into twice 26, the second with a sign
 EXACT_INTEGERS = 2**53
-FEW_BINS = 4  # after so many bins, values without a remainder are dropped
+FEW_BINS = 4  # after this many bins, values without a remainder are dropped
 
 # A power of two that scales extreme values so that neither C nor a square leaves float64; it shifts by whole bins.
 SHIFT_BINS = 20
@@ -49,34 +49,34 @@ def bins_of(values: Numbers, *, squares: bool = False) -> Bins:
     found: Bins = {}
     for start in range(0, len(values), BLOCK_VALUES):
         for shift, term in _terms(values[start : start + BLOCK_VALUES], squares=squares):
-            for place, part in _parts(term):
-                units = int(np.ldexp(part.sum(), -place * BIN_BITS))
-                found[shift + place] = found.get(shift + place, 0) + units
+            for index, part in _parts(term):
+                units = int(np.ldexp(part.sum(), -index * BIN_BITS))
+                found[shift + index] = found.get(shift + index, 0) + units
     return normal(found)
 
 
 def normal(bins: Mapping[int, int]) -> Bins:
     """The same sum with units from -2**31 to 2**31 - 1 and without empty bins, ascending: one form per sum."""
-    waiting, carried = dict(bins), {}
-    while waiting:
-        place = min(waiting)
-        units = waiting.pop(place)
+    pending, normal_bins = dict(bins), {}
+    while pending:
+        index = min(pending)
+        units = pending.pop(index)
         low = (units + _HALF) % (2 * _HALF) - _HALF
         if low:
-            carried[place] = low
+            normal_bins[index] = low
         if above := (units - low) >> BIN_BITS:
-            waiting[place + 1] = waiting.get(place + 1, 0) + above
-    return carried
+            pending[index + 1] = pending.get(index + 1, 0) + above
+    return normal_bins
 
 
 def total(bins: Mapping[int, int]) -> Fraction:
     """The sum as a rational number."""
     lowest = min(bins, default=0)
-    units = sum(count << ((place - lowest) * BIN_BITS) for place, count in bins.items())
+    units = sum(count << ((index - lowest) * BIN_BITS) for index, count in bins.items())
     return units * Fraction(2) ** (lowest * BIN_BITS)
 
 
-def rounded(exact: Fraction) -> float:
+def nearest_float(exact: Fraction) -> float:
     """The nearest float64; an infinity beyond its range."""
     try:
         return float(exact)
@@ -88,13 +88,13 @@ def units_of_each(values: Numbers, *, squares: bool = False) -> dict[int, Intege
     """Integers or finite floats, or their squares, split: for each bin the units of each value, int64 [N].
 
     Adding a bin's units by group gives the group's sum; it fits int64 for up to 2**29 values of a group.
-    `normal_groups` carries units that have grown, and brings sums into one form.
+    `normal_groups` carries large units and brings sums into one form.
     """
     found: dict[int, Integers] = {}
     for shift, term in _terms(values, squares=squares):
-        for place, part in _parts(term, whole=True):
-            units = np.ldexp(part, -place * BIN_BITS, out=part).astype(np.int64)
-            at = shift + place
+        for index, part in _parts(term, whole=True):
+            units = np.ldexp(part, -index * BIN_BITS, out=part).astype(np.int64)
+            at = shift + index
             found[at] = found[at] + units if at in found else units
     return found
 
@@ -118,7 +118,7 @@ def normal_groups(groups: Integers, bins: Integers, units: Integers) -> tuple[In
 
 
 def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int) -> tuple[Floats, Floats]:
-    """The sums of `count` groups as float64, and the remainders: the two together err by 2**-95 of the sum.
+    """The sums of `count` groups as float64, and the remainders: together their relative error is at most 2**-95.
 
     0 for a group without values, an infinity for a sum beyond float64. Independent of the order.
     """
@@ -131,16 +131,16 @@ def rounded_groups(groups: Integers, bins: Integers, units: Integers, count: int
         for depth in range(4):  # the highest four bins, from above
             inside = np.flatnonzero(lasts >= depth)
             inside = inside[groups[lasts[inside] - depth] == inside]
-            place = lasts[inside] - depth
+            index = lasts[inside] - depth
             part = np.zeros(count)
-            part[inside] = np.ldexp(units[place].astype(np.float64), BIN_BITS * bins[place] - down[inside])
-            joined = high + part
-            low += part - (joined - high)  # exact, because the added part is never the larger one
-            high = joined
-        joined = high + low
-        rest = np.ldexp(low - (joined - high), down)
-        joined = np.ldexp(joined, down)
-    return joined, np.where(np.isfinite(joined), rest, 0.0)
+            part[inside] = np.ldexp(units[index].astype(np.float64), BIN_BITS * bins[index] - down[inside])
+            result = high + part
+            low += part - (result - high)  # exact, because the added part is never the larger one
+            high = result
+        result = high + low
+        rest = np.ldexp(low - (result - high), down)
+        result = np.ldexp(result, down)
+    return result, np.where(np.isfinite(result), rest, 0.0)
 
 
 def _terms(values: Numbers, *, squares: bool) -> Iterator[tuple[int, Floats]]:
@@ -200,21 +200,21 @@ def _products(shift: int, left: Floats, right: Floats) -> Iterator[tuple[int, Fl
 
 
 def _parts(values: Floats, *, whole: bool = False) -> Iterator[tuple[int, Floats]]:
-    """Bins from above, and for each the values' multiples of its unit; after the last bin no remainder is left.
+    """Bins from above, and for each the values' multiples of its unit; after the last bin the remainder is 0.
 
     Overwrites `values`. whole: a part for every value, in order; otherwise values without a remainder may be dropped.
     """
-    left, bins = values, 0
-    while most := max(left.max(initial=0.0), -left.min(initial=0.0)):
-        assert math.isfinite(most), "no sum has a NaN or an infinity in it: take them out"
+    rest, bins = values, 0
+    while most := max(rest.max(initial=0.0), -rest.min(initial=0.0)):
+        assert math.isfinite(most), "values must be finite: callers remove NaN and infinities"
         mantissa, exponent = math.frexp(most)
         exponent -= mantissa == 0.5  # a power of two halfway between two units goes to the lower bin
-        place = -((BIN_BITS - 1 - exponent) // BIN_BITS)
-        border = math.ldexp(1.5, 52 + place * BIN_BITS)
-        part = left + border
+        index = -((BIN_BITS - 1 - exponent) // BIN_BITS)
+        border = math.ldexp(1.5, 52 + index * BIN_BITS)
+        part = rest + border
         part -= border
-        left -= part
-        yield place, part
+        rest -= part
+        yield index, part
         bins += 1
         if bins >= FEW_BINS and not whole:
-            left = left[left != 0]
+            rest = rest[rest != 0]

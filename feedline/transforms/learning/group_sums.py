@@ -21,8 +21,8 @@ from feedline.expressions.types import BOOLEAN, NUMBERS
 from feedline.transforms.learning.exact_sums import (
     BIN_BITS,
     Bins,
+    nearest_float,
     normal_groups,
-    rounded,
     rounded_groups,
     units_of_each,
 )
@@ -32,22 +32,21 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _BIN, _COUNT, _SUM, _SQUARES, _LEAST, _MOST = "bin", "count", "sum", "squares", "least", "most"
-_IN_ONE_WORD = 2.0**62
-_CARRIED = 2**48  # larger units are carried into the next bin, so that 2**15 states add up in int64
+_ONE_WORD = 2.0**62  # sums of integers below this fit int64
+_CARRY_LIMIT = 2**48  # larger units are carried into the next bin, so that 2**15 states add up in int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSums:
-    """States of groups named by the columns `by`; squares, extremes: whether to keep these, too."""
+    """States of groups, which the columns `by` identify; squares, extremes: whether to keep these, too."""
 
     by: tuple[str, ...]
     squares: bool = False
     extremes: bool = False
 
     def observe(self, groups: pl.DataFrame, values: pl.Series | None) -> pl.DataFrame:
-        """The state of some rows: the columns `by`, and a finite number for each.
-
-        Without `values` rows are counted.
+        """The state of some rows, from the columns `by` and a finite number per row; without `values`, rows are
+        counted.
         """
         count = pl.len().cast(pl.Int64).alias(_COUNT)
         if values is None:
@@ -55,28 +54,28 @@ class GroupSums:
         # every bin of every sum is a column, so that one pass over the groups adds all of them
         numbers = values.to_numpy()
         units = {
-            f"{name} {place}": column
+            f"{name} {index}": column
             for name in self._sums
-            for place, column in units_of_each(numbers, squares=name == _SQUARES).items()
+            for index, column in units_of_each(numbers, squares=name == _SQUARES).items()
         }
         frame = groups.with_columns(pl.Series(*item) for item in units.items())
-        asked = [count, *(pl.col(name).sum() for name in units)]
+        aggregates = [count, *(pl.col(name).sum() for name in units)]
         if self.extremes:
             if values.dtype.is_float():
                 values = pl.Series(numbers + 0.0)  # makes -0.0 equal 0.0, or the result would depend on the order
             frame = frame.with_columns(values.alias(_LEAST), values.alias(_MOST))
-            asked += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
-        found = frame.group_by(*self.by).agg(asked)
+            aggregates += [pl.col(_LEAST).min().cast(pl.Float64), pl.col(_MOST).max().cast(pl.Float64)]
+        found = frame.group_by(*self.by).agg(aggregates)
         states = []
-        for place in sorted({0, *(int(name.split()[1]) for name in units)}):
-            here = {name: f"{name} {place}" for name in self._sums if f"{name} {place}" in units}
+        for index in sorted({0, *(int(name.split()[1]) for name in units)}):
+            here = {name: f"{name} {index}" for name in self._sums if f"{name} {index}" in units}
             some = found.select(
                 *self.by,
-                pl.lit(place, pl.Int32).alias(_BIN),
-                *((_COUNT, *((_LEAST, _MOST) if self.extremes else ())) if place == 0 else ()),
+                pl.lit(index, pl.Int32).alias(_BIN),
+                *((_COUNT, *((_LEAST, _MOST) if self.extremes else ())) if index == 0 else ()),
                 *(pl.col(column).alias(name) for name, column in here.items()),
             )
-            if place:
+            if index:
                 some = some.filter(pl.any_horizontal(pl.col(*here) != 0))
             states.append(self._state(some))
         return pl.concat(states, rechunk=False)
@@ -86,11 +85,11 @@ class GroupSums:
         merged = self._add(pl.concat(states, rechunk=False))
         for name in self._sums:
             units = pl.col(name)
-            if merged.select((units.abs() >= _CARRIED).any()).item():
+            if merged.select((units.abs() >= _CARRY_LIMIT).any()).item():
                 low = ((units + 2 ** (BIN_BITS - 1)) & (2**BIN_BITS - 1)) - 2 ** (BIN_BITS - 1)
                 above = merged.select(*self.by, pl.col(_BIN) + 1, ((units - low) // 2**BIN_BITS).alias(name))
-                kept = merged.with_columns(low.alias(name))
-                merged = self._add(pl.concat([kept, self._state(above.filter(units != 0))]))
+                carries = self._state(above.filter(units != 0))
+                merged = self._add(pl.concat([merged.with_columns(low.alias(name)), carries]))
         return merged
 
     @property
@@ -113,7 +112,7 @@ class GroupSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedState:
-    """A merged state with its groups numbered by some of the columns that name them, in their order.
+    """A merged state with its groups numbered by some of the columns that identify them, in their order.
 
     groups: those columns, a row for each group. of_row: the group of each row of `state`.
     """
@@ -142,35 +141,33 @@ class GroupedState:
         """Each group's sum as float64, and the remainder, over some of the state's rows (default: all)."""
         of_row, units = self._choose(_SQUARES if squares else _SUM, chosen)
         _, bins = self._choose(_BIN, chosen)
-        if (
-            not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
-        ):  # mostly integers, which need no carrying
+        if not bins.any() and np.abs(units.astype(np.float64)).sum() < _ONE_WORD:  # mostly integers: nothing to carry
             found = _add(of_row, units, self.groups.height)
             high = found.astype(np.float64)
             return high, (found - high.astype(np.int64)).astype(np.float64)
         return rounded_groups(of_row, bins.astype(np.int64), units, self.groups.height)
 
-    def without(self, parts: Sequence[Integers]) -> Iterator[tuple[Integers, Floats]]:
-        """Counts and sums of each group's values without each of some sets of rows [part].
+    def leave_out(self, parts: Sequence[Integers]) -> Iterator[tuple[Integers, Floats]]:
+        """For each part, a set of the state's rows: counts and sums of each group's values without it.
 
-        Parts are subtracted from the whole in integers, so nothing is rounded on the way.
+        Parts are subtracted from the whole in integers, so no intermediate result is rounded.
         """
         counts, (units, bins) = self.counts(), (self.state[name].to_numpy() for name in (_SUM, _BIN))
         every, number = self.state[_COUNT].to_numpy(), self.groups.height
-        plain = not bins.any() and np.abs(units.astype(np.float64)).sum() < _IN_ONE_WORD
+        plain = not bins.any() and np.abs(units.astype(np.float64)).sum() < _ONE_WORD
         whole = _add(self.of_row, units, number) if plain else None
         of_group, of_bin, of_units = normal_groups(self.of_row, bins.astype(np.int64), units)
         for part in parts:
-            left = counts - _add(self.of_row[part], every[part], number)
+            remaining = counts - _add(self.of_row[part], every[part], number)
             if whole is not None:
-                yield left, (whole - _add(self.of_row[part], units[part], number)).astype(np.float64)
+                yield remaining, (whole - _add(self.of_row[part], units[part], number)).astype(np.float64)
                 continue
-            joined = (
+            sums = (
                 np.concatenate((of_group, self.of_row[part])),
                 np.concatenate((of_bin, bins[part].astype(np.int64))),
                 np.concatenate((of_units, -units[part])),
             )
-            yield left, rounded_groups(*joined, number)[0]
+            yield remaining, rounded_groups(*sums, number)[0]
 
     def extremes(self) -> tuple[Floats, Floats]:
         """The smallest and the largest value of each group."""
@@ -183,18 +180,18 @@ class GroupedState:
         chosen = np.isin(self.of_row, groups)
         rows = self.state.filter(pl.Series(chosen)).select(_BIN, _COUNT, _SUM, _SQUARES).rows()
         # sums may have lost bins that squares have
-        lowest = min((min(place, place // 2) for place, _, _, _ in rows), default=0)
+        lowest = min((min(index, index // 2) for index, _, _, _ in rows), default=0)
         counts, sums, squares = ([0] * len(groups) for _ in range(3))
-        for at, (place, count, units, of_squares) in zip(
+        for at, (index, count, units, of_squares) in zip(
             np.searchsorted(groups, self.of_row[chosen]).tolist(), rows, strict=True
         ):
             counts[at] += count
-            sums[at] += units << BIN_BITS * (place - lowest) if units else 0
-            squares[at] += of_squares << BIN_BITS * (place - 2 * lowest) if of_squares else 0
+            sums[at] += units << BIN_BITS * (index - lowest) if units else 0
+            squares[at] += of_squares << BIN_BITS * (index - 2 * lowest) if of_squares else 0
         unit = Fraction(2) ** (2 * BIN_BITS * lowest)  # a square is a multiple of the square of a value's unit
         return [
-            rounded(Fraction(count * square - total**2, count * (count - 1)) * unit)
-            for count, total, square in zip(counts, sums, squares, strict=True)
+            nearest_float(Fraction(count * square - state_total**2, count * (count - 1)) * unit)
+            for count, state_total, square in zip(counts, sums, squares, strict=True)
         ]
 
     def _choose(self, name: str, chosen: pl.Series | None) -> tuple[Integers, Integers]:
@@ -209,7 +206,7 @@ def _add(groups: Integers, numbers: Integers, count: int) -> Integers:
 
 
 def check_numbers(value: Value, what: str, column: str) -> None:
-    """Raise SpecError for a column that `finite` does not take; `what`: the parameter that names it."""
+    """Raise SpecError for a column that `finite` does not take; `what`: the parameter that the column belongs to."""
     if value.kind.listed or value.kind.element not in NUMBERS | {BOOLEAN}:
         raise SpecError(
             f"{what} must be a column of numbers or booleans: got {column!r} of {value.kind}s, expected integers, "
@@ -225,21 +222,21 @@ def finite(series: pl.Series) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] |
     dtype = series.dtype
     if not dtype.is_integer() and dtype != pl.Float32:
         series = series.cast(pl.Int64 if dtype == pl.Boolean else pl.Float64)
-    known = series.is_not_null() if series.null_count() else None
+    valid = series.is_not_null() if series.null_count() else None
     if series.dtype.is_float():
-        known = series.is_finite().fill_null(value=False)
-        known = None if known.all() else known
+        valid = series.is_finite().fill_null(value=False)
+        valid = None if valid.all() else valid
     values = series.fill_null(0) if series.null_count() else series
-    return values.to_numpy(), None if known is None else known.to_numpy()
+    return values.to_numpy(), None if valid is None else valid.to_numpy()
 
 
-def total(state: pl.DataFrame) -> tuple[int, Bins]:
-    """The number of values that some rows of a state stand for, and their sum."""
+def state_total(state: pl.DataFrame) -> tuple[int, Bins]:
+    """The number of values behind some rows of a state, and their sum."""
     found = state.group_by(_BIN).agg(
         pl.col(_COUNT).sum(), (pl.col(_SUM) // 2**BIN_BITS).sum().alias("high"), (pl.col(_SUM) % 2**BIN_BITS).sum()
     )
     count, bins = 0, {}
-    for place, values, high, low in found.select(_BIN, _COUNT, "high", _SUM).rows():
+    for index, values, high, low in found.select(_BIN, _COUNT, "high", _SUM).rows():
         count += values
-        bins[place] = (high << BIN_BITS) + low
+        bins[index] = (high << BIN_BITS) + low
     return count, bins

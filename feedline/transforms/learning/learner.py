@@ -1,4 +1,4 @@
-"""Learners and artifacts: what an op uses besides its parameters, and how it is learnt from data.
+"""Learners and artifacts: what an op computes with besides its parameters, and how it is learnt from data.
 
 Runs in: every process that compiles features; observing and merging on the workers. Pure.
 
@@ -28,14 +28,14 @@ from feedline.errors import SpecError
 from feedline.spec.features import FeatureSpec
 
 T = TypeVar("T")
-SEEN = "seen"  # the role, beside those of `Learning.rows`, of the column that marks the rows a fit has seen
+SEEN = "seen"  # the role, besides those of `Learning.row_roles`, of the column that marks the rows a fit has seen
 _DIGESTED_ROWS = 1 << 20  # rows digested at a time, because a vocabulary may fill most of the memory
 Parts = Iterable[pl.DataFrame]  # merged states with disjoint keys; can be iterated again
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Artifact:
-    """What an op uses besides its parameters. Immutable.
+    """What an op computes with besides its parameters. Immutable.
 
     facts: JSON values. table: large content, without nulls in its keys.
     """
@@ -54,7 +54,7 @@ class Artifact:
                 digest.update(piece)
         return digest.hexdigest()
 
-    def derived(self, name: str, build: Callable[[], T]) -> T:
+    def derive(self, name: str, build: Callable[[], T]) -> T:
         """A structure that `build` derives from this artifact, such as a lookup table: built once, for all threads."""
         with self._lock:
             if name not in self._derived:
@@ -64,7 +64,7 @@ class Artifact:
 
 
 def _pieces(table: pa.Table) -> Iterator[memoryview]:
-    """A table as Arrow streams: the same bytes for the same types and values, however it was assembled.
+    """A table as Arrow streams: the same bytes for the same types and values, however it was built.
 
     Gathering every row rebuilds the buffers, without offsets, spare bits or unneeded validity bits.
     """
@@ -88,9 +88,7 @@ class Learner(Protocol):
     def keys(self) -> tuple[str, ...]: ...
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
-        """The state of some rows. `columns`: the op's values (lists as lists), then the columns it observes beside
-        them.
-        """
+        """The state of some rows. `columns`: the op's values (lists as lists), then its side columns."""
         ...
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -98,15 +96,15 @@ class Learner(Protocol):
         ...
 
     def finish(self, parts: Parts) -> Artifact:
-        """The artifact. Raises FeedlineError, with rule and remedy, for rows that nothing can be learnt from."""
+        """The artifact. Raises FeedlineError, with rule and remedy, if nothing can be learnt from the rows."""
         ...
 
     def blank(self) -> Artifact:
-        """A placeholder for the artifact before the fit, so that kinds and columns are known."""
+        """A placeholder before the fit, from which kinds and columns follow."""
         ...
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
-        """The artifact in a few readable values, by name."""
+        """A summary of the artifact: a few readable values by name."""
         ...
 
 
@@ -114,25 +112,25 @@ class Learner(Protocol):
 class Learning:
     """How an op learns.
 
-    learner: from the parameters and the op's values; None where the parameters suffice. beside: the columns to observe
-    beside the values, by role. rows: the roles that transforming needs once more for rows that the fit has seen (the op
-    leaves each such row out of its own statistics); where the fit has seen only some rows, a Boolean column in the role
-    `SEEN` marks them. check: raises SpecError for values of such columns, by role, that cannot be learnt from. name:
-    joins the fits of all features with the same name, op and parameters; None: of the same chain only.
+    learner: from the parameters and the op's values; None where the parameters suffice. side_columns: further columns
+    to observe with the values, by role. row_roles: those of them that transforming needs again for rows that the fit
+    has seen (the op leaves each such row out of its own statistics); where the fit has seen only some rows, a Boolean
+    column in the role `SEEN` marks them. name: features with the same name, op and parameters share a fit; None: only
+    those with the same chain. check: raises SpecError for side columns, by role, of a kind that cannot be learnt from.
     """
 
     learner: Callable[[Any, Sequence[Any]], Learner | None]
-    beside: Callable[[Any], Mapping[str, str]] = lambda parameters: {}
-    rows: Callable[[Any], tuple[str, ...]] = lambda parameters: ()
+    side_columns: Callable[[Any], Mapping[str, str]] = lambda parameters: {}
+    row_roles: Callable[[Any], tuple[str, ...]] = lambda parameters: ()
     name: Callable[[Any], str | None] = lambda parameters: None
-    check: Callable[[Any, Mapping[str, Any]], None] = lambda parameters, beside: None
+    check: Callable[[Any, Mapping[str, Any]], None] = lambda parameters, side_values: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an op reads from outside: a table or a zarr array, by path or URI; `options`: JSON for the reader.
+    """Data that an op reads from outside: a table or a zarr array, by path or URI; `options`: JSON for the reader.
 
-    max_memory: bytes that it may take per process; not part of its identity.
+    max_memory: the limit in bytes per process; not part of its identity.
     """
 
     kind: Literal["table", "zarr"]
@@ -172,12 +170,12 @@ class FitRequest:
 class ArtifactSet(Protocol):
     """The artifacts that features are compiled with."""
 
-    def seen(self, key: str) -> bool | str:
+    def seen_rows(self, key: str) -> bool | str:
         """Which of the transformed rows a fit has seen: all, none, or those where the column of that name is true."""
         ...
 
-    def fitted(self, request: FitRequest) -> Artifact | None:
-        """The artifact of a fit; None if there is none that answers the request."""
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
+        """The artifact of a fit; None if there is none that matches the request."""
         ...
 
     def read(self, reading: Reading) -> Artifact:
@@ -187,22 +185,22 @@ class ArtifactSet(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryArtifacts:
-    """Artifacts in memory, by key. out_of_fold: the rows that all fits have seen, see `seen`."""
+    """Artifacts in memory, by key. out_of_fold: the rows that all fits have seen, see `seen_rows`."""
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     out_of_fold: bool | str = False
 
-    def seen(self, key: str) -> bool | str:
+    def seen_rows(self, key: str) -> bool | str:
         """The same for every fit."""
         return self.out_of_fold
 
-    def fitted(self, request: FitRequest) -> Artifact | None:
+    def find_artifact(self, request: FitRequest) -> Artifact | None:
         """The artifact under the request's key."""
         return self.artifacts.get(request.key)
 
     def read(self, reading: Reading) -> Artifact:
-        """Raises SpecError: there is nothing outside."""
-        raise SpecError(f"nothing is read from outside here: got {reading.uri!r}, expected features of the table alone")
+        """Raises SpecError: artifacts in memory have no files."""
+        raise SpecError(f"artifacts in memory read no files: got {reading.uri!r}, expected features of the table alone")
 
 
 NO_ARTIFACTS = InMemoryArtifacts()

@@ -1,8 +1,8 @@
 """Learners of a column's numbers: mean and deviation, minimum and maximum, quantiles.
 
 Runs in: workers that fit (observe, merge) and the process that ends a fit. Pure. The states of each `Learner` add up
-exactly, so every order and partition of the rows gives the same artifact. All take numbers one by one (all elements of
-lists and vectors together), count nulls, NaN and infinities, and leave these out.
+exactly, so every order and partition of the rows gives the same artifact. Lists and vectors count as their elements;
+nulls, NaN and infinities are counted and left out.
 
 `Moments` keeps the sums of values and of squares without rounding (`exact_sums`) and computes in rational numbers until
 mean and deviation are rounded once each: there is no cancellation, whatever the numbers. `Quantiles` counts values in
@@ -25,7 +25,7 @@ import polars as pl
 from ddsketch.mapping import CubicallyInterpolatedMapping
 
 from feedline.errors import DataError
-from feedline.transforms.learning.exact_sums import Bins, bins_of, normal, rounded, total
+from feedline.transforms.learning.exact_sums import Bins, bins_of, nearest_float, normal, total
 from feedline.transforms.learning.learner import Artifact, Parts
 
 Values = npt.NDArray[Any]
@@ -81,14 +81,14 @@ class Moments:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """A row for each count and each bin of a sum: its name, bin and units."""
         [column] = columns
-        seen = finite_numbers(column)
+        numbers = finite_numbers(column)
         return _sums_state(
             {
-                _VALUES: {0: len(seen.values)},
-                _NULLS: {0: seen.nulls},
-                _NONFINITE: {0: seen.nonfinite},
-                _SUM: bins_of(seen.values),
-                _SQUARES: bins_of(seen.values, squares=True),
+                _VALUES: {0: len(numbers.values)},
+                _NULLS: {0: numbers.nulls},
+                _NONFINITE: {0: numbers.nonfinite},
+                _SUM: bins_of(numbers.values),
+                _SQUARES: bins_of(numbers.values, squares=True),
             }
         )
 
@@ -103,7 +103,7 @@ class Moments:
         _require_values(facts, self.op)
         mean = sums[_SUM] / facts[_VALUES]
         variance = sums[_SQUARES] / facts[_VALUES] - mean * mean
-        return Artifact(facts={**facts, "mean": rounded(mean), "std": root(variance)})
+        return Artifact(facts={**facts, "mean": nearest_float(mean), "std": root(variance)})
 
     def blank(self) -> Artifact:
         """Mean and deviation of standardised numbers: 0 and 1."""
@@ -118,20 +118,20 @@ def root(square: Fraction) -> float:
     """The square root of a rational number as float64; the number itself may exceed float64."""
     if not square:
         return 0.0
-    places = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
-    return math.ldexp(math.sqrt(square / Fraction(4) ** places), places)
+    indices = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
+    return math.ldexp(math.sqrt(square / Fraction(4) ** indices), indices)
 
 
 def _sums_state(sums: dict[str, Bins]) -> pl.DataFrame:
-    rows = [(name, place, units) for name, bins in sums.items() for place, units in normal(bins).items()]
+    rows = [(name, index, units) for name, bins in sums.items() for index, units in normal(bins).items()]
     return pl.DataFrame(rows, schema={"of": pl.String(), "bin": pl.Int32(), "units": pl.Int64()}, orient="row")
 
 
 def _sums(states: Sequence[pl.DataFrame]) -> dict[str, Bins]:
     sums: dict[str, Bins] = {name: {} for name in (_VALUES, _NULLS, _NONFINITE, _SUM, _SQUARES)}
     for state in states:
-        for name, place, units in zip(*(column.to_list() for column in state.get_columns()), strict=True):
-            sums[name][place] = sums[name].get(place, 0) + units
+        for name, index, units in zip(*(column.to_list() for column in state.get_columns()), strict=True):
+            sums[name][index] = sums[name].get(index, 0) + units
     return sums
 
 
@@ -148,15 +148,15 @@ class Extremes:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """One row."""
         [column] = columns
-        seen = finite_numbers(column)
-        some = len(seen.values) > 0
-        smallest, largest = (seen.values.min(), seen.values.max()) if some else (None, None)
-        dtype = pl.Series(seen.values[:0]).dtype
+        numbers = finite_numbers(column)
+        some = len(numbers.values) > 0
+        smallest, largest = (numbers.values.min(), numbers.values.max()) if some else (None, None)
+        dtype = pl.Series(numbers.values[:0]).dtype
         return pl.DataFrame(
             {
-                _VALUES: [len(seen.values)],
-                _NULLS: [seen.nulls],
-                _NONFINITE: [seen.nonfinite],
+                _VALUES: [len(numbers.values)],
+                _NULLS: [numbers.nulls],
+                _NONFINITE: [numbers.nonfinite],
                 "min": pl.Series([smallest], dtype=dtype),
                 "max": pl.Series([largest], dtype=dtype),
             }
@@ -164,8 +164,8 @@ class Extremes:
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """One row of all."""
-        joined = pl.concat(states)
-        return joined.select(pl.col(_VALUES, _NULLS, _NONFINITE).sum(), pl.col("min").min(), pl.col("max").max())
+        merged = pl.concat(states)
+        return merged.select(pl.col(_VALUES, _NULLS, _NONFINITE).sum(), pl.col("min").min(), pl.col("max").max())
 
     def finish(self, parts: Parts) -> Artifact:
         """The extremes. Raises DataError if no value was finite."""
@@ -207,23 +207,27 @@ class Quantiles:
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """A row per bucket: its count, and its number if all are the same; null otherwise."""
         [column] = columns
-        seen = finite_numbers(column)
-        values = seen.values + seen.values.dtype.type(0)  # no negative zeros
-        buckets, places = self._buckets(values)
-        counts = np.bincount(places, minlength=len(buckets))
+        numbers = finite_numbers(column)
+        values = numbers.values + numbers.values.dtype.type(0)  # no negative zeros
+        buckets, indices = self._buckets(values)
+        counts = np.bincount(indices, minlength=len(buckets))
         only = np.zeros(len(buckets), values.dtype)
-        only[places] = values
+        only[indices] = values
         several = np.zeros(len(buckets), np.bool_)
-        several[places[only[places] != values]] = True
+        several[indices[only[indices] != values]] = True
         found = pl.DataFrame(
             {
                 _BUCKET: pl.Series(buckets, dtype=pl.Int32),
                 _COUNT: pl.Series(counts, dtype=pl.Int64),
-                _ONLY: pl.Series(only).cast(_wide(values)).set(pl.Series(several), None),
+                _ONLY: pl.Series(only).cast(_state_type(values)).set(pl.Series(several), None),
             }
         )
         others = pl.DataFrame(
-            {_BUCKET: [_NULL_BUCKET, _NONFINITE_BUCKET], _COUNT: [seen.nulls, seen.nonfinite], _ONLY: [None, None]},
+            {
+                _BUCKET: [_NULL_BUCKET, _NONFINITE_BUCKET],
+                _COUNT: [numbers.nulls, numbers.nonfinite],
+                _ONLY: [None, None],
+            },
             schema=found.schema,
         )
         return pl.concat((others, found)).filter(pl.col(_COUNT) > 0)
@@ -247,7 +251,7 @@ class Quantiles:
             "error": self.error,
         }
         _require_values(facts, self.op)
-        ranks = [-(-place * size // self.parts) - 1 for place in range(1, self.parts)]
+        ranks = [-(-index * size // self.parts) - 1 for index in range(1, self.parts)]
         pair = self.median and size % 2 == 0 and not state[_ONLY].dtype.is_integer()
         ranks += [size // 2] if pair else []
         rows = np.searchsorted(state[_COUNT].cum_sum().to_numpy(), ranks, side="right")
@@ -314,7 +318,7 @@ def _lowest(error: float) -> int:
     return int(mapping.key(mapping.min_possible))
 
 
-def _wide(values: Values) -> pl.DataType:
+def _state_type(values: Values) -> pl.DataType:
     """The type that states hold a column's values in."""
     if values.dtype.kind == "f":
         return pl.Float64()

@@ -17,7 +17,7 @@ from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, STRING, describe
 from feedline.hashing import Words, bucket_crosses, cross_terms, digest
 from feedline.transforms.kernels.matching import members
-from feedline.transforms.ops.dense import widened
+from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Input, Parameters, example_of_several, op, same_ids
 from feedline.transforms.values.arrays import BLOCK_VALUES
 from feedline.transforms.values.kinds import Value
@@ -25,11 +25,10 @@ from feedline.transforms.values.ragged import (
     Mask,
     Ragged,
     either,
-    filtered,
+    filter_elements,
     lists_of,
     over_columns,
-    ragged,
-    widened_list,
+    widen_list,
 )
 
 LEFT = Input(name="ids", takes=frozenset({INTEGER}), lists="only")
@@ -40,7 +39,7 @@ class Cross(Parameters):
     """Parameters of hashed_cross and cartesian."""
 
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
-    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
 
 
 @op(
@@ -62,7 +61,7 @@ class Cross(Parameters):
     ),
 )
 def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
-    """One id for the values of several columns together, by a hash that is the same on every machine and version.
+    """Hashes the values of several columns to one id, with a hash that is the same on every machine and version.
 
     With mix, the hash of an integer and the sum over a string as hash_bucket defines them, modulo 2^64, and G =
     0x9E3779B97F4A7C15:
@@ -74,7 +73,7 @@ def hashed_cross(inputs: Sequence[Value], parameters: Cross) -> Value:
     The order of the columns matters. A null in any of them gives a null. Like `HashedCross` in NVTabular, with another
     hash.
     """
-    columns = [widened(x) if x.kind.element == INTEGER else x for x in inputs]
+    columns = [widen(x) if x.kind.element == INTEGER else x for x in inputs]
 
     def run(*held: pl.Series) -> pl.Series:
         rows = len(held[0])
@@ -113,23 +112,23 @@ def _words(series: pl.Series) -> Words:
     ),
 )
 def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
-    """An id for each pair of an id of the first list and one of the second: the product of their lengths.
+    """Makes an id for each pair of an id of the first list and one of the second.
 
     Pairs with the first list's first id come first. The id of a pair is its hash, as hashed_cross defines it. A pair
-    with a null is null; a null list gives a null list. Long lists give very long ones: keep the first ids of each, with
-    `inputs: [{column: a, ops: [{first_x: 10}]}, …]`.
+    with a null is null; a null list gives a null list. The result's length is the product of the lists' lengths: limit
+    long lists, with `inputs: [{column: a, ops: [{first_x: 10}]}, …]`.
     """
-    left, right = (widened_list(x) for x in inputs)
+    left, right = (widen_list(x) for x in inputs)
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
-        mine, other = ragged(first), ragged(second)
+        mine, other = Ragged.of(first), Ragged.of(second)
         ours, theirs = mine.lengths, other.lengths
         each = np.repeat(theirs, ours)  # the number of pairs of each id on the left
         ends = np.cumsum(each)
         begins = ends - each
         total = int(ends[-1]) if len(ends) else 0
-        places = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
-        words = [np.repeat(cross_terms(mine.values), each), cross_terms(other.values)[places]]
+        positions = np.arange(total) + np.repeat(np.repeat(other.offsets[:-1], ours) - begins, each)
+        words = [np.repeat(cross_terms(mine.values), each), cross_terms(other.values)[positions]]
         out = np.empty(total, dtype=np.int64)
         for start in range(0, total, BLOCK_VALUES):
             block = [word[start : start + BLOCK_VALUES] for word in words]
@@ -137,7 +136,7 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
         holes = either(
             [
                 None if mine.holes is None else np.repeat(mine.holes, each),
-                None if other.holes is None else other.holes[places],
+                None if other.holes is None else other.holes[positions],
             ]
         )
         offsets = np.concatenate(([0], np.cumsum(ours * theirs)))
@@ -164,19 +163,18 @@ def cartesian(inputs: Sequence[Value], parameters: Cross) -> Value:
     ),
 )
 def positive_intersect(inputs: Sequence[Value], _: Parameters) -> Value:
-    """The ids of the first list that also occur in the second one.
+    """Keeps the ids of the first list that also occur in the second one.
 
-    They keep their order, their repetitions and their weights. Nulls equal nothing and are left out; a null list gives
-    a null list.
+    Order, repetitions and weights stay. Nulls equal nothing and are left out; a null list gives a null list.
     """
-    left, right = same_type([widened_list(x) for x in inputs])
+    left, right = same_type([widen_list(x) for x in inputs])
 
-    def kept(mine: Ragged, other: Ragged) -> Mask:
+    def keep(mine: Ragged, other: Ragged) -> Mask:
         mask = np.ones(len(mine.values), dtype=np.bool_) if mine.holes is None else ~mine.holes
-        mask[mask] = members(mine.filled(), other.filled())
+        mask[mask] = members(mine.drop_holes(), other.drop_holes())
         return mask
 
-    return filtered(left, kept, right.expr)
+    return filter_elements(left, keep, right.expr)
 
 
 def same_type(lists: Sequence[Value]) -> Sequence[Value]:

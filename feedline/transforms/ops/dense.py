@@ -48,14 +48,14 @@ CastTarget = Literal[
 ]  # fmt: skip
 
 
-def widened(value: Value, *, floats: bool = False) -> Value:
+def widen(value: Value, *, floats: bool = False) -> Value:
     """Numbers in a type for safe arithmetic: int64 or uint64, float32 or float64; `floats`: no integers."""
     dtype: pl.DataType
     if value.dtype.is_integer():
         dtype = pl.Float64() if floats else pl.UInt64() if value.dtype == pl.UInt64() else pl.Int64()
     else:
         dtype = pl.Float32() if value.dtype in (pl.Float16(), pl.Float32()) else pl.Float64()
-    return value.converted(dtype)
+    return value.convert(dtype)
 
 
 def as_float(number: Number, dtype: pl.DataType, what: str) -> float:
@@ -77,8 +77,8 @@ class FillNull(Parameters):
 
 
 def _filled_ids(parameters: FillNull, _: Artifact | None, inputs: Sequence[int | None]) -> int | None:
-    known, fill = inputs[0], parameters.value
-    return None if known is None or not isinstance(fill, int) or fill < 0 else max(known, fill + 1)
+    bound, fill = inputs[0], parameters.value
+    return None if bound is None or not isinstance(fill, int) or fill < 0 else max(bound, fill + 1)
 
 
 @op(
@@ -101,8 +101,8 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     """
     fill: Any = parameters.value
     kind = x.kind.element
-    given = {bool: BOOLEAN, str: STRING}.get(type(fill), "number")
-    if given != ("number" if kind in NUMBERS else kind):
+    fill_kind = {bool: BOOLEAN, str: STRING}.get(type(fill), "number")
+    if fill_kind != ("number" if kind in NUMBERS else kind):
         raise SpecError(f"the value must be of the column's type: got {fill!r}, expected type {kind}")
     if kind == INTEGER:
         if isinstance(fill, float):
@@ -113,10 +113,10 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
         if not _within(fill, x.dtype):
             raise SpecError(f"the value does not fit the column: got {fill}, expected type {describe(x.dtype)}")
     elif kind in NUMBERS:
-        x = widened(x)
+        x = widen(x)
         fill = as_float(fill, x.dtype, "the value")
     if kind in NUMBERS:
-        return x.filled(fill)
+        return x.fill_nulls(fill)
     return Value(expr=x.expr.fill_null(pl.lit(fill, dtype=x.dtype)), dtype=x.dtype)
 
 
@@ -142,14 +142,14 @@ def fill_nonfinite(x: Value, parameters: FillNonfinite) -> Value:
 
     Nulls stay null: fill_null replaces those.
     """
-    x = widened(x)
+    x = widen(x)
     fill = NUMPY_TYPES[x.dtype].type(as_float(parameters.value, x.dtype, "the value"))
 
     def kernel(values: Values, out: Values) -> None:
         np.copyto(out, values)
         np.copyto(out, fill, where=~np.isfinite(values))
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 def _within(number: int, dtype: pl.DataType) -> bool:
@@ -182,13 +182,13 @@ class Clip(Parameters):
     ),
 )
 def clip(x: Value, parameters: Clip) -> Value:
-    """Limits numbers to a range: the smaller of max and the larger of min and the value.
+    """Limits numbers to a range: min(max(value, lower bound), upper bound).
 
     Nulls stay null, NaN stays NaN, infinities become the bounds. Bounds are rounded to a float column's type; an
     integer column with a float bound becomes float64. Like `clamp` in TorchArrow.
     """
     bounds = (parameters.min, parameters.max)
-    x = widened(x, floats=any(isinstance(bound, float) for bound in bounds))
+    x = widen(x, floats=any(isinstance(bound, float) for bound in bounds))
     if x.dtype.is_integer():
         smallest, largest = INTEGER_RANGES[type(x.dtype)]
         low = None if bounds[0] is None else max(int(bounds[0]), smallest)
@@ -203,7 +203,7 @@ def clip(x: Value, parameters: Clip) -> Value:
     def kernel(values: Values, out: Values) -> None:
         np.clip(values, least, most, out=out)
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 @op(
@@ -222,12 +222,12 @@ def log1p(x: Value, _: Parameters) -> Value:
     if a column may hold such values. Nulls stay null, NaN stays NaN, +inf stays +inf. The last bit of a float32 may
     differ between processors with different instruction sets. `LogOp` in NVTabular.
     """
-    x = widened(x, floats=True)
+    x = widen(x, floats=True)
 
     def kernel(values: Values, out: Values) -> None:
         np.log1p(values, out=out)
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 @op(
@@ -244,12 +244,12 @@ def log(x: Value, _: Parameters) -> Value:
     Defined for x > 0. As in IEEE 754, 0 becomes -inf and anything below becomes NaN. Nulls stay null, NaN stays NaN,
     +inf stays +inf. The last bit of a float32 may differ between processors with different instruction sets.
     """
-    x = widened(x, floats=True)
+    x = widen(x, floats=True)
 
     def kernel(values: Values, out: Values) -> None:
         np.log(values, out=out)
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 class Logit(Parameters):
@@ -280,7 +280,7 @@ def logit(x: Value, parameters: Logit) -> Value:
     Values outside, infinities included, become a bound; with `eps: 0`, 0 and 1 become -inf and inf, and values outside
     [0, 1] become NaN. Nulls stay null, NaN stays NaN. Like `logit` in PyTorch.
     """
-    x = widened(x, floats=True)
+    x = widen(x, floats=True)
     number = NUMPY_TYPES[x.dtype].type
     least = number(parameters.eps)
     most = number(1) - least
@@ -294,7 +294,7 @@ def logit(x: Value, parameters: Logit) -> Value:
         np.divide(odds, np.subtract(number(1), odds), out=out)
         np.log(out, out=out)
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 class BoxCox(Parameters):
@@ -316,12 +316,12 @@ class BoxCox(Parameters):
     ),
 )
 def box_cox(x: Value, parameters: BoxCox) -> Value:
-    """The power transformation of Box and Cox (1964): (y^power - 1) / power with y = x + shift; ln(y) if power is 0.
+    """The power transformation of Box and Cox (1964): (y^power - 1) / power with y = x + shift, or ln(y) for power 0.
 
     Computed as expm1(power * ln(y)) / power, which is exact for small powers too. Defined for y > 0: 0 becomes the
     limit (-1 / power, or -inf for powers up to 0), anything below becomes NaN. Nulls stay null, NaN stays NaN.
     """
-    x = widened(x, floats=True)
+    x = widen(x, floats=True)
     number = NUMPY_TYPES[x.dtype].type
     power = number(as_float(parameters.power, x.dtype, "power"))
     shift = number(as_float(parameters.shift, x.dtype, "shift"))
@@ -332,13 +332,13 @@ def box_cox(x: Value, parameters: BoxCox) -> Value:
             np.expm1(np.multiply(out, power, out=out), out=out)
             np.divide(out, power, out=out)
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 class Cast(Parameters):
     """Parameters of cast."""
 
-    to: Annotated[CastTarget, Field(description="The type it becomes.")]
+    to: Annotated[CastTarget, Field(description="The new type.")]
     strict: Annotated[
         bool, Field(description="Whether a value that does not fit is an error; otherwise it becomes a null.")
     ] = True
@@ -362,17 +362,19 @@ def cast(x: Value, parameters: Cast) -> Value:
 
     Floats become integers by dropping the fraction. A value that does not fit (a number out of range, NaN as an
     integer, a string that is not a number) is an error that names the feature, or a null with `strict: false`; float64
-    beyond float32 becomes an infinity. Booleans become 0 and 1; nonzero integers become true. Not offered, because they
-    would depend on a library's version: floats or decimals as strings, strings or floats as booleans.
+    beyond float32 becomes an infinity. Booleans become 0 and 1; nonzero integers become true. Not supported, because
+    they would depend on a library's version: floats or decimals to strings, strings or floats to booleans.
     """
     kind = x.kind
-    refused = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
-    if kind.element in refused:
-        raise SpecError(f"no {parameters.to} is made of a {kind.element}: got {kind}, expected {_other_kinds(refused)}")
+    unsupported = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
+    if kind.element in unsupported:
+        raise SpecError(
+            f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {_other_kinds(unsupported)}"
+        )
     target = CAST_TYPES[parameters.to]
     dtype = pl.List(target) if kind.listed else target
     return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
 
 
-def _other_kinds(refused: tuple[str, ...]) -> str:
-    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in refused)
+def _other_kinds(unsupported: tuple[str, ...]) -> str:
+    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in unsupported)

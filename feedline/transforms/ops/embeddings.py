@@ -1,7 +1,7 @@
 """Ops that look up vectors in an array: embedding.
 
-Built in every process, run on the workers. The array is opened once per process and read block by block (see
-`artifacts.external`).
+Built in every process, run on the workers. The array is opened once per process and read block by block
+(`artifacts.external`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from feedline.spec.sections import Bytes
 from feedline.transforms.kernels.key_index import key_index
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.registry.op import Parameters, example, op
-from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import Value, element_type
-from feedline.transforms.values.lookup_counts import watched
-from feedline.transforms.values.ragged import Ragged, over_flat, ragged, vectors_of
+from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.ragged import Ragged, over_flat, vectors_of
 
 Text = Annotated[str, Field(min_length=1)]
 Floats = npt.NDArray[np.float32]
@@ -39,7 +39,7 @@ class Embedding(Parameters):
 
     array: Annotated[Text, Field(description="A zarr array [ids, width]: a path or URI of its folder.")]
     ids: Annotated[
-        Text | None, Field(description="The id of each row, a zarr array or Parquet; null: the id is the row's number.")
+        Text | None, Field(description="The rows' ids, a zarr array or Parquet; null: an id is a row's number.")
     ] = None
     ids_column: Annotated[Text, Field(description="The column of the ids, where they are Parquet.")] = "id"
     pooling: Annotated[
@@ -69,7 +69,7 @@ def _reading(parameters: Embedding) -> Reading:
     return Reading(kind="zarr", uri=parameters.array, options=options, max_memory=parameters.max_memory)
 
 
-def _unread() -> EmbeddingRows:
+def _refuse_unopened() -> EmbeddingRows:
     raise AssertionError("an embedding's array was not opened")
 
 
@@ -101,26 +101,26 @@ def _unread() -> EmbeddingRows:
 def embedding(x: Value, parameters: Embedding, artifact: Artifact, _: Mapping[str, Value]) -> Value:
     """Replaces an id by its row of a two-dimensional zarr array, as a vector.
 
-    An id is the row's number, counted from 0, or, with `ids`, the id that it gives to the row: integers or strings,
-    each once. An id that is not in the array, and a null, becomes zeros, or an error. With `pooling` a list becomes the
+    An id is the row's number, counted from 0, or, with `ids`, an integer or string that names the row, each in one row
+    only. A null, or an id that is not in the array, becomes zeros, or an error. With `pooling` a list becomes the
     sum or the mean of its ids' rows, without missing ones; an empty or null list becomes zeros. Uncompressed chunks in
     local files are memory-mapped; others are decoded and kept up to `max_memory`.
     """
     if x.kind.listed and parameters.pooling is None:
         raise SpecError(f"a list of ids needs pooling: got {x.kind}. Write `pooling: mean` or `pooling: sum`")
     if not x.kind.listed and parameters.pooling is not None:
-        raise SpecError(f"pooling is of lists: got {x.kind}. Leave pooling out")
-    rows: EmbeddingRows = artifact.derived("rows", _unread)
+        raise SpecError(f"pooling needs lists: got {x.kind}. Leave pooling out")
+    rows: EmbeddingRows = artifact.derive("rows", _refuse_unopened)
     numbers = _numbering(element_type(x.dtype), parameters, artifact, rows)
     dtype = pl.Array(pl.Float32(), rows.width)
     mean = parameters.pooling == "mean"
 
-    def gathered(found: pl.Series) -> pl.Series:
-        return vectors_of(_pool(rows, ragged(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
+    def gather(found: pl.Series) -> pl.Series:
+        return vectors_of(_pool(rows, Ragged.of(found), mean) if x.kind.listed else _vectors(rows, found.to_numpy()))
 
-    places = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else mapped(x.expr, numbers, pl.Int64())
-    places, lookup = watched(places, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
-    return Value(expr=mapped(places, gathered, dtype), dtype=dtype, lookup=lookup)
+    positions = over_flat(x.expr, numbers, pl.Int64()) if x.kind.listed else map_series(x.expr, numbers, pl.Int64())
+    positions, lookup = count_lookups(positions, pl.List(pl.Int64()) if x.kind.listed else pl.Int64(), range(-1, 0))
+    return Value(expr=map_series(positions, gather, dtype), dtype=dtype, lookup=lookup)
 
 
 def _numbering(
@@ -129,7 +129,7 @@ def _numbering(
     """Map ids to row numbers, int64 without nulls; -1 stands for a missing row."""
     if artifact.table is None:
         if not dtype.is_integer():
-            raise SpecError("without ids, an id is the number of a row: got strings. Name the rows' ids with `ids`")
+            raise SpecError("without ids, an id is a row's number: got strings. Name the rows' ids with `ids`")
 
         def find(series: pl.Series) -> npt.NDArray[np.int64]:
             numbers = series.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
@@ -139,7 +139,7 @@ def _numbering(
         table = pl.from_arrow(artifact.table)
         assert isinstance(table, pl.DataFrame)
         name = str(parameters.ids)
-        index = artifact.derived(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
+        index = artifact.derive(f"ids of {dtype}", lambda: key_index(table, [dtype], "error", name))
 
         def find(series: pl.Series) -> npt.NDArray[np.int64]:
             found = index.find([series]) - 1
@@ -148,32 +148,32 @@ def _numbering(
     def numbers(series: pl.Series) -> pl.Series:
         found = find(series)
         if parameters.missing == "error" and len(found) and found.min() < 0:
-            place = int(found.argmin())
-            raise DataError(f"{parameters.array} has no row of an id: got {series[place]!r}. Write `missing: zero`")
+            first = int(found.argmin())
+            raise DataError(f"{parameters.array} has no row for an id: got {series[first]!r}. Write `missing: zero`")
         return pl.Series(found)
 
     return numbers
 
 
 def _vectors(rows: EmbeddingRows, numbers: npt.NDArray[np.int64]) -> Floats:
-    known = numbers >= 0
-    if known.all():
+    present = numbers >= 0
+    if present.all():
         return rows.take(numbers)
     matrix = np.zeros((len(numbers), rows.width), dtype=np.float32)
-    matrix[known] = rows.take(numbers[known])
+    matrix[present] = rows.take(numbers[present])
     return matrix
 
 
 def _pool(rows: EmbeddingRows, lists: Ragged, mean: bool) -> Floats:
     """The sum or mean of each list's rows, added in the list's order."""
-    held = lists.where(lists.values >= 0)
+    found_ids = lists.where(lists.values >= 0)
     matrix = np.zeros((len(lists.lengths), rows.width), dtype=np.float32)
     step = max(1, _POOLED_VALUES // rows.width)
     start = 0
     while start < len(matrix):
-        stop = int(np.searchsorted(held.offsets, held.offsets[start] + step, side="right")) - 1
+        stop = int(np.searchsorted(found_ids.offsets, found_ids.offsets[start] + step, side="right")) - 1
         stop = min(max(stop, start + 1), len(matrix))
-        part = held.part(start, stop)
+        part = found_ids.part(start, stop)
         full = np.flatnonzero(part.lengths)
         if len(full):
             sums = np.add.reduceat(rows.take(part.values), part.offsets[full], axis=0)

@@ -1,8 +1,8 @@
-"""Ops that normalise numbers by statistics of their column: standardize, min_max, fill_median, fill_mean, buckets.
+"""Ops that normalise numbers by column statistics: standardize, min_max, fill_median, fill_mean, quantile_bucketize.
 
-Built in every process, run on the workers. Their statistics are learnt from rows (see `statistics`), from all elements
-of lists and vectors together, or given as parameters. Nulls, NaN and infinities are counted, and nothing is learnt from
-them. Arithmetic is in float64, whatever the column's type.
+Built in every process, run on the workers. The statistics are parameters, or learnt from rows (see `statistics`), from
+all elements of lists and vectors together. Nulls, NaN and infinities are counted and left out. Arithmetic is in
+float64, whatever the column's type.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from feedline.errors import SpecError
 from feedline.expressions.types import NUMBERS
 from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.statistics import Extremes, Moments, Quantiles
-from feedline.transforms.ops.dense import Number, as_float, widened
-from feedline.transforms.ops.generated import bucketized
+from feedline.transforms.ops.dense import Number, as_float, widen
+from feedline.transforms.ops.generated import count_borders
 from feedline.transforms.registry.op import Parameters, example, op
 from feedline.transforms.values.arrays import Values
 from feedline.transforms.values.kinds import Value
 
-_ERROR = Field(ge=1e-4, le=0.1, description="The largest relative error of learnt numbers that are not exact.")
+_ERROR = Field(ge=1e-4, le=0.1, description="The largest relative error, where the result is not exact.")
 
 
 class Standardize(Parameters):
@@ -40,9 +40,9 @@ class Standardize(Parameters):
     @model_validator(mode="after")
     def _both(self) -> Standardize:
         if (self.mean is None) is not (self.std is None):
-            given = "mean" if self.std is None else "std"
+            name = "mean" if self.std is None else "std"
             raise ValueError(
-                f"mean and std are given both or are learnt both: got {given} alone. Write "
+                f"mean and std are both given or both learnt: got {name} alone. Write "
                 "{standardize: {mean: 0, std: 1}} with their values, or standardize alone"
             )
         return self
@@ -71,9 +71,9 @@ def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _:
     of one distinct number it is taken as 1, and the number becomes 0. Fitting without any finite number is an error.
     Nulls stay null; NaN and infinities follow IEEE 754.
     """
-    x = widened(x, floats=True)
-    known = {"mean": parameters.mean, "std": parameters.std} if artifact is None else artifact.facts
-    mean, std = np.float64(known["mean"]), np.float64(known["std"] or 1)
+    x = widen(x, floats=True)
+    facts = {"mean": parameters.mean, "std": parameters.std} if artifact is None else artifact.facts
+    mean, std = np.float64(facts["mean"]), np.float64(facts["std"] or 1)
 
     def kernel(values: Values, out: Values) -> None:
         wide = values.astype(np.float64)
@@ -81,7 +81,7 @@ def standardize(x: Value, parameters: Standardize, artifact: Artifact | None, _:
         np.divide(wide, std, out=wide)
         np.copyto(out, wide, casting="same_kind")
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 class MinMax(Parameters):
@@ -105,9 +105,9 @@ class MinMax(Parameters):
     @model_validator(mode="after")
     def _both(self) -> MinMax:
         if (self.min is None) is not (self.max is None):
-            given = "min" if self.max is None else "max"
+            name = "min" if self.max is None else "max"
             raise ValueError(
-                f"min and max are given both or are learnt both: got {given} alone. Write "
+                f"min and max are both given or both learnt: got {name} alone. Write "
                 "{min_max: {min: 0, max: 10}} with their values, or min_max alone"
             )
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -135,18 +135,18 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[
     """Maps a column's range to another: (x - min) / (max - min) * (end - begin) + begin, computed in float64.
 
     As a bare word (or with `to` alone) it learns min and max, the smallest and largest finite number. Numbers outside
-    of them land outside of the range: add `{clip: {min: 0, max: 1}}` after it if they must not. If min equals max,
+    of them map to numbers outside of the range: add `{clip: {min: 0, max: 1}}` to limit them. If min equals max,
     every finite number becomes the range's begin. Fitting without any finite number is an error. Nulls stay null, NaN
     stays NaN, infinities stay infinities (NaN if min equals max). Like scikit-learn's MinMaxScaler, and NVTabular's
     NormalizeMinMax, which maps a constant column to 0.5.
     """
-    x = widened(x, floats=True)
-    known: Mapping[str, Any] = {"min": parameters.min, "max": parameters.max} if artifact is None else artifact.facts
-    least, most = (as_float(known[name], pl.Float64(), name) for name in ("min", "max"))
+    x = widen(x, floats=True)
+    facts: Mapping[str, Any] = {"min": parameters.min, "max": parameters.max} if artifact is None else artifact.facts
+    least, most = (as_float(facts[name], pl.Float64(), name) for name in ("min", "max"))
     begin, end = parameters.to
     span = most - least
     if math.isinf(span) or math.isinf(end - begin):
-        raise SpecError(f"a range must fit into float64: got {least} to {most}, and {begin} to {end}")
+        raise SpecError(f"a range must fit float64: got {least} to {most}, and {begin} to {end}")
 
     def kernel(values: Values, out: Values) -> None:
         wide = values.astype(np.float64)
@@ -159,7 +159,7 @@ def min_max(x: Value, parameters: MinMax, artifact: Artifact | None, _: Mapping[
             np.add(wide, begin, out=wide)
         np.copyto(out, wide, casting="same_kind")
 
-    return x.through(kernel, x.dtype)
+    return x.apply_kernel(kernel, x.dtype)
 
 
 class FillMedian(Parameters):
@@ -191,7 +191,7 @@ def fill_median(x: Value, _: FillMedian, artifact: Artifact, __: Mapping[str, Va
     integers the lower one. In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and
     stays. Fitting without any finite number is an error. Like NVTabular's FillMedian.
     """
-    return _fill(widened(x), artifact.facts["quantiles"][0])
+    return _fill(widen(x), artifact.facts["quantiles"][0])
 
 
 @op(
@@ -209,12 +209,12 @@ def fill_mean(x: Value, _: Parameters, artifact: Artifact, __: Mapping[str, Valu
     In lists it replaces null elements; a null list stays null. NaN is a value, not a null, and stays. Fitting without
     any finite number is an error.
     """
-    return _fill(widened(x, floats=True), artifact.facts["mean"])
+    return _fill(widen(x, floats=True), artifact.facts["mean"])
 
 
 def _fill(x: Value, number: Number) -> Value:
     fill = number if x.dtype.is_integer() else as_float(number, x.dtype, "what was learnt")
-    return x.filled(fill)
+    return x.fill_nulls(fill)
 
 
 class QuantileBucketize(Parameters):
@@ -252,9 +252,9 @@ def quantile_bucketize(x: Value, parameters: QuantileBucketize, artifact: Artifa
     one, so a column of few distinct numbers has fewer buckets: 0 to at most buckets - 1. Nulls stay null. Fitting
     without any finite number is an error.
     """
-    x = widened(x)
+    x = widen(x)
     borders: list[Any] = artifact.facts["quantiles"]
     if x.dtype == pl.Float32():
         borders = [as_float(border, x.dtype, "a border") for border in borders]
     distinct = [left for left, right in pairwise([*borders, None]) if left != right]
-    return bucketized(x, distinct)
+    return count_borders(x, distinct)

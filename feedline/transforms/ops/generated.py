@@ -1,4 +1,4 @@
-"""Ops that derive another feature from a value: bucketize, enumerate, ngram, get_local_hour, expr.
+"""Ops that derive a new feature from a value: bucketize, enumerate, ngram, get_local_hour, expr.
 
 Built in every process, run on the workers.
 """
@@ -24,11 +24,11 @@ from feedline.expressions.row_preservation import offending_node
 from feedline.expressions.types import INTEGER, INTEGER_RANGES, NUMBERS, TIMESTAMP, describe
 from feedline.hashing import bucket_crosses, cross_terms
 from feedline.transforms.kernels.bucketing import Borders
-from feedline.transforms.ops.dense import Number, as_float, widened
+from feedline.transforms.ops.dense import Number, as_float, widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
-from feedline.transforms.values.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, mapped
+from feedline.transforms.values.arrays import BLOCK_VALUES, NUMPY_TYPES, Values, map_series
 from feedline.transforms.values.kinds import ANYTHING, Value
-from feedline.transforms.values.ragged import lists_of, ragged, sliced, widened_list
+from feedline.transforms.values.ragged import Ragged, lists_of, slice_elements, widen_list
 
 
 class Bucketize(Parameters):
@@ -61,16 +61,16 @@ class Bucketize(Parameters):
 def bucketize(x: Value, parameters: Bucketize) -> Value:
     """The bucket of a number: how many borders are below it.
 
-    A value equal to a border belongs to the lower bucket; n borders make the buckets 0 to n. A border given twice has a
-    bucket of its own, for exactly that value; given more often, it leaves bucket numbers unused. Like `bucketize` in
+    A value equal to a border belongs to the lower bucket; n borders make the buckets 0 to n. A border given twice makes
+    a bucket for exactly that value; given more often, it leaves bucket numbers unused. Like `bucketize` in
     TorchArrow. Borders are rounded to a float column's type (0.1 on a float32 column means float32's 0.1); integers are
     compared exactly. Nulls stay null, NaN is in no bucket and becomes null, -inf is in the first and +inf in the last.
     """
-    return bucketized(widened(x), parameters.borders)
+    return count_borders(widen(x), parameters.borders)
 
 
-def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
-    """How many of the ascending numbers are below each value of a widened column (see bucketize)."""
+def count_borders(x: Value, numbers: Sequence[Number]) -> Value:
+    """The number of borders, in ascending order, below each value of a widened column (see bucketize)."""
     if x.dtype.is_integer():
         below, borders, twice = _integer_borders(numbers, x.dtype)
     else:
@@ -88,7 +88,7 @@ def bucketized(x: Value, numbers: Sequence[Number]) -> Value:
         for border in twice:
             np.add(out, values == border, out=out)
 
-    return x.through(kernel, pl.Int64())
+    return x.apply_kernel(kernel, pl.Int64())
 
 
 def _repeat(borders: Sequence[Any]) -> list[Any]:
@@ -143,9 +143,9 @@ class Enumerate(Parameters):
     ),
 )
 def enumerate_(x: Value, parameters: Enumerate) -> Value:
-    """The positions of a list's elements in place of the elements, as Python's `enumerate` counts them.
+    """Replaces a list's elements by their positions, as Python's `enumerate` counts them.
 
-    Null elements count; a null list stays null; weights stay beside the positions.
+    Null elements count; a null list stays null; weights stay with the positions.
     """
 
     def run(series: pl.Series) -> pl.Series:
@@ -158,12 +158,12 @@ def enumerate_(x: Value, parameters: Enumerate) -> Value:
             offsets = np.concatenate(([0], np.cumsum(lengths)))
         elif offsets[0]:
             offsets = offsets - offsets[0]
-        places = np.arange(int(offsets[-1]))
-        np.subtract(places, np.repeat(offsets[:-1] - parameters.start, lengths), out=places)
-        return lists_of(places, offsets, absent=absent)
+        positions = np.arange(int(offsets[-1]))
+        np.subtract(positions, np.repeat(offsets[:-1] - parameters.start, lengths), out=positions)
+        return lists_of(positions, offsets, absent=absent)
 
     dtype = pl.List(pl.Int64())
-    return Value(expr=mapped(x.expr, run, dtype), dtype=dtype, weights=x.weights)
+    return Value(expr=map_series(x.expr, run, dtype), dtype=dtype, weights=x.weights)
 
 
 class Ngram(Parameters):
@@ -171,7 +171,7 @@ class Ngram(Parameters):
 
     n: Annotated[int, Field(ge=1, le=64, description="The number of neighbours per id.")]
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
-    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
 
 
 @op(
@@ -191,21 +191,21 @@ class Ngram(Parameters):
     ),
 )
 def ngram(x: Value, parameters: Ngram) -> Value:
-    """The ids of all runs of n neighbours in a list: a list of m ids becomes one of m - n + 1, or an empty one.
+    """Makes an id for each run of n neighbours in a list: a list of m ids becomes one of m - n + 1, or an empty one.
 
     The id of a run is the hash of its n ids in order, as hashed_cross defines it. A run that contains a null is null; a
     null list stays null.
     """
-    x = widened_list(x)
+    x = widen_list(x)
     grams = Value(
-        expr=mapped(x.expr, partial(_ngrams, parameters=parameters), pl.List(pl.Int64())), dtype=pl.List(pl.Int64())
+        expr=map_series(x.expr, partial(_ngrams, parameters=parameters), pl.List(pl.Int64())), dtype=pl.List(pl.Int64())
     )
-    return sliced(grams, 0, 1 - parameters.n) if parameters.n > 1 else grams
+    return slice_elements(grams, 0, 1 - parameters.n) if parameters.n > 1 else grams
 
 
 def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
     """The hash of each element and the n - 1 after it, across lists; the last n - 1 of each list are cut off."""
-    held = ragged(series)
+    held = Ragged.of(series)
     n, count = parameters.n, len(held.values)
     buffer = pa.allocate_buffer(8 * count)
     out = np.frombuffer(buffer, np.int64)
@@ -214,13 +214,13 @@ def _ngrams(series: pl.Series, parameters: Ngram) -> pl.Series:
         part = out[start : start + BLOCK_VALUES]
         if len(words) < len(part) + n - 1:  # the last block has no successor; the runs that need it are cut off later
             words = np.concatenate((words, np.zeros(len(part) + n - 1 - len(words), dtype=np.uint64)))
-        runs = [words[place : place + len(part)] for place in range(n)]
+        runs = [words[offset : offset + len(part)] for offset in range(n)]
         bucket_crosses(runs, part, parameters.seed, parameters.buckets)
     flat = pa.Array.from_buffers(pa.int64(), count, [None, buffer])
     if held.holes is not None:
         holes = held.holes.copy()
-        for place in range(1, n):
-            holes[:-place] |= held.holes[place:]
+        for offset in range(1, n):
+            holes[:-offset] |= held.holes[offset:]
         flat = pa.array(out, mask=holes)
     mask = None if held.absent is None else pa.array(held.absent)
     return pl.Series(pa.LargeListArray.from_arrays(pa.array(held.offsets), flat, mask=mask))
@@ -238,7 +238,7 @@ class GetLocalHour(Parameters):
             pl.select(pl.lit(0).cast(pl.Datetime("us")).dt.replace_time_zone(name))
         except pl.exceptions.PolarsError:
             raise ValueError(
-                f"timezone must be a name of the tz database: got {name!r}, expected such as Europe/Zurich"
+                f"timezone must be a name of the tz database, such as Europe/Zurich: got {name!r}"
             ) from None
         return name
 
@@ -278,7 +278,7 @@ class Expr(Parameters):
 @op(
     takes=ANYTHING,
     lists="whole",
-    gives="what the expression gives",
+    gives="the expression's type",
     parameters=Expr,
     examples=(
         example("expr", "x * 2 + 1", pl.Int64(), [1, None], [3, None]),
@@ -286,17 +286,17 @@ class Expr(Parameters):
     ),
 )
 def expr(x: Value, parameters: Expr) -> Value:
-    """Computes an expression of the value, called `x`; it sees no other column.
+    """Computes an expression of the value, called `x`; it can read no other column.
 
-    The language is that of a feature's `expr` and of `source.where`. A list is `x` as a whole. Nulls follow the
-    expression.
+    The language is that of a feature's `expr` and of `source.where`. A list is `x` as a whole. The expression decides
+    what becomes of nulls.
     """
     bound = row_expression(parameters.expression, pa.schema([("x", _arrow_type(x.dtype))]))
 
     def run(series: pl.Series) -> pl.Series:
         return series.alias("x").to_frame().select(bound.polars).to_series()
 
-    return Value(expr=mapped(x.expr, run, bound.dtype), dtype=bound.dtype)
+    return Value(expr=map_series(x.expr, run, bound.dtype), dtype=bound.dtype)
 
 
 def _arrow_type(dtype: pl.DataType) -> pa.DataType:
@@ -304,7 +304,7 @@ def _arrow_type(dtype: pl.DataType) -> pa.DataType:
 
 
 def row_expression(text: str, schema: pa.Schema) -> BoundExpression:
-    """An expression that computes each row from that row alone. Raises ExpressionError for any other."""
+    """Bind an expression that computes each row from that row alone. Raises ExpressionError for any other."""
     bound = bind(parse(text), schema)
     node = offending_node(bound.polars)
     if node is not None:

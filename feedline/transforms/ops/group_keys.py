@@ -1,4 +1,4 @@
-"""Keys of groups: which group a row is in, by the values of its key columns.
+"""Find the group of a row by the values of its key columns.
 
 Runs on the workers, where groups are learnt and, inside the pass over a chunk, looked up. Keys are integers, strings,
 binary values and booleans, of one column or several; the elements of a list are separate keys. Null is a value like any
@@ -23,8 +23,8 @@ from feedline.transforms.kernels.key_index import KeyIndex, key_index
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.registry.op import Input
 from feedline.transforms.values.kinds import Lookup, Value, element_type
-from feedline.transforms.values.lookup_counts import watched
-from feedline.transforms.values.ragged import Mask, Offsets, lists_of, over_columns, over_flat, taken_apart
+from feedline.transforms.values.lookup_counts import count_lookups
+from feedline.transforms.values.ragged import Mask, Offsets, flatten_lists, lists_of, over_columns, over_flat
 
 N = TypeVar("N", bound=np.generic)
 
@@ -49,7 +49,7 @@ class KeyedRows:
         if not isinstance(columns[0].dtype, pl.List):
             return cls(keys=tuple(columns))
         [lists] = columns
-        values, offsets, absent = taken_apart(lists)
+        values, offsets, absent = flatten_lists(lists)
         flat = pl.Series(values)
         return cls(keys=(flat,), offsets=offsets, absent=absent)
 
@@ -64,7 +64,7 @@ class KeyedRows:
         columns[0] = pl.Series(missing)
         return pl.DataFrame([column.alias(name) for name, column in zip(names, columns, strict=True)])
 
-    def each(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
+    def repeat(self, values: npt.NDArray[N]) -> npt.NDArray[N]:
         """Values of rows [N], repeated for each of the rows' keys [V]."""
         return values if self.offsets is None else np.repeat(values, np.diff(self.offsets))
 
@@ -106,21 +106,21 @@ class GroupKeys:
         return (MISSING, *(f"key {index}" for index in range(len(self.types))))
 
     def rows(self, columns: Sequence[pl.Series]) -> KeyedRows:
-        """The keys of some rows, whose columns may be of narrower types."""
+        """The keys of some rows, widened to `types`."""
         rows = KeyedRows.of(columns)
         return replace(rows, keys=self._convert_types(rows.keys))
 
-    def places(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
-        """The position of each row's group in `index`, from 1: int64, or lists of it; 0 for unknown groups, which are
-        counted.
+    def positions(self, values: Sequence[Value], artifact: Artifact) -> tuple[pl.Expr, Lookup]:
+        """The position of each row's group in `index`, from 1: int64 or lists of it. 0 stands for unknown groups; the
+        `Lookup` counts them.
         """
 
         def find(*columns: pl.Series) -> pl.Series:
             return pl.Series(self.index(artifact).find(self._convert_types(columns)))
 
         if self.listed:
-            return watched(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
-        return watched(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
+            return count_lookups(over_flat(values[0].expr, find, pl.Int64()), pl.List(pl.Int64()), _UNKNOWN)
+        return count_lookups(over_columns([value.expr for value in values], find, pl.Int64()), pl.Int64(), _UNKNOWN)
 
     def _convert_types(self, columns: Sequence[pl.Series]) -> tuple[pl.Series, ...]:
         pairs = zip(columns, self.types, strict=True)
@@ -134,7 +134,7 @@ class GroupKeys:
         """The groups of an artifact's table by their keys, null included; built once."""
         assert artifact.table is not None
         table = artifact.table
-        return artifact.derived(f"groups by {self.types}", lambda: self._index(table))
+        return artifact.derive(f"groups by {self.types}", lambda: self._index(table))
 
     def check(self, artifact: Artifact) -> None:
         """Raise SpecError for an artifact whose keys are of another kind."""

@@ -35,19 +35,12 @@ Statistic = Literal["count", "sum", "mean", "min", "max", "var", "std"]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_LEAST_COUNT = {
-    "count": 0,
-    "sum": 0,
-    "mean": 1,
-    "min": 1,
-    "max": 1,
-    "var": 2,
-    "std": 2,
-}  # values that a statistic needs
-_SMALLER = "Make fewer keys, with hash_bucket or a vocabulary's min_count before it"
+# the number of values below which a statistic is null
+_LEAST_COUNT = {"count": 0, "sum": 0, "mean": 1, "min": 1, "max": 1, "var": 2, "std": 2}
+_SMALLER = "Use fewer keys, with hash_bucket or a vocabulary's min_count before it"
 _SPLITTER = 2.0**27 + 1
 _NEARLY_SAME = 2.0**-45  # sums err by 2**-95 at most: their difference by 2**-50
-_SMALLEST = 2.0**-800  # rounding errors of smaller products have no room in float64
+_SMALLEST = 2.0**-800  # rounding errors of smaller products underflow float64
 
 
 class GroupStatistics(Parameters):
@@ -55,7 +48,7 @@ class GroupStatistics(Parameters):
 
     stats: Annotated[
         Statistic | list[Statistic],
-        Field(description="What is asked for of each key: a word for a number, a list for a vector of them."),
+        Field(description="The statistics of each key: one word gives a number, a list a vector of numbers."),
     ]
     of: Annotated[
         str | None, Field(min_length=1, description="The column of the table to describe; optional for `count`.")
@@ -69,7 +62,7 @@ class GroupStatistics(Parameters):
         if twice := next((name for name in self.names if self.names.count(name) > 1), None):
             raise ValueError(f"stats must differ: got {twice} twice")
         if self.of is None and (first := next((name for name in self.names if name != "count"), None)):
-            raise ValueError(f"{first} needs a column: got no `of`, expected of: COLUMN. Without it there is count")
+            raise ValueError(f"{first} needs a column: got no `of`, expected of: COLUMN. Only count does without it")
         return self
 
     @property
@@ -94,15 +87,17 @@ class StatisticsByKey:
     def _sums(self) -> GroupSums:
         return GroupSums(
             by=self.groups.names,
-            squares="var" in self._kept,
-            extremes=bool({"min", "max", "var"}.intersection(self._kept)),  # equal extremes mean a variance of 0
+            squares="var" in self._stored_statistics,
+            extremes=bool(
+                {"min", "max", "var"}.intersection(self._stored_statistics)
+            ),  # equal extremes mean a variance of 0
         )
 
     @property
-    def _kept(self) -> tuple[str, ...]:
+    def _stored_statistics(self) -> tuple[str, ...]:
         """The artifact's columns after the keys."""
-        kept = dict.fromkeys("var" if name == "std" else name for name in self.parameters.names if name != "count")
-        return ("count", *kept)
+        names = dict.fromkeys("var" if name == "std" else name for name in self.parameters.names if name != "count")
+        return ("count", *names)
 
     def observe(self, columns: Sequence[pl.Series]) -> pl.DataFrame:
         """A state: count, units of sums by key and bin, extremes."""
@@ -110,9 +105,9 @@ class StatisticsByKey:
         frame = rows.frame(self.groups.names)
         if self.parameters.of is None:
             return self._sums.observe(frame, None)
-        values, known = finite(columns[-1])
-        frame = frame.with_columns(pl.Series("value", rows.each(values)))
-        frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
+        values, finite_mask = finite(columns[-1])
+        frame = frame.with_columns(pl.Series("value", rows.repeat(values)))
+        frame = frame if finite_mask is None else frame.filter(pl.Series(rows.repeat(finite_mask)))
         return self._sums.observe(frame.drop("value"), frame["value"])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -121,7 +116,7 @@ class StatisticsByKey:
 
     def finish(self, parts: Parts) -> Artifact:
         """The statistics of each key; none without rows. Raises DataError if they exceed `max_memory`."""
-        check_parts(self.groups, parts, len(self._kept), self.parameters.max_memory, _SMALLER)
+        check_parts(self.groups, parts, len(self._stored_statistics), self.parameters.max_memory, _SMALLER)
         table = ordered_table(self.groups, [self._empty(), *(self._statistics(state) for state in parts)])
         rows = int(table["count"].to_numpy().sum())
         return Artifact(facts={"rows": rows, "groups": table.num_rows}, table=table)
@@ -132,12 +127,12 @@ class StatisticsByKey:
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
         """Rows with a value, groups, and the range of each statistic."""
-        shown: dict[str, Any] = dict(artifact.facts)
+        summary: dict[str, Any] = dict(artifact.facts)
         if artifact.table is not None and artifact.table.num_rows:
-            for name in self._kept:
+            for name in self._stored_statistics:
                 held = pl.Series(artifact.table[name])
-                shown[name] = [held.min(), held.max()]
-        return shown
+                summary[name] = [held.min(), held.max()]
+        return summary
 
     def _statistics(self, state: pl.DataFrame) -> pl.DataFrame:
         held = GroupedState.by(state, self.groups.names)
@@ -148,10 +143,13 @@ class StatisticsByKey:
             found["min"], found["max"] = held.extremes()
         if self._sums.squares:
             found["var"] = _variances(held, counts, sums)
-        return held.groups.with_columns(pl.Series(name, found[name]) for name in self._kept)
+        return held.groups.with_columns(pl.Series(name, found[name]) for name in self._stored_statistics)
 
     def _empty(self) -> pl.DataFrame:
-        numbers: dict[str, pl.DataType] = {"count": pl.Int64(), **dict.fromkeys(self._kept[1:], pl.Float64())}
+        numbers: dict[str, pl.DataType] = {
+            "count": pl.Int64(),
+            **dict.fromkeys(self._stored_statistics[1:], pl.Float64()),
+        }
         return pl.DataFrame(schema=self.groups.schema() | numbers)
 
 
@@ -168,12 +166,12 @@ def _variances(held: GroupedState, counts: Integers, sums: tuple[Floats, Floats]
         left, left_rest = _product(number, squares[0])
         right, right_rest = _product(sums[0], sums[0])
         rest = (left_rest + number * squares[1]) - (right_rest + 2 * sums[0] * sums[1])
-        spread = (left - right) + rest
-        found = spread / number / (number - 1)
-        lost = ~((spread > left * _NEARLY_SAME) & (left > _SMALLEST) & np.isfinite(found))
+        numerator = (left - right) + rest
+        found = numerator / number / (number - 1)
+        inexact = ~((numerator > left * _NEARLY_SAME) & (left > _SMALLEST) & np.isfinite(found))
     found[least == most] = 0
-    unsure = np.flatnonzero(lost & (least != most))
-    found[unsure] = held.variances(unsure)
+    recomputed = np.flatnonzero(inexact & (least != most))
+    found[recomputed] = held.variances(recomputed)
     return found
 
 
@@ -185,13 +183,13 @@ def _product(one: Floats, other: Floats) -> tuple[Floats, Floats]:
     return product, ((high * other_high - product) + high * other_low + low * other_high) + low * other_low
 
 
-def _beside(parameters: GroupStatistics) -> dict[str, str]:
+def _side_columns(parameters: GroupStatistics) -> dict[str, str]:
     return {} if parameters.of is None else {"of": parameters.of}
 
 
-def _check(parameters: GroupStatistics, beside: Mapping[str, Value]) -> None:
-    if parameters.of is not None and "of" in beside:
-        check_numbers(beside["of"], "of", parameters.of)
+def _check(parameters: GroupStatistics, side_values: Mapping[str, Value]) -> None:
+    if parameters.of is not None and "of" in side_values:
+        check_numbers(side_values["of"], "of", parameters.of)
 
 
 def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> StatisticsByKey:
@@ -212,7 +210,7 @@ def _learner(parameters: GroupStatistics, values: Sequence[Value]) -> Statistics
             [[1.5, 2.0], [1.5, 2.0], [None, None]],
         ),
     ),
-    learns=Learning(learner=_learner, beside=_beside, check=_check),
+    learns=Learning(learner=_learner, side_columns=_side_columns, check=_check),
 )
 def group_statistics(
     values: Sequence[Value], parameters: GroupStatistics, artifact: Artifact, _: Mapping[str, Value]
@@ -227,12 +225,12 @@ def group_statistics(
     - `var`, `std`: their variance and standard deviation, with n - 1 in the denominator
 
     Values that are null, NaN or infinite are left out; true is 1, false 0. Null is a key like any other. A key without
-    values, or one that did not occur in the fit (which counts in `oov_rate`), has count and sum 0 and null for the
-    rest; for a single value, `var` and `std` are null: add `{fill_null: 0}`. The elements of a list are separate keys,
+    values, or one that did not occur in the fit (unknown in `oov_rate`), has count and sum 0 and null for the rest; for
+    a single value, `var` and `std` are null: add `{fill_null: 0}`. The elements of a list are separate keys,
     each with its row's value, and `stats` is one word; a null list stays null. Sums are exact, so the result does not
     depend on the order of rows or the partition of the table, to the last bit.
 
-    A process that looks keys up holds three numbers of 8 bytes per key and one for each statistic, and the index: 52
+    A process that looks up keys holds three numbers of 8 bytes per key and one for each statistic, and the index: 52
     bytes for an integer, 68 and the characters for a string. More than `max_memory` is an error.
 
     A row's own value is included. For a label use target_encoding, which leaves it out. Like `JoinGroupby` in
@@ -242,18 +240,18 @@ def group_statistics(
     vectors = isinstance(parameters.stats, list)
     if keys.listed and vectors:
         raise SpecError(
-            f"lists of keys give lists of one number: got stats {list(parameters.names)}, expected one word. Write a "
+            f"a list of keys takes one statistic: got stats {list(parameters.names)}, expected one word. Write a "
             "feature for each"
         )
     keys.check(artifact)
     check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
     dtype: pl.DataType = pl.Int64() if parameters.stats == "count" else pl.Float64()
 
-    places, lookup = keys.places(values, artifact)
+    positions, lookup = keys.positions(values, artifact)
 
     def run(found_at: pl.Series) -> pl.Series:
-        rows, learnt = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
-        numbers = _statistics(learnt, rows.keys[0].to_numpy(), parameters.names)
+        rows, group_columns = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
+        numbers = _statistics(group_columns, rows.keys[0].to_numpy(), parameters.names)
         holes = np.isnan(numbers)
         if vectors:
             return vectors_of(numbers, holes=holes if holes.any() else None)
@@ -264,15 +262,15 @@ def group_statistics(
         result: pl.DataType = pl.Array(dtype, len(parameters.names))
     else:
         result = pl.List(dtype) if keys.listed else dtype
-    return Value(expr=over_columns([places], run, result), dtype=result, lookup=lookup)
+    return Value(expr=over_columns([positions], run, result), dtype=result, lookup=lookup)
 
 
-def _statistics(learnt: GroupColumns, places: Integers, names: Sequence[Statistic]) -> Floats:
+def _statistics(group_columns: GroupColumns, positions: Integers, names: Sequence[Statistic]) -> Floats:
     """float64 [V, statistics]: the numbers of the group at each position, NaN where it has none."""
-    counts = np.where(places, learnt.take("count", places), 0)
-    made = np.empty((len(places), len(names)))
-    for column, name in zip(made.T, names, strict=True):
-        held = np.where(places, learnt.take("var" if name == "std" else name, places), 0.0)
+    counts = np.where(positions, group_columns.take("count", positions), 0)
+    matrix = np.empty((len(positions), len(names)))
+    for column, name in zip(matrix.T, names, strict=True):
+        held = np.where(positions, group_columns.take("var" if name == "std" else name, positions), 0.0)
         column[:] = np.sqrt(held) if name == "std" else held
         column[counts < _LEAST_COUNT[name]] = np.nan
-    return made
+    return matrix

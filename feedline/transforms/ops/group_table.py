@@ -1,7 +1,7 @@
-"""Keep the learnt numbers of groups in one table: its memory, its assembly, its lookups.
+"""Keep the learnt numbers of groups in one table: its size, its assembly, its lookups.
 
 Built in the process that fits, read on the workers inside the pass over a chunk. The columns of an artifact's table are
-the only copy of its numbers: a lookup reads them in place, at the rows that `group_keys` finds.
+the only copy of its numbers: a lookup reads the rows that `group_keys` finds.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ class GroupTableSize:
 
     @classmethod
     def of(cls, groups: GroupKeys, frames: Parts, numbers: int) -> GroupTableSize:
-        """For the groups of some merged states, each of which is in one state only."""
+        """For the groups of merged states, which share no group."""
         count = text_bytes = 0
         keys: list[tuple[int, int | None]] = [(0, 0 if _is_text(dtype) else None) for dtype in groups.types]
         for frame in frames:
-            held = frame.select(groups.names).unique()
-            count += held.height
-            for place, name in enumerate(groups.names[1:]):
-                values, text = keys[place]
-                different = held[name].unique()
+            state_groups = frame.select(groups.names).unique()
+            count += state_groups.height
+            for index, name in enumerate(groups.names[1:]):
+                values, text = keys[index]
+                distinct = state_groups[name].unique()
                 if text is not None:
-                    text_bytes += _text_bytes(held[name])
-                    text += _text_bytes(different)
-                keys[place] = values + len(different), text
+                    text_bytes += _text_bytes(state_groups[name])
+                    text += _text_bytes(distinct)
+                keys[index] = values + len(distinct), text
         if len(keys) == 1:
             keys = [(count, None if keys[0][1] is None else text_bytes)]
         return cls(groups=count, keys=tuple(keys), text_bytes=text_bytes, numbers=numbers)
 
     @classmethod
     def at_least(cls, groups: GroupKeys, table: pa.Table) -> GroupTableSize:
-        """For an artifact's table; for keys of several columns, without the indexes of single columns."""
+        """A lower bound for an artifact's table: for keys of several columns, without the indexes of single columns."""
         count = table.num_rows
         texts = [table[name] for name, dtype in zip(groups.names[1:], groups.types, strict=True) if _is_text(dtype)]
         text_bytes = sum(int(pc.sum(pc.binary_length(text)).as_py() or 0) for text in texts)
@@ -85,7 +85,7 @@ class GroupTableSize:
 
     @property
     def nbytes(self) -> int:
-        """Bytes per process, at most."""
+        """An upper bound of the bytes per process."""
         row = _MISSING_BYTES + _NUMBER_BYTES * self.numbers
         row += sum(_NUMBER_BYTES if text is None else _TEXT_BYTES for _, text in self.keys)
         table = row * self.groups + self.text_bytes
@@ -99,13 +99,13 @@ class GroupTableSize:
         return table + found
 
     def message(self, max_memory: int, remedy: str) -> str | None:
-        """The error message if that exceeds `max_memory`."""
+        """The error message if the size exceeds `max_memory`."""
         if self.nbytes <= max_memory:
             return None
         return (
-            f"what was learnt of groups is larger than max_memory: got {self.groups:,} groups of {self.numbers} "
-            f"numbers, {self.nbytes:,} bytes, expected at most {max_memory:,} bytes. {remedy}, or raise max_memory, "
-            "which every process that transforms rows needs"
+            f"the table of groups is larger than max_memory: got {self.groups:,} groups of {self.numbers} numbers, "
+            f"{self.nbytes:,} bytes, expected at most {max_memory:,} bytes. {remedy}, or raise max_memory, which every "
+            "process that transforms rows needs"
         )
 
 
@@ -123,7 +123,7 @@ def check_artifact(artifact: Artifact, groups: GroupKeys, max_memory: int, remed
 
 
 def ordered_table(groups: GroupKeys, parts: list[pl.DataFrame]) -> pa.Table:
-    """Tables of different groups as one, in the order of their keys. Empties `parts`.
+    """Concatenate tables of different groups, in the order of their keys. Empties `parts`.
 
     Column by column, so that at most one column exists twice.
     """
@@ -146,29 +146,31 @@ class GroupColumns:
         table = artifact.table
         names = [name for name in table.column_names if name not in groups.names]
         self._rows = groups.index(artifact).rows
-        self._columns = artifact.derived("columns", lambda: {name: table[name].to_numpy() for name in names})
+        self._columns = artifact.derive("columns", lambda: {name: table[name].to_numpy() for name in names})
 
-    def take(self, name: str, places: Integers) -> Numbers:
+    def take(self, name: str, positions: Integers) -> Numbers:
         """The numbers of a column [V]; arbitrary for unknown groups."""
         if not len(self._rows):
-            return np.zeros(len(places))
-        found: Numbers = self._columns[name][self._rows[places - 1]]
+            return np.zeros(len(positions))
+        found: Numbers = self._columns[name][self._rows[positions - 1]]
         return found
 
-    def take_each(self, names: Sequence[str], choices: npt.NDArray[np.uint8], places: Integers, none: Floats) -> Floats:
+    def take_each(
+        self, names: Sequence[str], choices: npt.NDArray[np.uint8], positions: Integers, none: Floats
+    ) -> Floats:
         """float64 [V]: for each position the number in the chosen column; for unknown groups that of `none`."""
         found = none[choices]
-        known = np.flatnonzero(places)
-        at = {choice: known[some] for choice, some in by_choice(choices[known], len(names)).items()}
+        known_positions = np.flatnonzero(positions)
+        at = {choice: known_positions[some] for choice, some in by_choice(choices[known_positions], len(names)).items()}
         if at:
             order = np.concatenate(list(at.values()))
-            rows, start = self._rows[places[order] - 1], 0
-            held = np.empty(len(order))
+            rows, start = self._rows[positions[order] - 1], 0
+            values = np.empty(len(order))
             for choice, some in at.items():
                 stop = start + len(some)
-                np.take(self._columns[names[choice]], rows[start:stop], out=held[start:stop], mode="clip")
+                np.take(self._columns[names[choice]], rows[start:stop], out=values[start:stop], mode="clip")
                 start = stop
-            found[order] = held
+            found[order] = values
         return found
 
 
@@ -177,7 +179,7 @@ def by_choice(choices: npt.NDArray[np.uint8], count: int) -> Mapping[int, Intege
     order = np.argsort(choices, kind="stable")
     ends = np.cumsum(np.bincount(choices, minlength=count))
     pieces: Sequence[Integers] = np.split(order, ends[:-1])
-    return {choice: places for choice, places in enumerate(pieces) if len(places)}
+    return {choice: positions for choice, positions in enumerate(pieces) if len(positions)}
 
 
 def _is_text(dtype: pl.DataType) -> bool:

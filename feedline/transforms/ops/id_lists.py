@@ -16,21 +16,21 @@ from feedline.errors import SpecError
 from feedline.expressions.types import BINARY, INTEGER, INTEGER_RANGES, STRING
 from feedline.hashing import bucket_integers, digest, sigrid
 from feedline.transforms.kernels.matching import first_of_each
-from feedline.transforms.ops.dense import widened
+from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op, same_ids
 from feedline.transforms.values.arrays import BLOCK_VALUES, Values, over_series
 from feedline.transforms.values.kinds import ANYTHING, Value
-from feedline.transforms.values.ragged import Mask, Ragged, filtered, sliced, widened_list
+from feedline.transforms.values.ragged import Mask, Ragged, filter_elements, slice_elements, widen_list
 
 
 class HashBucket(Parameters):
     """Parameters of hash_bucket."""
 
     buckets: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, buckets).")]
-    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, another hash.")] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives another hash.")] = 0
     null_bucket: Annotated[
-        bool, Field(exclude_if=operator.not_, description="A null becomes the id `buckets`, which no value becomes.")
-    ] = False  # left out of fingerprints unless set: they are older than this parameter
+        bool, Field(exclude_if=operator.not_, description="Nulls become the id `buckets`, which no value shares.")
+    ] = False  # omitted from fingerprints unless set: they are older than this parameter
 
 
 @op(
@@ -73,8 +73,8 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
     | `"Zürich, Bahnhofstrasse 1"` | 0 | 13709498184340734823 |
 
     An id has the same hash in columns of int32, int64 and uint64. Different values may share a bucket. Nulls stay null,
-    also as elements of lists; with `null_bucket` they become the id `buckets` (a null list stays null), the ids of all
-    values stay as they are, and an embedding needs buckets + 1 rows.
+    also as elements of lists; with `null_bucket` they become the id `buckets` (a null list stays null), and an
+    embedding needs buckets + 1 rows; the ids of values do not change.
     """
     buckets, seed = parameters.buckets, parameters.seed
 
@@ -87,10 +87,10 @@ def hash_bucket(x: Value, parameters: HashBucket) -> Value:
             bucket_integers(digests[start : start + BLOCK_VALUES], out[start : start + BLOCK_VALUES], seed, buckets)
 
     if x.kind.element == INTEGER:
-        found = widened(x).through(integers, pl.Int64())
+        found = widen(x).apply_kernel(integers, pl.Int64())
     else:
         found = Value(expr=over_series(x.expr, strings), dtype=pl.Int64())
-    return found.filled(buckets) if parameters.null_bucket else found
+    return found.fill_nulls(buckets) if parameters.null_bucket else found
 
 
 class Modulo(Parameters):
@@ -112,20 +112,20 @@ class Modulo(Parameters):
 def modulo(x: Value, parameters: Modulo) -> Value:
     """The remainder of a floored division, never negative: x - divisor * floor(x / divisor).
 
-    Nulls stay null. Works for uint64 beyond the range of int64, too.
+    Nulls stay null. uint64 values beyond the range of int64 work, too.
     """
-    x = widened(x)
+    x = widen(x)
     signed = x.dtype == pl.Int64()
     divisor = np.int64(parameters.divisor) if signed else np.uint64(parameters.divisor)
 
     def kernel(values: Values, out: Values) -> None:
         found = out if signed else out.view(np.uint64)
-        # x - x // n * n: numpy divides by a constant in SIMD, its remainder does not (twice as fast)
+        # x - x // n * n: numpy's division by a constant uses SIMD, its remainder does not (twice as fast)
         np.floor_divide(values, divisor, out=found)
         np.multiply(found, divisor, out=found)
         np.subtract(values, found, out=found)
 
-    return x.through(kernel, pl.Int64())
+    return x.apply_kernel(kernel, pl.Int64())
 
 
 class FirstX(Parameters):
@@ -144,11 +144,11 @@ class FirstX(Parameters):
     examples=(example("first_x", 2, pl.List(pl.Int64()), [[5, 6, 7], [8], [], None], [[5, 6], [8], [], None]),),
 )
 def first_x(x: Value, parameters: FirstX) -> Value:
-    """Keeps the first elements of a list: min(count, length) of them, with their weights. Like `firstx` in TorchArrow.
+    """Keeps the first `count` elements of a list, with their weights. Like `firstx` in TorchArrow.
 
     Null elements count; a null list stays null.
     """
-    return sliced(x, 0, parameters.count)
+    return slice_elements(x, 0, parameters.count)
 
 
 class ListSlice(Parameters):
@@ -179,13 +179,13 @@ def list_slice(x: Value, parameters: ListSlice) -> Value:
 
     Null elements count; a null list stays null. Like `ListSlice` in NVTabular; short lists stay short (see pad).
     """
-    return sliced(x, parameters.start, parameters.stop)
+    return slice_elements(x, parameters.start, parameters.stop)
 
 
 class SigridHash(Parameters):
     """Parameters of sigrid_hash."""
 
-    salt: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT, description="Another salt, another hash.")]
+    salt: Annotated[int, Field(ge=-MAX_INT, le=MAX_INT, description="Another salt gives another hash.")]
     max_value: Annotated[int, Field(ge=1, le=MAX_INT, description="Ids are in [0, max_value).")]
 
 
@@ -209,14 +209,14 @@ def sigrid_hash(x: Value, parameters: SigridHash) -> Value:
     """Maps ids to [0, max_value) by the hash of TorchArrow's `sigrid_hash`, for models trained on it.
 
     The hash is folly's `hash_combine(salt, twang_mix64(id))` as a signed number, reduced by a floored modulo. Nulls
-    stay null. An id of uint64 is hashed by its 64 bits. If you have the choice, hash_bucket is faster.
+    stay null. An id of uint64 is hashed by its 64 bits. For new models use hash_bucket, which is faster.
     """
-    x = widened(x)
+    x = widen(x)
 
     def kernel(values: Values, out: Values) -> None:
         sigrid(values, out, parameters.salt, parameters.max_value)
 
-    return x.through(kernel, pl.Int64())
+    return x.apply_kernel(kernel, pl.Int64())
 
 
 class MapId(Parameters):
@@ -262,14 +262,14 @@ def _mapped_ids(parameters: MapId, *_: object) -> int | None:
     ),
 )
 def map_id(x: Value, parameters: MapId) -> Value:
-    """Looks ids up in a table given in pipeline.yaml.
+    """Replaces ids by those of a mapping in pipeline.yaml.
 
     An id that is not among the keys becomes the default, or a null. Nulls stay null.
     """
     kind = x.kind.element
     if isinstance(parameters.keys[0], str) is not (kind == STRING):
         raise SpecError(f"keys must be of the column's type: got {parameters.keys[0]!r}, expected type {kind}")
-    x = widened(x) if kind == INTEGER else x
+    x = widen(x) if kind == INTEGER else x
     smallest, largest = INTEGER_RANGES.get(type(x.dtype), (0, 0))
     table: list[tuple[int | str, int]] = list(zip(parameters.keys, parameters.values, strict=True))
     pairs = [(key, value) for key, value in table if isinstance(key, str) or smallest <= key <= largest]
@@ -308,12 +308,12 @@ class IdListTransform(Parameters):
 def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
     """Removes elements of a list: nulls always, ids outside [min, max], and optionally repetitions.
 
-    The others keep their order and their weights. A null list stays null. Ops over
-    elements, such as modulo or map_id, change the ids themselves.
+    The others keep their order and their weights. A null list stays null. To change ids, use an op over elements, such
+    as modulo or map_id.
     """
-    x = widened_list(x)
+    x = widen_list(x)
 
-    def kept(held: Ragged) -> Mask:
+    def keep(held: Ragged) -> Mask:
         mask = np.ones(len(held.values), dtype=np.bool_) if held.holes is None else ~held.holes
         if parameters.min is not None:
             mask &= held.values >= parameters.min
@@ -323,4 +323,4 @@ def id_list_transform(x: Value, parameters: IdListTransform) -> Value:
             mask[mask] = first_of_each(held.where(mask))
         return mask
 
-    return filtered(x, kept)
+    return filter_elements(x, keep)

@@ -1,7 +1,7 @@
-"""Ops that look up values in a table of their own: join_external.
+"""Ops that look up values in an external table: join_external.
 
-Built in every process, run on the workers. The table is read once per process and stays in memory (see
-`artifacts.external`).
+Built in every process, run on the workers. The table is read once per process and stays in memory
+(`artifacts.external`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from feedline.transforms.kernels.key_index import KeyIndex, key_index
 from feedline.transforms.learning.learner import Artifact, Reading
 from feedline.transforms.ops.dense import FillNull, Number, fill_null
 from feedline.transforms.registry.op import Input, Parameters, example, op
-from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import Value, element_type
-from feedline.transforms.values.lookup_counts import watched
+from feedline.transforms.values.lookup_counts import count_lookups
 from feedline.transforms.values.ragged import over_columns, over_flat
 
 Text = Annotated[str, Field(min_length=1)]
@@ -34,11 +34,11 @@ class JoinExternal(Parameters):
     """Parameters of join_external."""
 
     table: Annotated[Text, Field(description="Parquet: a path or URI of a file, folder or glob.")]
-    on: Annotated[Names, Field(description="The column of the key, or those of its parts.")]
+    on: Annotated[Names, Field(description="The key column, or the columns of a compound key.")]
     take: Annotated[Names, Field(description="The column to take; several columns of numbers become a vector.")]
     missing: Annotated[Number | bool | str | None, Field(description="The value of a miss (default: null).")] = None
     duplicates: Annotated[
-        Literal["error", "first"], Field(description="A key in two rows: an error, or the first row counts.")
+        Literal["error", "first"], Field(description="A key in two rows: raise an error, or use the first row.")
     ] = "error"
     max_memory: Annotated[Bytes, Field(exclude=True, description="Memory limit for the columns read, per process.")] = (
         2**30
@@ -61,12 +61,12 @@ def _reading(parameters: JoinExternal) -> Reading:
     return Reading(kind="table", uri=parameters.table, options=options, max_memory=parameters.max_memory)
 
 
-_MISS = range(1)  # the positions of misses among the looked-up rows
+_MISS = range(1)  # the position that stands for a miss
 _ITEMS = {"item": (7, 8), "price": (0.5, 1.5), "age": (20, 30)}
 
 
 @op(
-    gives="what the taken column holds; lists of that for lists; a vector of the taken columns where they are several",
+    gives="the type of the column `take`; lists of it for lists; a vector for several columns",
     inputs=(Input(name="key", takes=frozenset({INTEGER, STRING}), lists="elements", weighted=True),),
     repeats=True,
     parameters=JoinExternal,
@@ -111,13 +111,13 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
         raise SpecError(f"on must name a column for each input: got {parameters.keys} for {len(keys)} of them")
     listed = [x.kind.listed for x in keys]
     if any(listed) and len(keys) > 1:
-        raise SpecError("a key of several columns is one value of each: got a list. Join by one column")
+        raise SpecError("a key of several columns takes one value of each: got a list. Join by one column")
     assert artifact.table is not None
     taken = _values_of(artifact.table, parameters)
     if listed[0] and isinstance(taken.dtype, pl.List | pl.Array):
         raise SpecError(
-            f"a list of keys takes one value for each: got {parameters.takes}, which would be a list for each. Take "
-            "one column of numbers or strings"
+            f"a list of keys needs one value per key: got {parameters.takes}, a list or vector per key. Take one "
+            "column of numbers or strings"
         )
     dtypes = [element_type(x.dtype) for x in keys]
     frame = pl.from_arrow(artifact.table.select(parameters.keys))
@@ -126,18 +126,20 @@ def join_external(keys: Sequence[Value], parameters: JoinExternal, artifact: Art
     def build() -> KeyIndex:
         return key_index(frame, dtypes, parameters.duplicates, parameters.table)
 
-    place = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
-    index = artifact.derived(f"keys of {place}", build)
+    identity = json.dumps([parameters.keys, [str(dtype) for dtype in dtypes], parameters.duplicates])
+    index = artifact.derive(f"keys of {identity}", build)
     held = _miss_and_values(taken, index, parameters)
     if listed[0]:
-        places = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
-        places, lookup = watched(places, pl.List(pl.Int64()), _MISS)
+        positions = over_flat(keys[0].expr, lambda flat: pl.Series(index.find([flat])), pl.Int64())
+        positions, lookup = count_lookups(positions, pl.List(pl.Int64()), _MISS)
         dtype = pl.List(held.dtype)
-        expr = over_flat(places, lambda flat: held.gather(flat), held.dtype)
+        expr = over_flat(positions, lambda flat: held.gather(flat), held.dtype)
         return Value(expr=expr, dtype=dtype, weights=keys[0].weights, lookup=lookup)
-    places = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
-    places, lookup = watched(places, pl.Int64(), _MISS)
-    return Value(expr=mapped(places, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup)
+    positions = over_columns([x.expr for x in keys], lambda *series: pl.Series(index.find(series)), pl.Int64())
+    positions, lookup = count_lookups(positions, pl.Int64(), _MISS)
+    return Value(
+        expr=map_series(positions, lambda found: held.gather(found), held.dtype), dtype=held.dtype, lookup=lookup
+    )
 
 
 def _values_of(table: pa.Table, parameters: JoinExternal) -> pl.Series:
@@ -151,8 +153,8 @@ def _values_of(table: pa.Table, parameters: JoinExternal) -> pl.Series:
     for column in columns:
         if kind(column.dtype) not in (*NUMBERS, BOOLEAN):
             raise SpecError(
-                f"several columns are taken as a vector of numbers: got {kind(column.dtype)} in {column.name!r} of "
-                f"{parameters.table}. Take it alone, in a feature of its own"
+                f"several columns become a vector of numbers: got {kind(column.dtype)} in {column.name!r} of "
+                f"{parameters.table}. Take it in a separate feature"
             )
     dtypes = {instance(column.dtype) for column in columns}
     small = dtypes <= {pl.Float32(), pl.Float16(), pl.Boolean(), pl.Int8(), pl.Int16(), pl.UInt8(), pl.UInt16()}
@@ -176,7 +178,7 @@ def _missing(dtype: pl.DataType, value: Any) -> pl.Series:
     inner = instance(inner)
     if kind(inner) not in (*NUMBERS, BOOLEAN, STRING):
         raise SpecError(
-            f"missing stands for numbers, booleans and strings: got {value!r} for {kind(inner)}. Leave it out"
+            f"missing must replace numbers, booleans or strings: got {value!r} for {kind(inner)}. Leave it out"
         )
     filled = fill_null(Value(expr=pl.lit(None, dtype=inner), dtype=inner), FillNull(value=value))
     one = pl.select(filled.expr.cast(inner)).to_series()

@@ -16,12 +16,12 @@ from pydantic import Field
 
 from feedline.errors import DataError, SpecError
 from feedline.expressions.types import INTEGER, NUMBERS, language_type
-from feedline.transforms.kernels.matching import Numbers, in_blocks, shared_counts, summed
+from feedline.transforms.kernels.matching import Numbers, reduce_scores, row_blocks, shared_counts
 from feedline.transforms.ops.crosses import same_type
 from feedline.transforms.registry.op import Input, Parameters, example_of_several, op
 from feedline.transforms.values.arrays import NUMPY_TYPES, Values
 from feedline.transforms.values.kinds import WEIGHTS, Value, element_type
-from feedline.transforms.values.ragged import Mask, Ragged, aligned, either, over_columns, ragged, widened_list
+from feedline.transforms.values.ragged import Mask, Ragged, align_weights, either, over_columns, widen_list
 
 _VECTORS = 2048  # vectors compared at a time
 _IDS = frozenset({INTEGER})
@@ -45,12 +45,12 @@ _B_SCORES: tuple[pl.DataType, list[Any]] = (WEIGHTS, [[1, 2, 3], [10, 10, 11, 13
 
 def _over_pairs(inputs: Sequence[Value], count: Callable[[Ragged, Ragged], Values]) -> Value:
     """`count` of two lists without their nulls, as float32; null if one of the lists is."""
-    left, right = same_type([widened_list(x) for x in inputs])
+    left, right = same_type([widen_list(x) for x in inputs])
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
-        mine, other = ragged(first), ragged(second)
+        mine, other = Ragged.of(first), Ragged.of(second)
         found = np.empty(len(first), dtype=np.float64)
-        for rows, (left, right) in in_blocks(mine.filled(), other.filled()):
+        for rows, (left, right) in row_blocks(mine.drop_holes(), other.drop_holes()):
             found[rows] = count(left, right)
         return _scores(found, either([mine.absent, other.absent]))
 
@@ -77,7 +77,7 @@ def _overlap(left: Ragged, right: Ragged) -> Numbers:
     examples=(example_of_several("id_overlap_count", None, [_A, _B], [3.0, 3.0, 0.0, None]),),
 )
 def id_overlap_count(inputs: Sequence[Value], _: Parameters) -> Value:
-    """How many ids two lists have in common, with repetitions: the size of the intersection of two multisets.
+    """The number of ids that two lists have in common: the size of their intersection as multisets.
 
     An id that occurs twice in one list and three times in the other counts 2. Null elements are ignored; a null list
     gives a null. As in TorchArrow.
@@ -139,15 +139,15 @@ def get_jaccard_similarity(inputs: Sequence[Value], _: Parameters) -> Value:
 Reduce = Callable[[Ragged, Values, Ragged, Values], Values]
 
 
-def _over_scored(inputs: Sequence[Value | None], needed: tuple[bool, bool], reduce: Reduce) -> Value:
+def _over_scored_pairs(inputs: Sequence[Value | None], needed: tuple[bool, bool], reduce: Reduce) -> Value:
     """`reduce` of two lists and their scores, without elements whose id or needed score is null."""
-    sides = [_with_scores(inputs[place], inputs[place + 1], needed[place // 2]) for place in (0, 2)]
+    sides = [_with_scores(inputs[index], inputs[index + 1], needed[index // 2]) for index in (0, 2)]
     left, right = same_type(sides)
 
     def run(first: pl.Series, scores: pl.Series, second: pl.Series, matching: pl.Series) -> pl.Series:
         (mine, own), (other, theirs) = _hold(first, scores), _hold(second, matching)
         found = np.empty(len(first), dtype=np.float64)
-        for rows, (one, two) in in_blocks(mine, other):
+        for rows, (one, two) in row_blocks(mine, other):
             stop = rows.stop
             ours = own[mine.offsets[rows.start] : mine.offsets[stop]]
             others = theirs[other.offsets[rows.start] : other.offsets[stop]]
@@ -166,22 +166,20 @@ def _with_scores(ids: Value | None, scores: Value | None, needed: bool) -> Value
     if ids.weights is not None and scores is not None:
         raise SpecError("ids have scores already: got a weighted list and a list of scores, expected one of them")
     if scores is not None:
-        ids = aligned(ids, scores, None)
+        ids = align_weights(ids, scores, None)
     if needed and ids.weights is None:
-        raise SpecError(
-            f"ids must have scores: got {ids.kind}, expected a weighted list, or a list of floats behind it"
-        )
-    return widened_list(ids)
+        raise SpecError(f"ids must have scores: got {ids.kind}, expected a weighted list, or a list of floats after it")
+    return widen_list(ids)
 
 
 def _hold(series: pl.Series, scores: pl.Series) -> tuple[Ragged, Values]:
-    held, beside = ragged(series), ragged(scores)
-    if len(held.values) != len(beside.values):
-        raise DataError("scores must be as many as ids")
-    holes = either([held.holes, beside.holes])
+    held, score_lists = Ragged.of(series), Ragged.of(scores)
+    if len(held.values) != len(score_lists.values):
+        raise DataError("each id must have one score")
+    holes = either([held.holes, score_lists.holes])
     if holes is None:
-        return held, beside.values
-    return held.where(~holes), beside.values[~holes]
+        return held, score_lists.values
+    return held.where(~holes), score_lists.values[~holes]
 
 
 _SCORED: list[tuple[pl.DataType, list[Any]]] = [_A, _A_SCORES, _B, _B_SCORES]
@@ -199,11 +197,11 @@ def get_cosine_similarity(inputs: Sequence[Value | None], _: Parameters) -> Valu
     whose scores are all 0, or that is empty, gives 0 (TorchArrow: an error). A score that is NaN or infinite gives NaN.
     Elements whose id or score is null are ignored; a null list gives a null.
     """
-    return _over_scored(inputs, (True, True), _cosine)
+    return _over_scored_pairs(inputs, (True, True), _cosine)
 
 
 def _cosine(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
-    sums, count = summed(left, own, right, theirs), len(left.lengths)
+    sums, count = reduce_scores(left, own, right, theirs), len(left.lengths)
     inner = _per_row(sums.rows, sums.left * sums.right, count)
     squares = [_per_row(sums.rows, side * side, count) for side in (sums.left, sums.right)]
     norm = np.sqrt(squares[0]) * np.sqrt(squares[1])
@@ -212,7 +210,7 @@ def _cosine(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
 
 
 def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
-    sums = summed(left, own, right, theirs)
+    sums = reduce_scores(left, own, right, theirs)
     return _per_row(sums.rows, sums.left * sums.right, len(left.lengths))
 
 
@@ -224,20 +222,20 @@ def _inner(left: Ragged, own: Values, right: Ragged, theirs: Values) -> Values:
 def get_score_sum(inputs: Sequence[Value | None], _: Parameters) -> Value:
     """The sum of the matching list's scores over the ids that also occur in the first list.
 
-    The first list's counts and scores do not matter. 0 without such ids. A NaN among the scores gives NaN. Elements
+    Counts and scores of the first list are ignored. 0 without such ids. A NaN among the scores gives NaN. Elements
     whose id or score is null are ignored; a null list gives a null. As in TorchArrow.
     """
 
     def total(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:
-        sums = summed(left, None, right, theirs)
+        sums = reduce_scores(left, None, right, theirs)
         return _per_row(sums.rows[sums.shared], sums.right[sums.shared], len(left.lengths))
 
-    return _over_scored(inputs, (False, True), total)
+    return _over_scored_pairs(inputs, (False, True), total)
 
 
 def _extreme(inputs: Sequence[Value | None], combine: np.ufunc) -> Value:
     def extreme(left: Ragged, _: Values, right: Ragged, theirs: Values) -> Values:
-        sums = summed(left, None, right, theirs, combine)
+        sums = reduce_scores(left, None, right, theirs, combine)
         rows, scores = sums.rows[sums.shared], sums.right[sums.shared]
         found = np.zeros(len(left.lengths))
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -245,7 +243,7 @@ def _extreme(inputs: Sequence[Value | None], combine: np.ufunc) -> Value:
             found[rows[starts]] = combine.reduceat(scores, starts)
         return found
 
-    return _over_scored(inputs, (False, True), extreme)
+    return _over_scored_pairs(inputs, (False, True), extreme)
 
 
 @op(
@@ -318,10 +316,12 @@ def column_similarity(inputs: Sequence[Value], parameters: Similarity) -> Value:
         return _of_vectors(inputs, parameters.metric)
     if any(x.kind.element != INTEGER for x in inputs):
         kinds = " and ".join(str(x.kind) for x in inputs)
-        raise SpecError(f"two vectors or two lists of ids are compared: got {kinds}. {{vector: WIDTH}} makes a vector")
+        raise SpecError(
+            f"the inputs must be two vectors or two lists of ids: got {kinds}. {{vector: WIDTH}} makes a vector"
+        )
     plain = [x.plain() for x in inputs]
     reduce = _cosine if parameters.metric == "cosine" else _inner
-    return _over_scored([plain[0], None, plain[1], None], (False, False), reduce)
+    return _over_scored_pairs([plain[0], None, plain[1], None], (False, False), reduce)
 
 
 def _of_vectors(inputs: Sequence[Value], metric: str) -> Value:
@@ -331,11 +331,11 @@ def _of_vectors(inputs: Sequence[Value], metric: str) -> Value:
 
     def run(first: pl.Series, second: pl.Series) -> pl.Series:
         found = np.empty(len(first), dtype=np.float64)
-        (a, gone), (b, lost) = _matrix(first), _matrix(second)
+        (a, first_nulls), (b, second_nulls) = _matrix(first), _matrix(second)
         for start in range(0, len(first), _VECTORS):
             block = slice(start, start + _VECTORS)
             found[block] = _similarity(a[block].astype(np.float64), b[block].astype(np.float64), metric)
-        return _scores(found, either([gone, lost]))
+        return _scores(found, either([first_nulls, second_nulls]))
 
     numbers = [x if element_type(language_type(x.dtype)) in NUMPY_TYPES else _in_floats(x) for x in inputs]
     return Value(expr=over_columns([x.expr for x in numbers], run, pl.Float32()), dtype=pl.Float32())

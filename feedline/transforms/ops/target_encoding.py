@@ -1,4 +1,4 @@
-"""The op target_encoding: the mean target of the rows of the same key.
+"""The op target_encoding: the mean target over the rows of a key.
 
 Built in every process, run on the workers. Learning is one pass: count and exact sum of the target by key and fold
 (`group_sums`). All means are computed once, at the end: for each key the smoothed mean over all folds, and for each
@@ -18,9 +18,8 @@ from pydantic import Field, model_validator
 
 from feedline.errors import DataError, SpecError
 from feedline.hashing import hashable, key_hash
-from feedline.transforms.learning.exact_sums import Bins, normal
-from feedline.transforms.learning.exact_sums import total as exact
-from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, total
+from feedline.transforms.learning.exact_sums import Bins, normal, total
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, state_total
 from feedline.transforms.learning.learner import SEEN, Artifact, Learning, Parts
 from feedline.transforms.ops.group_keys import KEY, GroupKeys, KeyedRows
 from feedline.transforms.ops.group_table import (
@@ -42,7 +41,7 @@ Bytes = npt.NDArray[np.uint8]
 _FOLD = "fold"
 _MOST_FOLDS = 100
 _NOWHERE = np.zeros(0, np.int64)
-_SMALLER = "Name fewer folds, or make fewer keys, with hash_bucket or a vocabulary's min_count before it"
+_SMALLER = "Use fewer folds, or fewer keys, with hash_bucket or a vocabulary's min_count before it"
 
 
 class TargetEncoding(Parameters):
@@ -55,9 +54,9 @@ class TargetEncoding(Parameters):
     ] = None
     folds: Annotated[int, Field(ge=1, le=_MOST_FOLDS, description="The number of folds; 1: no row is left out.")] = 5
     smoothing: Annotated[
-        float, Field(ge=0, description="How many rows with the overall mean are added to each key.")
+        float, Field(ge=0, description="The number of rows with the overall mean that are added to each key.")
     ] = 20.0
-    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed, other folds.")] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_INT, description="Another seed gives other folds.")] = 0
     max_memory: MaxMemory = MAX_MEMORY
 
     @model_validator(mode="after")
@@ -65,7 +64,7 @@ class TargetEncoding(Parameters):
         if self.folds > 1 and not self.fold_by:
             raise ValueError(
                 f"{self.folds} folds need fold_by: got none, expected a column that tells rows apart, such as a "
-                "request's or a user's id. Or write folds: 1, and each row knows its own target"
+                "request's or a user's id. With folds: 1, a row's value includes its own target"
             )
         return self
 
@@ -101,12 +100,12 @@ class TargetMeans:
         """A state: count and units of the target's sum by key, fold and bin."""
         width = len(self.groups.types)
         rows = self.groups.rows(columns[:width])
-        target, known = finite(columns[width])
+        target, finite_mask = finite(columns[width])
         frame = rows.frame(self.groups.names).with_columns(
-            pl.Series(_FOLD, rows.each(folds(columns[width + 1 :], self.parameters, len(target)))),
-            pl.Series("value", rows.each(target)),
+            pl.Series(_FOLD, rows.repeat(folds(columns[width + 1 :], self.parameters, len(target)))),
+            pl.Series("value", rows.repeat(target)),
         )
-        frame = frame if known is None else frame.filter(pl.Series(rows.each(known)))
+        frame = frame if finite_mask is None else frame.filter(pl.Series(rows.repeat(finite_mask)))
         return self._sums.observe(frame.drop("value"), frame["value"])
 
     def merge(self, states: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -114,13 +113,13 @@ class TargetMeans:
         return self._sums.merge(states)
 
     def finish(self, parts: Parts) -> Artifact:
-        """Raises DataError without any target, with no row outside of a fold, or if groups exceed `max_memory`."""
+        """The means. Raises DataError without a target, without rows outside of a fold, or beyond `max_memory`."""
         check_parts(self.groups, parts, 1 + self._means, self.parameters.max_memory, _SMALLER)
         counts = [0] * self.parameters.folds
         sums: list[Bins] = [{} for _ in counts]
         for state in parts:
             for (fold,), some in state.group_by(_FOLD):
-                count, bins = total(some)
+                count, bins = state_total(some)
                 counts[int(str(fold))] += count
                 sums[int(str(fold))] = _join([sums[int(str(fold))], bins])
         means = [self._mean(counts, sums, without) for without in range(-1, self._means - 1)]
@@ -134,23 +133,27 @@ class TargetMeans:
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
         """Rows with a target, groups, the overall mean, and the range of the groups' values."""
-        shown = {"rows": artifact.facts["rows"], "groups": artifact.facts["groups"], "mean": artifact.facts["means"][0]}
+        summary = {
+            "rows": artifact.facts["rows"],
+            "groups": artifact.facts["groups"],
+            "mean": artifact.facts["means"][0],
+        }
         if artifact.table is not None and artifact.table.num_rows:
             held = pl.Series(artifact.table["encoded"])
-            shown |= {"least": held.min(), "greatest": held.max()}
-        return shown
+            summary |= {"least": held.min(), "greatest": held.max()}
+        return summary
 
     def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
         """The target's mean over the rows outside of a fold; -1: over all rows."""
-        left = [fold for fold in range(len(counts)) if fold != without]
-        count = sum(counts[fold] for fold in left)
+        others = [fold for fold in range(len(counts)) if fold != without]
+        count = sum(counts[fold] for fold in others)
         if count:
-            return float(exact(_join([sums[fold] for fold in left])) / count)
+            return float(total(_join([sums[fold] for fold in others])) / count)
         column = self.parameters.target
         if not sum(counts):
-            raise DataError(f"no target to learn from: got no value in column {column!r}, expected one at least")
+            raise DataError(f"no target to learn from: got no value in column {column!r}, expected at least one")
         raise DataError(
-            f"all rows with a target are in one of {len(counts)} folds: got fold {without}, expected two at least. "
+            f"all rows with a target are in one of {len(counts)} folds: got fold {without}, expected at least two. "
             "Name a fold_by with more values, or write folds: 1"
         )
 
@@ -161,7 +164,7 @@ class TargetMeans:
         columns = {"encoded": _smooth(held.sums()[0], counts, means[0], smoothing)}
         folds = by_choice(held.state[_FOLD].to_numpy(), self.parameters.folds)
         parts = [folds.get(fold, _NOWHERE) for fold in range(len(means) - 1)]
-        for name, mean, (count, sums) in zip(self._columns[2:], means[1:], held.without(parts), strict=True):
+        for name, mean, (count, sums) in zip(self._columns[2:], means[1:], held.leave_out(parts), strict=True):
             columns[name] = _smooth(sums, count, mean, smoothing)
         encoded = {name: pl.Series(column) for name, column in columns.items()}
         return held.groups.with_columns(count=pl.Series(counts), **encoded)
@@ -186,11 +189,11 @@ def _smooth(sums: Floats, counts: npt.NDArray[np.int64], mean: float, smoothing:
 
 
 def _join(sums: Sequence[Bins]) -> Bins:
-    joined: dict[int, int] = {}
+    merged: dict[int, int] = {}
     for bins in sums:
-        for place, units in bins.items():
-            joined[place] = joined.get(place, 0) + units
-    return normal(joined)
+        for bin_index, units in bins.items():
+            merged[bin_index] = merged.get(bin_index, 0) + units
+    return normal(merged)
 
 
 def folds(columns: Sequence[pl.Series], parameters: TargetEncoding, rows: int) -> Bytes:
@@ -202,13 +205,13 @@ def folds(columns: Sequence[pl.Series], parameters: TargetEncoding, rows: int) -
     return found
 
 
-def _check(parameters: TargetEncoding, beside: Mapping[str, Value]) -> None:
-    if "target" in beside:
-        check_numbers(beside["target"], "target", parameters.target)
+def _check(parameters: TargetEncoding, side_values: Mapping[str, Value]) -> None:
+    if "target" in side_values:
+        check_numbers(side_values["target"], "target", parameters.target)
     for role, name in parameters.fold_columns.items():
-        if not hashable(pl.Series(dtype=beside[role].dtype).to_arrow().type):
+        if not hashable(pl.Series(dtype=side_values[role].dtype).to_arrow().type):
             raise SpecError(
-                f"fold_by has a column without a hash: got {name!r} of {beside[role].kind}s, expected integers, "
+                f"fold_by has a column without a hash: got {name!r} of {side_values[role].kind}s, expected integers, "
                 "floats, booleans, strings, binary values, dates or timestamps. Name another column"
             )
 
@@ -232,20 +235,20 @@ def _learner(parameters: TargetEncoding, values: Sequence[Value]) -> TargetMeans
     ),
     learns=Learning(
         learner=_learner,
-        beside=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
-        rows=lambda parameters: tuple(parameters.fold_columns),
+        side_columns=lambda parameters: {"target": parameters.target, **parameters.fold_columns},
+        row_roles=lambda parameters: tuple(parameters.fold_columns),
         check=_check,
     ),
 )
 def target_encoding(
-    values: Sequence[Value], parameters: TargetEncoding, artifact: Artifact, beside: Mapping[str, Value]
+    values: Sequence[Value], parameters: TargetEncoding, artifact: Artifact, side_values: Mapping[str, Value]
 ) -> Value:
     """The mean of a target over all rows of the same key, smoothed towards the mean of all rows.
 
     A key is a value of one column, or the values of several together. It becomes `(sum + mean * smoothing) / (count +
     smoothing)`: count and sum of the target over the key's rows, and the mean over all rows. A key that did not occur
-    in the fit becomes the mean, and counts in `oov_rate`. Null is a key like any other. The elements of a list are
-    separate keys, each with its row's target; a null list stays null.
+    in the fit becomes the mean, and counts as unknown in `oov_rate`. Null is a key like any other. The elements of a
+    list are separate keys, each with its row's target; a null list stays null.
 
     **Out of fold.** A row that the fit [has seen](fitting.md#rows-that-were-learnt-from) gets the value without its own
     fold: count, sum and mean are those of the other folds, so none of them contains its own target. The fold is the
@@ -258,7 +261,7 @@ def target_encoding(
     Rows whose target is null, NaN or infinite are left out; true is 1, false 0. Sums are exact, so the result does not
     depend on the order of rows or the partition of the table, to the last bit.
 
-    A process that looks keys up holds (`folds` + 4) numbers of 8 bytes per key, and the index: 52 bytes for an integer,
+    A process that looks up keys holds (`folds` + 4) numbers of 8 bytes per key, and the index: 52 bytes for an integer,
     68 and the characters for a string. More than `max_memory` is an error.
 
     Like `TargetEncoding` in NVTabular and `TargetEncoder(smooth=…)` in scikit-learn (Micci-Barreca 2001). NVTabular
@@ -267,21 +270,21 @@ def target_encoding(
     keys = GroupKeys.of(values)
     keys.check(artifact)
     check_artifact(artifact, keys, parameters.max_memory, _SMALLER)
-    beside_row = [beside[role].expr for role in (*parameters.fold_columns, SEEN) if role in beside]
+    row_columns = [side_values[role].expr for role in (*parameters.fold_columns, SEEN) if role in side_values]
 
-    places, lookup = keys.places(values, artifact)
+    positions, lookup = keys.positions(values, artifact)
     names = _encoded_names(len(artifact.facts["means"]))
 
-    def run(found_at: pl.Series, *beside_row: pl.Series) -> pl.Series:
-        rows, learnt = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
+    def run(found_at: pl.Series, *row_columns: pl.Series) -> pl.Series:
+        rows, group_columns = KeyedRows.of([found_at]), GroupColumns(keys, artifact)
         found, means = rows.keys[0].to_numpy(), np.array(artifact.facts["means"])
-        if not beside_row:
-            return rows.series(np.where(found, learnt.take("encoded", found), means[0]))
-        columns, seen = beside_row[: len(parameters.fold_columns)], beside_row[len(parameters.fold_columns) :]
+        if not row_columns:
+            return rows.series(np.where(found, group_columns.take("encoded", found), means[0]))
+        columns, seen_mark = row_columns[: len(parameters.fold_columns)], row_columns[len(parameters.fold_columns) :]
         without = folds(columns, parameters, len(found_at)) + np.uint8(1)
-        if seen:  # unseen rows get the first mean, over all folds
-            without *= seen[0].to_numpy()
-        return rows.series(learnt.take_each(names, rows.each(without), found, means))
+        if seen_mark:  # unseen rows get the first mean, over all folds
+            without *= seen_mark[0].to_numpy()
+        return rows.series(group_columns.take_each(names, rows.repeat(without), found, means))
 
     dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()
-    return Value(expr=over_columns([places, *beside_row], run, dtype), dtype=dtype, lookup=lookup)
+    return Value(expr=over_columns([positions, *row_columns], run, dtype), dtype=dtype, lookup=lookup)

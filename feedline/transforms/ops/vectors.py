@@ -1,7 +1,7 @@
 """Ops that make vectors: onehot, vector, pad.
 
-Built in every process, run on the workers. A vector is a list of the same length in every row; the group dense takes it
-as adjacent columns.
+Built in every process, run on the workers. A vector is a list of the same length in every row; in the group dense it
+becomes adjacent columns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from feedline.errors import DataError, SpecError
 from feedline.expressions.types import BOOLEAN, INTEGER, INTEGER_RANGES, NUMBERS, describe
 from feedline.transforms.ops.dense import Number, as_float
 from feedline.transforms.registry.op import Parameters, example, op
-from feedline.transforms.values.arrays import NUMPY_TYPES, mapped
+from feedline.transforms.values.arrays import NUMPY_TYPES, map_series
 from feedline.transforms.values.kinds import Value, element_type
-from feedline.transforms.values.ragged import ragged, sliced, vectors_of, widened_list
+from feedline.transforms.values.ragged import Ragged, slice_elements, vectors_of, widen_list
 
 MAX_WIDTH = 2**20
 
@@ -43,7 +43,7 @@ class Onehot(Parameters):
     ),
 )
 def onehot(x: Value, parameters: Onehot) -> Value:
-    """A vector with a 1 at the position that the number names, counted from 0, and zeros elsewhere.
+    """A vector with a 1 at the position that the number gives, counted from 0, and zeros elsewhere.
 
     A number outside [0, size) becomes all zeros. Nulls stay null. For a float, take its bucket first: `[{bucketize: [1,
     2]}, {onehot: 3}]`.
@@ -53,15 +53,15 @@ def onehot(x: Value, parameters: Onehot) -> Value:
     def run(series: pl.Series) -> pl.Series:
         absent = series.is_null().to_numpy() if series.null_count() else None
         series = series if series.dtype == pl.Int64 else series.cast(pl.Int64(), strict=False)
-        places = (series.fill_null(-1) if series.null_count() else series).to_numpy()
-        matrix = np.zeros((len(places), size), dtype=np.float32)
-        inside = places.view(np.uint64) < size  # negative numbers wrap to huge ones
-        cells = np.arange(0, matrix.size, size) + places
+        positions = (series.fill_null(-1) if series.null_count() else series).to_numpy()
+        matrix = np.zeros((len(positions), size), dtype=np.float32)
+        inside = positions.view(np.uint64) < size  # negative numbers wrap to huge ones
+        cells = np.arange(0, matrix.size, size) + positions
         matrix.ravel()[cells if inside.all() else cells[inside]] = 1
         return vectors_of(matrix, absent)
 
     dtype = pl.Array(pl.Float32(), size)
-    return Value(expr=mapped(x.expr, run, dtype), dtype=dtype)
+    return Value(expr=map_series(x.expr, run, dtype), dtype=dtype)
 
 
 class Vector(Parameters):
@@ -80,10 +80,10 @@ class Vector(Parameters):
     ),
 )
 def vector(x: Value, parameters: Vector) -> Value:
-    """Declares that every list has `width` elements: a vector, which dense takes as `width` adjacent columns.
+    """Declares that every list has `width` elements: a vector, which becomes `width` adjacent columns in dense.
 
     A list of another length is an error that names feature, row, file and row group; `pad` makes lists equally long. A
-    column of fixed-size lists is a vector without this op. Nulls stay null, also as elements; dense takes none. NaN
+    column of fixed-size lists is a vector without this op. Nulls stay null, also as elements, which dense refuses. NaN
     stays NaN.
     """
     width = parameters.width
@@ -103,14 +103,14 @@ def vector(x: Value, parameters: Vector) -> Value:
         return pl.Series(pa.FixedSizeListArray.from_arrays(flat, width))
 
     dtype = pl.Array(element_type(x.dtype), width)
-    return Value(expr=mapped(x.expr, run, dtype), dtype=dtype)
+    return Value(expr=map_series(x.expr, run, dtype), dtype=dtype)
 
 
 class Pad(Parameters):
     """Parameters of pad."""
 
     length: Annotated[int, Field(ge=1, le=MAX_WIDTH, description="The length of the vectors.")]
-    value: Annotated[Number, Field(description="The number to fill up with.")] = 0
+    value: Annotated[Number, Field(description="The number that fills short lists.")] = 0
 
 
 @op(
@@ -128,12 +128,12 @@ class Pad(Parameters):
     ),
 )
 def pad(x: Value, parameters: Pad) -> Value:
-    """Makes lists equally long, as vectors: short lists are filled up at the end, long ones are cut.
+    """Makes vectors of lists: short lists are filled at the end, long ones are cut.
 
     A null list counts as empty. Null elements stay null, NaN stays NaN. `[{list_slice: -5}, {pad: 5}]` keeps the last
-    ones.
+    elements instead of the first.
     """
-    x = widened_list(x)
+    x = widen_list(x)
     inner, length = element_type(x.dtype), parameters.length
     number = NUMPY_TYPES[inner]
     if inner.is_integer():
@@ -147,7 +147,7 @@ def pad(x: Value, parameters: Pad) -> Value:
         fill = as_float(parameters.value, inner, "the value")
 
     def run(series: pl.Series) -> pl.Series:
-        held = ragged(series)
+        held = Ragged.of(series)
         matrix = np.full((len(series), length), fill, dtype=number)
         inside = np.arange(length) < held.lengths[:, None]
         matrix[inside] = held.values
@@ -158,4 +158,4 @@ def pad(x: Value, parameters: Pad) -> Value:
         return vectors_of(matrix, holes=holes)
 
     dtype = pl.Array(inner, length)
-    return Value(expr=mapped(sliced(x, 0, length).expr, run, dtype), dtype=dtype)
+    return Value(expr=map_series(slice_elements(x, 0, length).expr, run, dtype), dtype=dtype)

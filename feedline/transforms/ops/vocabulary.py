@@ -1,4 +1,4 @@
-"""The op vocabulary: ids and strings numbered by frequency.
+"""The op vocabulary: number ids and strings by frequency.
 
 Built in every process, run on the workers. Learnt by `value_counts`, looked up by `hash_table`.
 """
@@ -19,7 +19,7 @@ from feedline.spec.sections import Bytes
 from feedline.transforms.kernels.hash_table import CuckooTable, DirectTable, StringTable, integer_table
 from feedline.transforms.learning.learner import Artifact, Learning
 from feedline.transforms.learning.value_counts import ValueCounts
-from feedline.transforms.ops.dense import widened
+from feedline.transforms.ops.dense import widen
 from feedline.transforms.registry.op import MAX_INT, Parameters, example, op
 from feedline.transforms.values.arrays import Values, over_series
 from feedline.transforms.values.kinds import Value
@@ -89,8 +89,8 @@ def _ids(parameters: Vocabulary, artifact: Artifact | None, _: Sequence[int | No
 def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[str, Value]) -> Value:
     """Numbers ids and strings by how often they occur in the rows that the pipeline is fitted on.
 
-    The layout is the same in every version, so an embedding table keeps its meaning as long as its vocabulary is kept.
-    For B `oov_buckets` and N values:
+    The layout is the same in every version, so an embedding table stays valid as long as its vocabulary is kept. For B
+    `oov_buckets` and N values:
 
     | id | stands for |
     |---|---|
@@ -100,30 +100,30 @@ def vocabulary(x: Value, parameters: Vocabulary, artifact: Artifact, _: Mapping[
     | B + 2 … B + N + 1 | the values, the most frequent first |
 
     An embedding needs B + N + 2 rows; `feedline fit --show` prints the number. Values with equal counts are in
-    ascending order: ids as numbers, strings and binary values by their bytes (strings: UTF-8). Values that occur fewer
+    ascending order: ids as numbers, strings and binary values by their bytes (strings: UTF-8). Values that occur less
     than `min_count` times are removed first, then those beyond `max_size`. An id has the same number in columns of
     int32, int64 and uint64.
 
-    The default of one bucket keeps unknown values apart from nulls; more buckets keep unknown values apart from each
-    other. With 0 buckets unknown values become 1, as nulls do: unseen values are no error, because they come every day.
+    The default of one bucket keeps unknown values apart from nulls; more buckets keep them apart from each other. With
+    0 buckets unknown values become 1, like nulls. They are never an error: new values appear every day.
 
     In lists each element is looked up, and occurrences are counted by element; a null element becomes 1, a null list
-    stays null. Weights stay beside their ids. With a `name`, the occurrences in all columns that share it are counted
+    stays null. Weights stay with their ids. With a `name`, the occurrences in all columns that share it are counted
     together.
 
-    Fitting is exact, however large the table: counts that outgrow memory are kept on disk. Only the vocabulary itself
-    has to fit. In a process that looks values up it takes 52 bytes per id (20 to 52 for ids that lie close together),
-    68 and twice its text per string.
+    Fitting is exact for tables of any size: counts that outgrow memory are kept on disk. Only the vocabulary itself
+    must fit in memory. A process that looks up values needs 52 bytes per id (20 to 52 for ids in a narrow range), and
+    68 bytes plus twice its length per string.
 
     Like `Categorify` in NVTabular, where the order of equally frequent values is not defined.
     """
-    known = _IdLookup(artifact, parameters.oov_buckets)
+    lookup = _IdLookup(artifact, parameters.oov_buckets)
     if x.kind.element == INTEGER:
-        x = widened(x)
-        expr = x.through(known.integers, pl.Int64()).expr
+        x = widen(x)
+        expr = x.apply_kernel(lookup.integers, pl.Int64()).expr
     else:
-        expr = over_series(x.expr, known.strings)
-    unknown = range(FIRST_BUCKET, known.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
+        expr = over_series(x.expr, lookup.strings)
+    unknown = range(FIRST_BUCKET, lookup.first) if parameters.oov_buckets else range(NULL_ID, NULL_ID + 1)
     return Value(expr=expr.fill_null(NULL_ID), dtype=pl.Int64(), unknown=unknown)
 
 
@@ -139,7 +139,7 @@ def decode(id: int, parameters: Vocabulary, artifact: Artifact) -> int | str | b
 
 @dataclass(frozen=True, slots=True)
 class _IdLookup:
-    """An artifact in use; its tables are built when the first values are looked up."""
+    """The ids of an artifact's values; its lookup tables are built on first use."""
 
     artifact: Artifact
     buckets: int
@@ -151,28 +151,28 @@ class _IdLookup:
     def integers(self, values: Values, out: Values) -> None:
         """The id of each int64 or uint64."""
         name = f"{values.dtype} from {self.first}"
-        self.artifact.derived(name, lambda: self._integer_table(values.dtype)).find(values, out)
-        if (missed := self._unknown(out)) is not None:
-            self._to_buckets(values[missed].view(np.uint64), missed, out)
+        self.artifact.derive(name, lambda: self._integer_table(values.dtype)).find(values, out)
+        if (misses := self._misses(out)) is not None:
+            self._to_buckets(values[misses].view(np.uint64), misses, out)
 
     def strings(self, series: pl.Series, out: Values) -> None:
         """The id of each string or binary value."""
-        self.artifact.derived(f"texts from {self.first}", self._string_table).find(series, out)
-        if (missed := self._unknown(out)) is not None:
-            self._to_buckets(digest(series.gather(missed)), missed, out)
+        self.artifact.derive(f"texts from {self.first}", self._string_table).find(series, out)
+        if (misses := self._misses(out)) is not None:
+            self._to_buckets(digest(series.gather(misses)), misses, out)
 
-    def _unknown(self, out: Values) -> Values | None:
-        """The positions of values that were not found (0) and must be hashed."""
+    def _misses(self, out: Values) -> Values | None:
+        """The positions of unknown values (0) that must be hashed; None if there are none."""
         if self.buckets > 1:
-            missed = np.flatnonzero(out == 0)
-            return missed if len(missed) else None
+            misses = np.flatnonzero(out == 0)
+            return misses if len(misses) else None
         np.maximum(out, FIRST_BUCKET if self.buckets else NULL_ID, out=out)  # ids that were found are larger
         return None
 
-    def _to_buckets(self, words: Values, missed: Values, out: Values) -> None:
-        found = np.empty(len(missed), dtype=np.int64)
+    def _to_buckets(self, words: Values, misses: Values, out: Values) -> None:
+        found = np.empty(len(misses), dtype=np.int64)
         bucket_integers(words, found, 0, self.buckets)
-        out[missed] = found + FIRST_BUCKET
+        out[misses] = found + FIRST_BUCKET
 
     def _integer_table(self, dtype: np.dtype[Any]) -> DirectTable | CuckooTable:
         """The vocabulary in the column's type, without values that this type cannot hold."""

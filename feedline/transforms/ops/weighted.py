@@ -15,7 +15,7 @@ from feedline.errors import SpecError
 from feedline.expressions.types import NUMBERS, describe, instance, kind
 from feedline.transforms.registry.op import Input, Parameters, example, example_of_several, op, same_ids
 from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value, element_type, struct_fields, weighted_value
-from feedline.transforms.values.ragged import aligned
+from feedline.transforms.values.ragged import align_weights
 
 _PAIR = pl.Struct({"id": pl.Int64(), "weight": pl.Float32()})
 
@@ -34,7 +34,7 @@ class Weighted(Parameters):
         Input(name="ids", takes=ANYTHING, lists="whole", weighted=True),
         Input(name="weights", takes=NUMBERS, lists="only", optional=True),
     ),
-    gives="a weighted list: float32 weights beside ids of the same type",
+    gives="a weighted list: ids of the same type, with float32 weights",
     parameters=Weighted,
     examples=(
         example_of_several(
@@ -53,22 +53,22 @@ class Weighted(Parameters):
     ),
 )
 def weighted(inputs: Sequence[Value | None], parameters: Weighted) -> Value:
-    """Puts weights beside a list of ids: two lists of equal length, two fields of a list of structs, or a map's values.
+    """Makes a weighted list, of two lists of equal length, two fields of a list of structs, or a map.
 
     Ops over elements then change the ids and keep the weights; ops that remove elements (first_x, list_slice,
     id_list_transform, positive_intersect) remove their weights too. A column of `list<struct<id, weight>>` is weighted
     without this op. Lists that differ in length are an error that names feature, row, file and row group; a null list
-    beside an empty one is fine. Null weights are an error in the batch unless filled; weights that are NaN stay.
+    has length 0. Null weights are an error in the batch unless filled; weights that are NaN stay.
     """
-    x, beside = inputs
+    x, weight_list = inputs
     assert x is not None
-    if beside is not None and (x.weights is not None or not x.kind.listed):
-        raise SpecError(f"weights stand beside a list of ids: got {x.kind}, expected a list without weights")
-    if beside is None:
-        x, beside = _fields(x, parameters)
+    if weight_list is not None and (x.weights is not None or not x.kind.listed):
+        raise SpecError(f"weights need a list of ids: got {x.kind}, expected a list without weights")
+    if weight_list is None:
+        x, weight_list = _fields(x, parameters)
         if parameters.fill is None:
-            return Value(expr=x.expr, dtype=x.dtype, weights=beside.expr)
-    return aligned(x, beside, parameters.fill)
+            return Value(expr=x.expr, dtype=x.dtype, weights=weight_list.expr)
+    return align_weights(x, weight_list, parameters.fill)
 
 
 def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
@@ -84,14 +84,14 @@ def _fields(x: Value, parameters: Weighted) -> tuple[Value, Value]:
     fields = struct_fields(element_type(dtype)) if isinstance(dtype, pl.List) else {}
     if not {*names} <= fields.keys():
         raise SpecError(
-            f"a weighted list is made of two lists, a list of structs or a map: got {describe(dtype)}, expected the "
-            f"fields {names[0]} and {names[1]}. Name others, as in {{weighted: {{id: item, weight: score}}}}"
+            f"a weighted list needs two lists, a list of structs or a map: got {describe(dtype)}, expected the fields "
+            f"{names[0]} and {names[1]}. Name others with {{weighted: {{id: item, weight: score}}}}"
         )
     if kind(fields[names[1]]) not in NUMBERS:
         raise SpecError(f"weights must be numbers: got {describe(fields[names[1]])} as {names[1]}")
-    made = weighted_value(x.expr, dtype, *names)
-    assert made.weights is not None
-    return Value(expr=made.expr, dtype=made.dtype).plain(), Value(expr=made.weights, dtype=WEIGHTS)
+    pairs = weighted_value(x.expr, dtype, *names)
+    assert pairs.weights is not None
+    return Value(expr=pairs.expr, dtype=pairs.dtype).plain(), Value(expr=pairs.weights, dtype=WEIGHTS)
 
 
 @op(
@@ -128,5 +128,7 @@ def weights(x: Value, _: Parameters) -> Value:
 
 def _require(x: Value) -> pl.Expr:
     if x.weights is None:
-        raise SpecError(f"it takes a weighted list: got {x.kind}. Make one with `op: weighted, inputs: [ids, weights]`")
+        raise SpecError(
+            f"the input must be a weighted list: got {x.kind}. Make one with `op: weighted, inputs: [ids, weights]`"
+        )
     return x.weights

@@ -19,31 +19,31 @@ from feedline.transforms.registry.op import OPS, BoundOp, Op, OpError, Parameter
 
 _QUOTED = re.compile(r"'([^']*)'")
 
-# Names of other systems (lower case, without underscores) -> the end of the message.
+# Names in other systems (lower case, without underscores) -> the remedy in the message.
 NAMES_ELSEWHERE: dict[str, str] = {
     "clamp": "It is called clip here",
     "firstx": "It is called first_x here",
     "sigridhash": "It is called sigrid_hash here",
     "fillmissing": "It is called fill_null here; `expr: NAME is None` is the indicator",
     "logop": "It is called log1p here",
-    "differencelag": "A feature is made of one row alone: write the row before into a column when the table is made",
+    "differencelag": "A feature depends on one row alone: add the difference as a column when the table is written",
     "computescore": "Take one of id_overlap_count, has_id_overlap, get_max_count, get_jaccard_similarity, "
     "get_cosine_similarity, get_score_sum, get_score_min, get_score_max",
     **dict.fromkeys(
         ("categorify", "ordinalencoder", "labelencoder", "stringindexer", "stringlookup", "integerlookup"),
         "It is called vocabulary here",
     ),
-    "droplowcardinality": "Leave the feature out: `feedline fit --show` says how many values a vocabulary has",
+    "droplowcardinality": "Leave the feature out: `feedline fit --show` shows the size of each vocabulary",
     **dict.fromkeys(("targetencoder", "meanencoder"), "It is called target_encoding here"),
     **dict.fromkeys(
         ("joingroupby", "groupbystatistics", "countencoder", "frequencyencoder"), "It is called group_statistics here"
     ),
     **dict.fromkeys(("normalize", "standardscaler"), "It is called standardize here"),
     **dict.fromkeys(("normalizeminmax", "minmaxscaler"), "It is called min_max here"),
-    **dict.fromkeys(("filter", "dropna"), "Rows are dropped by source.where alone"),
-    "groupby": "A feature is made of one row alone: group when the table is made, or ask for group_statistics",
+    **dict.fromkeys(("filter", "dropna"), "Only source.where drops rows"),
+    "groupby": "A feature depends on one row alone: group when the table is written, or use group_statistics",
     "lambdaop": "Write an expression with expr, or a Python function with allow_code: true",
-    **dict.fromkeys(("addmetadata", "addproperties", "addtags"), "A feature's group says what it is for"),
+    **dict.fromkeys(("addmetadata", "addproperties", "addtags"), "A feature's group is its role"),
     "rename": "Write NAME: {column: OLD}",
     "reducedtypesize": "A feature's group decides its type",
     "datastats": "`feedline run --json` reports statistics of every feature",
@@ -70,19 +70,19 @@ def checked_parameters(found: Op, call: OpCall) -> Parameters:
     with contextlib.suppress(ValidationError):  # the errors below name the wrong parameter
         return _parameters(found.parameters, call.arguments)
     arguments = call.value
-    place: Path = (*call.path, found.name)
+    path: Path = (*call.path, found.name)
     if arguments and not found.fields:
-        raise OpError(place, f"{found.name} takes no parameters: got {describe_value(arguments.get('', arguments))}")
+        raise OpError(path, f"{found.name} takes no parameters: got {describe_value(arguments.get('', arguments))}")
     if "" in arguments:
         arguments = {found.fields[0]: arguments[""]}
     else:
         for key in arguments:
             if key not in found.fields:
-                raise OpError((*place, key), unknown_message(f"parameter of {found.name}", key, found.fields))
+                raise OpError((*path, key), unknown_message(f"parameter of {found.name}", key, found.fields))
     try:
         return found.parameters.model_validate_json(json.dumps(arguments))
     except ValidationError as error:
-        raise _complaint(found, place, error, bare="" in call.value) from None
+        raise _complaint(found, path, error, bare="" in call.value) from None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,16 +94,16 @@ def _parameters(model: type[Parameters], arguments: str) -> Parameters:
     return model.model_validate_json(json.dumps(value))
 
 
-def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> OpError:
+def _complaint(op: Op, path: Path, error: ValidationError, *, bare: bool) -> OpError:
     """The first wrong parameter as a sentence; the errors of all members of a union become one."""
     details = error.errors(include_url=False)
     first = details[0]
     if first["type"] == "missing":
         missing = first["loc"][0]
-        return OpError(place[:-1], f"{op.name} needs {missing}: write {{{op.name}: {{{missing}: …}}}}")
+        return OpError(path[:-1], f"{op.name} needs {missing}: write {{{op.name}: {{{missing}: …}}}}")
     where = _steps(first["loc"])
-    if first["type"] == "value_error":  # a rule of the model, in its own words
-        return OpError(place if bare else (*place, *where), f"{op.name}: {first['ctx']['error']}")
+    if first["type"] == "value_error":  # a rule of the model, with its own message
+        return OpError(path if bare else (*path, *where), f"{op.name}: {first['ctx']['error']}")
     same = [detail for detail in details if _steps(detail["loc"]) == where]
     choices = dict.fromkeys(_expectation(detail["msg"]) for detail in same)
     numbers = any(choice.endswith("number") for choice in choices)
@@ -112,7 +112,7 @@ def _complaint(op: Op, place: Path, error: ValidationError, *, bare: bool) -> Op
     near = difflib.get_close_matches(str(first["input"]), _QUOTED.findall(expected), n=1)
     remedy = f". Did you mean {near[0]!r}?" if near else ""
     return OpError(
-        place if bare else (*place, *where), f"{name} must be {expected}: got {describe_value(first['input'])}{remedy}"
+        path if bare else (*path, *where), f"{name} must be {expected}: got {describe_value(first['input'])}{remedy}"
     )
 
 

@@ -1,12 +1,12 @@
-"""Declare ops, and apply them to values.
+"""Declare ops and apply them to values.
 
 Runs in: every process. Pure.
 
 An op is declared once, with the decorator `op` on the function that builds its expression. YAML validation, error
 messages, the JSON Schema of pipeline.yaml and `docs/ops.md` (see `catalogue`) all derive from that declaration. The
 function takes a `Value` (an expression and its type) and the parameters, and returns the next `Value`. A function over
-elements never sees lists: `BoundOp.apply` evaluates its expression inside the list, keeps the weights beside it, and
-keeps a vector a vector. An op over several columns declares its `inputs`, and its function takes a sequence of values.
+elements never gets lists: `BoundOp.apply` evaluates its expression inside the list, and keeps weights and vectors. An
+op over several columns declares its `inputs`, and its function takes a sequence of values.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from feedline.spec.features import OpCall
 from feedline.spec.positions import Path
 from feedline.transforms.learning.learner import Artifact, Learner, Learning, Reading
 from feedline.transforms.values.kinds import ANYTHING, ELEMENTS, TEMPORAL, Kind, Value
-from feedline.transforms.values.lookup_counts import watched
+from feedline.transforms.values.lookup_counts import count_lookups
 
 Lists = Literal["elements", "whole", "only", "never"]
-# From parameters, artifact and the same number of each input: n if ids are in [0, n), None if unknown.
+# From parameters, artifact and this bound of each input: n if ids are in [0, n), None if unknown.
 Ids = Callable[[Any, Artifact | None, Sequence[int | None]], int | None]
 
 MAX_INT = 2**63 - 1
@@ -53,7 +53,7 @@ def any_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | N
 
 
 def same_ids(parameters: Any, artifact: Artifact | None, inputs: Sequence[int | None]) -> int | None:
-    """For ops that give ids of their first input."""
+    """For ops whose results are ids of their first input."""
     return inputs[0]
 
 
@@ -63,8 +63,8 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @functools.cached_property
-    def written(self) -> str:
-        """All of them, with defaults, as JSON."""
+    def canonical_json(self) -> str:
+        """All parameters, defaults included, as JSON; part of fingerprints."""
         return self.model_dump_json()
 
 
@@ -78,9 +78,9 @@ F = TypeVar("F", bound=Callable[..., Value])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A call on columns, each a type and its values, and the resulting values; a test, and shown in the docs.
+    """A call on columns, each a type and its values, and the resulting values; tested, and shown in the docs.
 
-    outside: what the op reads: columns of a table, or the rows of an array under the name of the parameter.
+    outside: the data that the op reads: columns of a table, or the rows of an array by the name of the parameter.
     """
 
     call: OpCall
@@ -93,7 +93,7 @@ class Example:
 class Input:
     """One of the columns that an op over several columns takes.
 
-    weighted: a list may have weights. vectors: a vector comes as one, not as a list.
+    weighted: a list may have weights. vectors: a vector is passed as one, not as a list.
     """
 
     name: str
@@ -104,19 +104,19 @@ class Input:
     optional: bool = False
 
     def fits(self, kind: Kind) -> bool:
-        """Whether a column of that kind may be this input."""
+        """Whether a column of that kind can be this input."""
         listed = {"elements": True, "whole": True, "only": kind.listed, "never": not kind.listed}[self.lists]
         return listed and kind.element in self.takes and (self.weighted or not kind.weighted)
 
     @property
     def accepts(self) -> str:
-        """What it takes, in words."""
+        """The kinds it takes, in words."""
         return _accepted_kinds(self.takes, self.lists) + (", weighted or not" if self.weighted else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One op as declared. `lists`: it takes their elements one by one, or lists whole, or only lists, or none.
+    """One op as declared. lists: whether it takes lists element by element, whole, exclusively, or not at all.
 
     weighted: its function handles the weights of a list. inputs: the columns of an op over several columns; with
     `repeats`, the last of them may occur any number of times. learns, reads: the source of its artifact. ids: the
@@ -142,7 +142,7 @@ class Op:
 
     @property
     def takes_context(self) -> bool:
-        """Whether its function takes a context besides values and parameters: an artifact, and values of a row."""
+        """Whether its function takes an artifact and side values, besides values and parameters."""
         return self.learns is not None or self.reads is not None
 
     @property
@@ -161,10 +161,12 @@ class Op:
 
     @property
     def accepts(self) -> str:
-        """What the op takes, in words."""
+        """The kinds the op takes, in words."""
         if not self.inputs:
             return _accepted_kinds(self.takes, self.lists)
-        words = [f"`{given.name}` ({given.accepts}{', optional' if given.optional else ''})" for given in self.inputs]
+        words = [
+            f"`{column.name}` ({column.accepts}{', optional' if column.optional else ''})" for column in self.inputs
+        ]
         return ", ".join([*words, "…"] if self.repeats else words)
 
 
@@ -181,12 +183,12 @@ def _accepted_kinds(takes: frozenset[str], lists: Lists) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpContext:
-    """What an op that learns or reads gets besides values and parameters: its artifact, if it needs one, and values of
-    a row, by role.
+    """The further arguments of an op that learns or reads: its artifact, if it needs one, and its side columns' values
+    by role.
     """
 
     artifact: Artifact | None = None
-    beside: Mapping[str, Value] = field(default_factory=dict)
+    side_values: Mapping[str, Value] = field(default_factory=dict)
 
 
 NO_CONTEXT = OpContext()
@@ -210,7 +212,7 @@ class BoundOp:
         try:
             if not one_by_one:
                 return _count(self._call(value, context))
-            result = _count(value.one_by_one(lambda element: self._call(element, context)))
+            result = _count(value.change_elements(lambda element: self._call(element, context)))
         except SpecError as error:
             raise OpError(self.path, f"{self.op.name}: {error}") from None
         return result if kind.width is None else replace(result.as_vector(kind.width), lookup=result.lookup)
@@ -222,16 +224,16 @@ class BoundOp:
             raise OpError(self.path, f"{self.op.name} takes {self.op.accepts}: got {kind}{_remedy(self.op, kind)}")
         one_by_one = kind.listed and self.op.lists == "elements"
         if kind.weighted and not (one_by_one or self.op.weighted):
-            remedy = "Put `ids` before it to drop the weights, or `weights` to go on with them"
+            remedy = "Put `ids` before it to drop the weights, or `weights` to keep only them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
-    def _call(self, given: Value | Sequence[Value | None], context: OpContext) -> Value:
+    def _call(self, values: Value | Sequence[Value | None], context: OpContext) -> Value:
         if self.op.takes_context:
-            return self.op.function(given, self.parameters, context.artifact, context.beside)
-        return self.op.function(given, self.parameters)
+            return self.op.function(values, self.parameters, context.artifact, context.side_values)
+        return self.op.function(values, self.parameters)
 
     def learner(self, values: Sequence[Value]) -> Learner | None:
-        """The learner of the op's artifact from these values, if it learns. Raises OpError."""
+        """The learner of the op's artifact, if it learns from these values. Raises OpError."""
         if self.op.learns is None:
             return None
         if not self.op.inputs:
@@ -274,19 +276,19 @@ class BoundOp:
 
     @property
     def _shape(self) -> str:
-        return ", ".join([given.name for given in self.op.inputs] + (["…"] if self.op.repeats else []))
+        return ", ".join([column.name for column in self.op.inputs] + (["…"] if self.op.repeats else []))
 
     @property
     def identity(self) -> tuple[str, int, str]:
         """Name, version and parameters (with defaults, as JSON) of the op, for fingerprints."""
-        return self.op.name, self.op.version, self.parameters.written
+        return self.op.name, self.op.version, self.parameters.canonical_json
 
 
 def _count(result: Value) -> Value:
-    """An op's result with its unknown values counted, if it names the ids of those."""
+    """An op's result with a counter of its unknown values, if it declares their ids."""
     if result.unknown is None:
         return result
-    expr, lookup = watched(result.expr, result.dtype, result.unknown)
+    expr, lookup = count_lookups(result.expr, result.dtype, result.unknown)
     return replace(result, expr=expr, lookup=lookup)
 
 
@@ -308,21 +310,22 @@ def op(
     reads: Callable[[Any], Reading] | None = None,
     ids: Ids = any_ids,
 ) -> Callable[[F], F]:
-    """Declare the decorated function as the op of its name; its docstring is the op's documentation.
+    """Declare the decorated function as an op, named after it; its docstring is the op's documentation.
 
     Args:
         takes: the kinds of elements it takes.
-        gives: the result, in words.
+        gives: the result's type, in words.
         lists: how it treats lists, see `Op`.
-        version: raise it whenever the same call gives other values; part of every fingerprint.
+        version: raise it whenever the same call gives different values; part of every fingerprint.
         parameters: the model of its parameters.
         examples: at least one.
         weighted: the function handles the weights that a list may have.
-        inputs: the columns it takes instead of one; the function gets a value for each, None for an optional one.
+        inputs: the columns of an op over several columns; the function gets a value for each, None for an omitted
+            optional one.
         repeats: the last of the inputs may occur more than once.
-        learns: it learns from data: its function gets two more arguments, its artifact and the values of
-            `Learning.rows` by role (empty for rows that it was not fitted on).
-        reads: it reads from outside: its function gets the same two arguments.
+        learns: how it learns from data: its function gets two more arguments, its artifact and the values of
+            `Learning.row_roles` by role (empty for rows that it was not fitted on).
+        reads: what it reads from outside: its function gets the same two arguments.
         ids: the number of ids it may give, which is the number of rows its embedding table needs.
     """
 
@@ -357,12 +360,12 @@ def example(
     name: str,
     arguments: Any,
     dtype: pl.DataType,
-    given: Iterable[Any],
+    values: Iterable[Any],
     result: Iterable[Any],
     outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
-    """`arguments`: as in YAML after the op's name; None for a bare word."""
-    return example_of_several(name, arguments, [(dtype, given)], result, outside)
+    """An example of an op over one column. arguments: as in YAML after the op's name; None for a bare word."""
+    return example_of_several(name, arguments, [(dtype, values)], result, outside)
 
 
 def example_of_several(
@@ -372,11 +375,11 @@ def example_of_several(
     result: Iterable[Any],
     outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
-    """The same for an op over several columns."""
+    """An example of an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    given = tuple((dtype, tuple(held)) for dtype, held in columns)
-    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
+    values = tuple((dtype, tuple(rows)) for dtype, rows in columns)
+    return Example(call=call, columns=values, result=tuple(result), outside=outside or {})
 
 
 def _remedy(op: Op, kind: Kind) -> str:
@@ -389,8 +392,8 @@ def _remedy(op: Op, kind: Kind) -> str:
     if kind.element in (FLOAT, DECIMAL):
         return ". Put bucketize, or {cast: int64}, before it"
     if kind.element in TEMPORAL:
-        return ". Take a number out of it with expr, such as `expr: NAME.dt.hour()`"
-    return '. Take one field of it with expr, such as `expr: NAME["field"]`' if kind.element == STRUCT else ""
+        return ". Extract a number with expr, such as `expr: NAME.dt.hour()`"
+    return '. Extract one field with expr, such as `expr: NAME["field"]`' if kind.element == STRUCT else ""
 
 
 def in_words(words: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""Turn a user's function into an op, and check what it returns.
+"""Turn a user's function into an op, and check its results.
 
-Built in every process, run on the workers; pipeline.yaml must say `allow_code: true`. A function gets expressions,
-numpy arrays or Arrow arrays. Each result is checked for type and length, and an expression, once, for computing each
-row from that row alone. docs/user-code.md is the reference.
+Built in every process, run on the workers; pipeline.yaml must set `allow_code: true`. A function gets expressions,
+numpy arrays or Arrow arrays. Each result is checked for type and length; an expression is checked once for computing
+each row from that row alone. docs/user-code.md is the reference.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from feedline.transforms.registry.op import (
 )
 from feedline.transforms.registry.user_functions import PYTHON, RequiredFunction, calls_of, entry_point, load
 from feedline.transforms.registry.user_op import Form, OpDeclaration, declaration_of
-from feedline.transforms.values.arrays import mapped
+from feedline.transforms.values.arrays import map_series
 from feedline.transforms.values.kinds import ANYTHING, Kind, Value, element_type
 from feedline.transforms.values.ragged import over_columns
 
-REFUSED = (
-    "runs Python code of yours: got it without `allow_code: true`. Write that at the top of pipeline.yaml if you "
-    "trust whoever can write the file and the modules it names: they run code in the feeder and on every worker"
+CODE_NOT_ALLOWED = (
+    "runs Python code, which needs `allow_code: true`. Write that at the top of pipeline.yaml if you trust everyone "
+    "who can write the file and the modules it names: they can run code in the feeder and on every worker"
 )
 _NUMPY_KINDS = NUMBERS - {DECIMAL} | {BOOLEAN}
 
@@ -50,11 +50,11 @@ class PythonCall(Parameters):
 
     function: Annotated[str, Field(description="module:function, importable or beside pipeline.yaml.")]
     form: Annotated[
-        Form | None, Field(description="What it gets and returns: a Polars expression, numpy arrays, Arrow arrays.")
+        Form | None, Field(description="What it gets and returns: Polars expressions, numpy arrays or Arrow arrays.")
     ] = None
     gives: Annotated[str | None, Field(description="The type of a value, such as float32 or list<int64>.")] = None
-    version: Annotated[int | None, Field(ge=1, description="Raised when the same source gives other values.")] = None
-    parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="Handed to the function by name.")]
+    version: Annotated[int | None, Field(ge=1, description="Raise it when the same source gives other values.")] = None
+    parameters: Annotated[dict[str, Any], Field(default_factory=dict, description="Passed to the function by name.")]
 
 
 class BoundPythonCall(PythonCall):
@@ -65,7 +65,7 @@ class BoundPythonCall(PythonCall):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Function:
-    """A function with its parameters bound; `name` is for messages."""
+    """A function and its parameters; `name` is for messages."""
 
     name: str
     function: Callable[..., Any]
@@ -73,7 +73,7 @@ class _Function:
     form: Form
     dtype: pl.DataType
 
-    def on(self, values: Sequence[Value]) -> Value:
+    def apply(self, values: Sequence[Value]) -> Value:
         """The value it computes from columns. Raises SpecError."""
         try:
             inspect.signature(self.function).bind(*values, **self.parameters)
@@ -92,41 +92,41 @@ class _Function:
 
     def _value(self, values: Sequence[Value], run: Callable[..., pl.Series], *, elements: bool) -> Value:
         if elements:
-            lists = values[0].expr.list.eval(mapped(pl.element(), run, self.dtype))
+            lists = values[0].expr.list.eval(map_series(pl.element(), run, self.dtype))
             return Value(expr=lists, dtype=pl.List(self.dtype))
         if len(values) == 1:
-            return Value(expr=mapped(values[0].expr, run, self.dtype), dtype=self.dtype)
+            return Value(expr=map_series(values[0].expr, run, self.dtype), dtype=self.dtype)
         return Value(expr=over_columns([value.expr for value in values], run, self.dtype), dtype=self.dtype)
 
     def _require_numbers(self, kind: Kind, elements: bool) -> None:
         if kind.element not in _NUMPY_KINDS or (kind.listed and not elements):
             raise SpecError(
-                f"{self.name} takes numpy arrays of numbers or booleans, or one list of them: got {kind}. Write "
+                f"{self.name} takes numpy arrays of numbers or booleans, or one list column of them: got {kind}. Write "
                 f"`form: arrow`, which takes columns of any kind"
             )
         if isinstance(self.dtype, pl.List) or self.dtype == pl.String():
             raise SpecError(
-                f"{self.name} must give numbers or booleans, one for each it gets: got {describe(self.dtype)}. Write "
+                f"{self.name} must give a number or boolean for each value: got {describe(self.dtype)}. Write "
                 f"`form: arrow`, which may give strings and lists"
             )
 
     def _expression(self, values: Sequence[Value]) -> Callable[..., pl.Series]:
-        names = [f"x{place}" for place in range(len(values))] if len(values) > 1 else ["x"]
-        made = self._answer(*(pl.col(name) for name in names), error=SpecError)
-        if not isinstance(made, pl.Expr):
-            raise SpecError(f"{self.name} must return a Polars expression: got {type(made).__name__}")
-        if others := set(made.meta.root_names()) - set(names):
+        names = [f"x{index}" for index in range(len(values))] if len(values) > 1 else ["x"]
+        result = self._answer(*(pl.col(name) for name in names), error=SpecError)
+        if not isinstance(result, pl.Expr):
+            raise SpecError(f"{self.name} must return a Polars expression: got {type(result).__name__}")
+        if others := set(result.meta.root_names()) - set(names):
             raise SpecError(
                 f"{self.name} may read its inputs only: got the column {min(others)!r}. Name it under `inputs`"
             )
-        if node := offending_node(made):
+        if node := offending_node(result):
             raise SpecError(
-                f"{self.name} must compute each row from that row alone: got {node}. Write `form: arrow` for what "
-                f"cannot be judged, such as Python functions inside of lists"
+                f"{self.name} must compute each row from that row alone: got {node}. Write `form: arrow` for parts "
+                f"that cannot be checked, such as Python functions inside lists"
             )
         schema = {name: value.dtype for name, value in zip(names, values, strict=True)}
         try:
-            dtype = pl.LazyFrame(schema=schema).select(made.alias("made")).collect_schema()["made"]
+            dtype = pl.LazyFrame(schema=schema).select(result.alias("made")).collect_schema()["made"]
         except pl.exceptions.PolarsError as error:
             raise SpecError(f"{self.name} does not fit its inputs: {_first_line(error)}") from error
         if dtype != self.dtype:
@@ -135,7 +135,7 @@ class _Function:
         def run(*series: pl.Series) -> pl.Series:
             frame = pl.DataFrame([one.alias(name) for one, name in zip(series, names, strict=True)])
             try:
-                found = frame.select(made.alias("made")).to_series()
+                found = frame.select(result.alias("made")).to_series()
             except pl.exceptions.PolarsError as error:
                 raise DataError(f"{self.name} failed: {_first_line(error)}") from error
             return self._check(found, len(frame))
@@ -143,32 +143,32 @@ class _Function:
         return run
 
     def _numpy(self, *series: pl.Series) -> pl.Series:
-        for place, one in enumerate(series):
+        for index, one in enumerate(series):
             if one.null_count():
-                which = f"input {place + 1} of " if len(series) > 1 else ""
+                which = f"input {index + 1} of " if len(series) > 1 else ""
                 raise DataError(
                     f"{which}{self.name} holds a null: got {one.null_count():,} nulls in {len(one):,} values, expected "
                     f"none in numpy arrays. Put fill_null before it, or write `form: arrow`"
                 )
-        made = self._answer(*(one.to_numpy() for one in series), error=DataError)
-        if not isinstance(made, np.ndarray) or made.ndim != 1:
-            got = f"{made.ndim} dimensions" if isinstance(made, np.ndarray) else type(made).__name__
+        result = self._answer(*(one.to_numpy() for one in series), error=DataError)
+        if not isinstance(result, np.ndarray) or result.ndim != 1:
+            got = f"{result.ndim} dimensions" if isinstance(result, np.ndarray) else type(result).__name__
             raise DataError(f"{self.name} must return a numpy array of one dimension: got {got}")
-        wanted = pl.Series([], dtype=self.dtype).to_numpy().dtype
-        if made.dtype != wanted:
-            raise DataError(f"{self.name} must return {wanted}: got {made.dtype}. {self._remedy}")
-        return self._check(pl.Series(made), len(series[0]))
+        expected = pl.Series([], dtype=self.dtype).to_numpy().dtype
+        if result.dtype != expected:
+            raise DataError(f"{self.name} must return {expected}: got {result.dtype}. {self._remedy}")
+        return self._check(pl.Series(result), len(series[0]))
 
     def _arrow(self, *series: pl.Series) -> pl.Series:
-        made = self._answer(*(one.rechunk().to_arrow() for one in series), error=DataError)
-        if not isinstance(made, (pa.Array, pa.ChunkedArray)):
-            raise DataError(f"{self.name} must return an Arrow array: got {type(made).__name__}")
-        found = pl.Series(made)
+        result = self._answer(*(one.rechunk().to_arrow() for one in series), error=DataError)
+        if not isinstance(result, (pa.Array, pa.ChunkedArray)):
+            raise DataError(f"{self.name} must return an Arrow array: got {type(result).__name__}")
+        found = pl.Series(result)
         return self._check(found, len(series[0]))
 
-    def _answer(self, *given: Any, error: type[SpecError | DataError]) -> Any:
+    def _answer(self, *columns: Any, error: type[SpecError | DataError]) -> Any:
         try:
-            return self.function(*given, **self.parameters)
+            return self.function(*columns, **self.parameters)
         except Exception as raised:  # whatever the user's code raises
             raise error(f"{self.name} raised {type(raised).__name__}: {raised}") from raised
 
@@ -190,66 +190,81 @@ class _Function:
 
 
 def bind(call: OpCall) -> BoundOp:
-    """The op of a call, the user's own included, with checked parameters. Raises OpError."""
+    """The op of a call, built-in or the user's own, with checked parameters. Raises OpError."""
     if call.op in OPS:
         return resolve(call)
-    offered = None if call.op == PYTHON else entry_point(call.op)
-    if call.op != PYTHON and offered is None:
+    function = None if call.op == PYTHON else entry_point(call.op)
+    if call.op != PYTHON and function is None:
         return resolve(call)  # raises the error that lists the ops
     if call.code is None:
-        raise OpError(call.path, f"{call.op} {REFUSED}")
-    return _user_op(call, call.code) if offered is None else _find_offered(call, offered, call.code)
+        raise OpError(call.path, f"{call.op} {CODE_NOT_ALLOWED}")
+    return _user_op(call, call.code) if function is None else _entry_point_op(call, function, call.code)
 
 
 def _user_op(call: OpCall, folder: str) -> BoundOp:
-    given = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_unbound), call)
-    assert isinstance(given, PythonCall)
-    return _bind(call, given, folder)
+    python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_refuse_unbound), call)
+    assert isinstance(python_call, PythonCall)
+    return _bind(call, python_call, folder)
 
 
-def _find_offered(call: OpCall, function: str, folder: str) -> BoundOp:
+def _entry_point_op(call: OpCall, function: str, folder: str) -> BoundOp:
     parameters = call.value
     if "" in parameters:
         raise OpError(call.path, f"{call.op} takes parameters by name: write {{{call.op}: {{NAME: value}}}}")
     return _bind(call, PythonCall(function=function, parameters=parameters), folder)
 
 
-def _bind(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
+def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
     try:
-        loaded = load(given.function, folder)
-        says = _declaration(given, declaration_of(loaded.function))
-        field = pa.field("made", parse_type(says.gives))
-    except ValueError as error:  # SpecError, and what type_named raises
+        loaded = load(python_call.function, folder)
+        declaration = _declaration(python_call, declaration_of(loaded.function))
+        field = pa.field("made", parse_type(declaration.gives))
+    except ValueError as error:  # SpecError, and what parse_type raises
         raise OpError(call.path, f"{call.op}: {error}") from error
     dtype = column_type(field)
-    held = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
-    if dtype is None or held not in (*_NUMPY_KINDS, STRING) or isinstance(element_type(dtype), pl.List):
-        message = f"{given.function} must give a number, bool, string or a list of these: got {says.gives!r}"
+    element = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
+    if dtype is None or element not in (*_NUMPY_KINDS, STRING) or isinstance(element_type(dtype), pl.List):
+        message = (
+            f"{python_call.function} must give a number, bool, string or a list of these: got {declaration.gives!r}"
+        )
         raise OpError(call.path, f"{call.op}: {message}")
     function = _Function(
-        name=given.function, function=loaded.function, parameters=given.parameters, form=says.form, dtype=dtype
+        name=python_call.function,
+        function=loaded.function,
+        parameters=python_call.parameters,
+        form=declaration.form,
+        dtype=dtype,
     )
     text = inspect.getdoc(loaded.function) or ""
-    op = _op(call.op, says, BoundPythonCall, text=text, function=lambda values, _: function.on(values))
-    content = given.model_dump() | {"form": says.form, "gives": says.gives, "version": says.version}
+    op = _op(call.op, declaration, BoundPythonCall, text=text, function=lambda values, _: function.apply(values))
+    content = python_call.model_dump() | {
+        "form": declaration.form,
+        "gives": declaration.gives,
+        "version": declaration.version,
+    }
     return BoundOp(op=op, parameters=BoundPythonCall(**content, source=loaded.source), path=call.path)
 
 
-def _unbound(values: Sequence[Value], parameters: Parameters) -> Value:
+def _refuse_unbound(values: Sequence[Value], parameters: Parameters) -> Value:
     raise AssertionError("a function is bound before it is applied")
 
 
 def _op(
-    name: str, says: OpDeclaration, parameters: type[Parameters], *, function: Callable[..., Value], text: str = ""
+    name: str,
+    declaration: OpDeclaration,
+    parameters: type[Parameters],
+    *,
+    function: Callable[..., Value],
+    text: str = "",
 ) -> Op:
     return Op(
         name=name,
-        version=says.version,
+        version=declaration.version,
         placement=PYTHON,
         parameters=parameters,
         takes=frozenset(),
         lists="whole",
-        gives=says.gives,
+        gives=declaration.gives,
         text=text,
         examples=(),
         function=function,
@@ -262,35 +277,38 @@ def _op(
     )
 
 
-def _declaration(given: PythonCall, said: OpDeclaration | None) -> OpDeclaration:
-    """The declaration in pipeline.yaml, or the one at the function. Raises SpecError unless there is exactly one."""
-    here = [key for key in ("form", "gives", "version") if getattr(given, key) is not None]
-    if said is not None:
+def _declaration(python_call: PythonCall, declared: OpDeclaration | None) -> OpDeclaration:
+    """The declaration in pipeline.yaml or by `user_op`. Raises SpecError unless there is exactly one."""
+    here = [key for key in ("form", "gives", "version") if getattr(python_call, key) is not None]
+    if declared is not None:
         if here:
             raise SpecError(
-                f"{given.function} says itself what it gives (user_op): got {here[0]} here, too. Take it away here"
+                f"{python_call.function} is declared by user_op in its module: got {here[0]} in pipeline.yaml, too. "
+                "Remove that one"
             )
-        return said
-    if given.gives is None:
+        return declared
+    if python_call.gives is None:
         raise SpecError(
-            f"{given.function} does not say what it gives: write gives, such as {{{PYTHON}: {{function: "
-            f'"{given.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
+            f"{python_call.function} has no declared type: write gives, such as {{{PYTHON}: {{function: "
+            f'"{python_call.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
         )
-    return OpDeclaration(gives=given.gives, form=given.form or "expression", version=given.version or 1)
+    return OpDeclaration(
+        gives=python_call.gives, form=python_call.form or "expression", version=python_call.version or 1
+    )
 
 
 def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...]:
-    """The user's functions that the features call, each once. Raises OpError if one cannot be loaded here."""
+    """The user's functions that the features call, each once. Raises OpError for one that cannot be loaded."""
     found: dict[RequiredFunction, None] = {}
     for call in calls_of(features):
         if call.op in OPS or (call.op != PYTHON and entry_point(call.op) is None):
             continue
         bound = bind(call)
         assert isinstance(bound.parameters, BoundPythonCall)
-        need = RequiredFunction(
+        required = RequiredFunction(
             op=call.op, function=bound.parameters.function, folder=call.code or "", source=bound.parameters.source
         )
-        found[need] = None
+        found[required] = None
     return tuple(found)
 
 
@@ -313,8 +331,8 @@ def code_of(call: OpCall) -> str | None:
     return None if call.op in OPS else entry_point(call.op)
 
 
-def word(call: OpCall) -> str:
-    """An op as chains show it: a function by its name."""
+def op_label(call: OpCall) -> str:
+    """The label of an op in chains: its name, or `python` and the function."""
     return f"{PYTHON} {code_of(call)}".strip() if call.op == PYTHON else call.op
 
 

@@ -1,8 +1,8 @@
 """Load the Python functions that pipeline.yaml names, and check that every worker has the same source.
 
-Runs in: every process that compiles features, where pipeline.yaml says `allow_code: true`. A function is named
-`module:function`. Its module is imported as Python imports it, with the folder of pipeline.yaml last on the path during
-the import only. The digest of the source file travels with the job, so no worker computes with another version of it.
+Runs in: every process that compiles features, where pipeline.yaml sets `allow_code: true`. A function is named
+`module:function`. Its module is imported as usual, with the folder of pipeline.yaml last on the path during the import
+only. The digest of the source file is part of the job, so no worker computes with another version of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _importing = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredFunction:
-    """A function that a job calls: the op that named it, `module:function`, the folder to look in, its source."""
+    """A function that a job calls: its op, `module:function`, the folder of pipeline.yaml, the digest of its source."""
 
     op: str
     function: str
@@ -50,12 +50,12 @@ class LoadedFunction:
 
 
 def entry_point(name: str) -> str | None:
-    """The function that an installed package offers as the op of that name, as `module:function`."""
+    """The function that an installed package provides as the op of that name, as `module:function`."""
     return _entry_points().get(name)
 
 
-def offered() -> tuple[str, ...]:
-    """The names of all ops that installed packages offer."""
+def entry_point_names() -> tuple[str, ...]:
+    """The names of all ops that installed packages provide."""
     return tuple(sorted(_entry_points()))
 
 
@@ -75,9 +75,9 @@ def load(name: str, folder: str) -> LoadedFunction:
     for part in function_name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        place = getattr(module, "__file__", None) or "that module"
+        file = getattr(module, "__file__", None) or "that module"
         got = "nothing of that name" if found is None else f"a {type(found).__name__}"
-        raise SpecError(f"{name} is no function: got {got} in {place}. Define it there, or correct the name")
+        raise SpecError(f"{name} is not a function: got {got} in {file}. Define it there, or correct the name")
     return LoadedFunction(function=found, source=_source(found, module))
 
 
@@ -89,8 +89,8 @@ def _import(name: str, folder: str) -> ModuleType:
         first = name.partition(".")[0]
         if (home := _homes.get(first, folder)) != folder:
             raise SpecError(
-                f"the module {first!r} was imported from {home}: got {folder} as another pipeline's folder, and a "
-                f"process has one module of a name. Rename one of the two, or install it"
+                f"the module {first!r} was imported from {home}: got another pipeline's folder, {folder}, but a "
+                f"process imports one module per name. Rename one of the two, or install it"
             )
         try:
             module = importlib.import_module(name)
@@ -106,8 +106,8 @@ def _import(name: str, folder: str) -> ModuleType:
 
 @contextmanager
 def _last_on_path(folder: str) -> Iterator[bool]:
-    """Put the folder last, so that no file beside pipeline.yaml replaces an installed module. Yields whether it was
-    needed.
+    """Append the folder, so that no file beside pipeline.yaml replaces an installed module. Yields False if it was on
+    the path already.
     """
     if not folder or folder in sys.path:
         yield False
@@ -152,7 +152,7 @@ def check_functions(needed: Sequence[RequiredFunction]) -> None:
         worker = f"a worker on {platform.node()}"
         if need.op != PYTHON and entry_point(need.op) != need.function:
             raise ClusterError(
-                f"{worker} has no package that offers {need.function} as {need.op!r} (entry points {ENTRY_POINTS}): "
+                f"{worker} has no package that provides {need.function} as {need.op!r} (entry points {ENTRY_POINTS}): "
                 f"got {entry_point(need.op) or 'none'}. Install the package on every worker"
             )
         try:
@@ -162,6 +162,6 @@ def check_functions(needed: Sequence[RequiredFunction]) -> None:
         if found.source != need.source:
             raise ClusterError(
                 f"{worker} has another source of {need.function}: got {found.source[:12] or 'none'}, expected "
-                f"{need.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and start "
-                f"workers anew that have imported an older one"
+                f"{need.source[:12] or 'none'} as in the feeder. Install the same version on every worker, and restart "
+                f"workers that imported an older one"
             )

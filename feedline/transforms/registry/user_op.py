@@ -1,6 +1,6 @@
 """Declare a Python function as an op, so that pipeline.yaml may use it.
 
-Runs in: the user's modules, and every process that computes with them. Pure, and imports nothing of Feedline.
+Runs in: the user's modules, and every process that calls them. Pure, and imports nothing of Feedline.
 docs/user-code.md is the reference.
 """
 
@@ -18,7 +18,7 @@ _DECLARED = "__feedline_op__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDeclaration:
-    """How the function gets columns, the type it gives, and the version of its results."""
+    """The type a function gives, the form of its arguments, and the version of its results."""
 
     gives: str
     form: Form = "expression"

@@ -48,7 +48,7 @@ _ARROW_TYPES: dict[pl.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelStep:
-    """A kernel and the type it produces, one of `NUMPY_TYPES`; without a kernel, the number that replaces nulls."""
+    """A kernel and the type it produces, one of `NUMPY_TYPES`; without a kernel, nulls are replaced by `fill`."""
 
     dtype: pl.DataType
     kernel: Kernel | None = None
@@ -56,11 +56,11 @@ class KernelStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fused:
+class FusedKernels:
     """Consecutive steps over the values of one expression, run together; `expr` computes them all.
 
-    Steps hand each other blocks that stay in a core's cache: nothing is allocated between them, and Polars is called
-    once, or not at all (`run`). values: an expression of `dtype`, a type that numpy has.
+    Blocks stay in a core's cache from step to step: nothing is allocated between them, and Polars is called once, or
+    not at all (`run`). values: an expression of `dtype`, a type that numpy has.
     """
 
     values: pl.Expr
@@ -70,22 +70,22 @@ class Fused:
     run: Callable[[pl.Series], pl.Series]
 
     @classmethod
-    def of(cls, values: pl.Expr, dtype: pl.DataType) -> Fused:
+    def of(cls, values: pl.Expr, dtype: pl.DataType) -> FusedKernels:
         """The values before any step."""
         return cls(values, dtype, (), values, lambda series: series)
 
-    def then(self, step: KernelStep) -> Fused:
-        """One step more. As long as all steps replace nulls, Polars does it."""
+    def with_step(self, step: KernelStep) -> FusedKernels:
+        """The same with another step. Steps that only replace nulls run in Polars."""
         steps = (*self.steps, step)
         if not any(earlier.kernel for earlier in steps):
             expr = self.expr.fill_null(pl.lit(step.fill, dtype=step.dtype))
-            return Fused(self.values, self.dtype, steps, expr, lambda series: series)
+            return FusedKernels(self.values, self.dtype, steps, expr, lambda series: series)
         run = _runner(steps, self.dtype)
-        return Fused(self.values, self.dtype, steps, mapped(self.values, run, step.dtype), run)
+        return FusedKernels(self.values, self.dtype, steps, map_series(self.values, run, step.dtype), run)
 
     @property
     def has_kernels(self) -> bool:
-        """Whether any step is more than replacing nulls."""
+        """Whether any step does more than replace nulls."""
         return any(step.kernel is not None for step in self.steps)
 
 
@@ -94,19 +94,20 @@ _Plan = Sequence[tuple[KernelStep, np.dtype[Any]]]
 
 def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Series], pl.Series]:
     """A function of a series of one chunk. Types are looked up here, because that costs as much as a cheap kernel."""
-    fills = [place for place, step in enumerate(steps) if step.kernel is None]
-    both = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
-    plain: _Plan = [(step, made) for step, made in both if step.kernel is not None]
-    filling: _Plan = [pair for place, pair in enumerate(both) if place not in fills[1:]]
-    read, wrote, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
+    fills = [index for index, step in enumerate(steps) if step.kernel is None]
+    typed_steps = [(step, NUMPY_TYPES[step.dtype]) for step in steps]
+    without_fills: _Plan = [pair for pair in typed_steps if pair[0].kernel is not None]
+    with_first_fill: _Plan = [pair for index, pair in enumerate(typed_steps) if index not in fills[1:]]
+    source_dtype, target_dtype, arrow = _READ_TYPES[dtype], NUMPY_TYPES[steps[-1].dtype], _ARROW_TYPES[steps[-1].dtype]
 
     def run(series: pl.Series) -> pl.Series:
-        held, bits, lead = _buffers(series, read)
+        values, bits, lead = _buffers(series, source_dtype)
         fill = bool(fills) and bits is not None
-        buffer = pa.allocate_buffer(len(held) * wrote.itemsize)
-        out = np.frombuffer(buffer, wrote)
+        buffer = pa.allocate_buffer(len(values) * target_dtype.itemsize)
+        out = np.frombuffer(buffer, target_dtype)
         with np.errstate(all="ignore"):
-            _one_by_one(filling if fill else plain, held, _validity(bits, len(held)) if fill else None, out)
+            valid = _validity(bits, len(values)) if fill else None
+            _run_blocks(with_first_fill if fill else without_fills, values, valid, out)
         validity = None if fill else bits
         nulls = -1 if validity else 0
         return pl.Series(series.name, pa.Array.from_buffers(arrow, len(series), [validity, buffer], nulls, lead))
@@ -114,28 +115,28 @@ def _runner(steps: Sequence[KernelStep], dtype: pl.DataType) -> Callable[[pl.Ser
     return run
 
 
-def _one_by_one(plan: _Plan, held: Values, known: Values | None, out: Values) -> None:
-    """Each block of values through all steps. No kernel writes where it reads."""
-    between = [np.empty(min(BLOCK_VALUES, len(held)), made) for _, made in plan[:-1]]
-    for start in range(0, len(held), BLOCK_VALUES):
+def _run_blocks(plan: _Plan, values: Values, valid: Values | None, out: Values) -> None:
+    """Run each block of values through all steps. No kernel writes where it reads."""
+    scratch = [np.empty(min(BLOCK_VALUES, len(values)), dtype) for _, dtype in plan[:-1]]
+    for start in range(0, len(values), BLOCK_VALUES):
         block = slice(start, start + BLOCK_VALUES)
-        part = held[block]
-        targets = [*(scratch[: len(part)] for scratch in between), out[block]]
+        part = values[block]
+        targets = [*(buffer[: len(part)] for buffer in scratch), out[block]]
         for (step, _), target in zip(plan, targets, strict=True):
             if step.kernel is not None:
                 step.kernel(part, target)
             else:
-                assert known is not None
-                _fill(part, known[block], step.fill, target)
+                assert valid is not None
+                _fill(part, valid[block], step.fill, target)
             part = target
 
 
-def converting(given: pl.DataType, made: pl.DataType) -> KernelStep | None:
+def conversion(source: pl.DataType, target: pl.DataType) -> KernelStep | None:
     """The step that converts numbers to floats (rounded) or to larger integers; None for other conversions."""
-    read, wrote = _READ_TYPES.get(given), NUMPY_TYPES.get(made)
-    if read is None or wrote is None or not (wrote.kind == "f" or np.can_cast(read, wrote, "safe")):
+    read, write = _READ_TYPES.get(source), NUMPY_TYPES.get(target)
+    if read is None or write is None or not (write.kind == "f" or np.can_cast(read, write, "safe")):
         return None
-    return KernelStep(made, _convert)
+    return KernelStep(target, _convert)
 
 
 def _convert(values: Values, out: Values) -> None:
@@ -148,16 +149,16 @@ def _validity(bits: pa.Buffer | None, count: int) -> Values:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").view(np.int8)
 
 
-def _fill(values: Values, known: Values, fill: float, out: Values) -> None:
+def _fill(values: Values, valid: Values, fill: float, out: Values) -> None:
     """Each valid value, `fill` for the others, selected by bits: 12 us for 32,768 values; a masked copy takes 29."""
     words = np.dtype(f"i{values.itemsize}")
-    given, chosen = values.view(words), out.view(words)
-    mask = np.negative(known).astype(words)  # all ones where valid
+    source, target = values.view(words), out.view(words)
+    mask = np.negative(valid).astype(words)  # all ones where valid
     other = np.asarray(fill, values.dtype).view(words)
     if other:
-        np.bitwise_xor(np.bitwise_and(np.bitwise_xor(given, other, out=chosen), mask, out=chosen), other, out=chosen)
+        np.bitwise_xor(np.bitwise_and(np.bitwise_xor(source, other, out=target), mask, out=target), other, out=target)
     else:
-        np.bitwise_and(given, mask, out=chosen)
+        np.bitwise_and(source, mask, out=target)
 
 
 def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer | None, int]:
@@ -173,9 +174,7 @@ def _buffers(series: pl.Series, dtype: np.dtype[Any]) -> tuple[Values, pa.Buffer
 
 
 def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) -> pl.Expr:
-    """Apply `function(series, out)`, which writes one int64 per value, to a series without a numpy type; nulls stay
-    null.
-    """
+    """Apply `function(series, out)`, which writes one int64 per value, to values without a numpy type; nulls stay."""
 
     def run(series: pl.Series) -> pl.Series:
         nulls, lead, bits = series.null_count(), 0, None
@@ -186,9 +185,9 @@ def over_series(values: pl.Expr, function: Callable[[pl.Series, Values], None]) 
         function(series, np.frombuffer(buffer, np.int64)[lead:])
         return pl.Series(pa.Array.from_buffers(pa.int64(), len(series), [bits, buffer], nulls, lead))
 
-    return mapped(values, run, pl.Int64())
+    return map_series(values, run, pl.Int64())
 
 
-def mapped(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
+def map_series(values: pl.Expr, function: Callable[[pl.Series], pl.Series], result: pl.DataType) -> pl.Expr:
     """Apply `function` to whole series, as an expression of `result`. It must compute each row from that row alone."""
     return values.map_batches(function, return_dtype=result, is_elementwise=True)

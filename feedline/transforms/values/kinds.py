@@ -1,8 +1,8 @@
-"""Kinds of columns, in the words that ops, errors and documentation share.
+"""Kinds of columns, in the terms that ops, errors and documentation share.
 
 Pure; runs wherever features are compiled. A kind is the element (integer, float, string …) and whether a row holds one,
-a list of them (perhaps with weights) or a vector: a list of the same length in every row, which the column's type
-states. Kinds ignore widths of numbers (int8, int64), time units and dictionaries.
+a list of them (perhaps with weights) or a vector: a list whose length is part of the column's type. Kinds ignore widths
+of numbers (int8, int64), time units and dictionaries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feedline.expressions.types import (
     kind,
     language_type,
 )
-from feedline.transforms.values.arrays import NUMPY_TYPES, Fused, Kernel, KernelStep, converting
+from feedline.transforms.values.arrays import NUMPY_TYPES, FusedKernels, Kernel, KernelStep, conversion
 
 ELEMENTS = (INTEGER, FLOAT, DECIMAL, BOOLEAN, STRING, BINARY, DATE, TIMESTAMP, TIME, DURATION, STRUCT, MAP, NULL)
 ANYTHING = frozenset(ELEMENTS)
@@ -67,16 +67,16 @@ class Lookup:
 class Value:
     """A column at one point of a chain of ops: the expression so far and its type.
 
-    weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only beside a list. fused: the kernels that
-    `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements: the same for a
-    list whose elements `expr` computes one by one. unknown: the ids that an op gives to values it does not know.
-    lookup: the counter of those, in `expr`.
+    weights: an expression of `WEIGHTS` with the lengths of the list `expr`; only with a list. fused_kernels: the
+    kernels that `expr` ends with, so that more can be appended; valid only while its expression is `expr`. elements:
+    the same for a list whose elements `expr` computes one by one. unknown: the ids that an op gives to values it does
+    not know. lookup: the counter of those, in `expr`.
     """
 
     expr: pl.Expr
     dtype: pl.DataType
     weights: pl.Expr | None = None
-    fused: Fused | None = field(default=None, repr=False, compare=False)
+    fused_kernels: FusedKernels | None = field(default=None, repr=False, compare=False)
     elements: Elements | None = field(default=None, repr=False, compare=False)
     unknown: range | None = None
     lookup: Lookup | None = None
@@ -107,50 +107,47 @@ class Value:
             return self
         return Value(expr=expr if plain == dtype else expr.cast(plain), dtype=plain, weights=self.weights)
 
-    def through(self, kernel: Kernel, dtype: pl.DataType) -> Value:
-        """Apply `kernel` to each value, keeping nulls, as `dtype`; it joins the kernels before it.
-
-        Both types are among `NUMPY_TYPES`.
+    def apply_kernel(self, kernel: Kernel, dtype: pl.DataType) -> Value:
+        """Apply `kernel` to each value, fused with the kernels before it; nulls stay null. Both types are among
+        `NUMPY_TYPES`.
         """
-        return self._then(KernelStep(dtype, kernel))
+        return self._append_step(KernelStep(dtype, kernel))
 
-    def filled(self, number: float) -> Value:
-        """The value with nulls replaced by a number of its type."""
+    def fill_nulls(self, number: float) -> Value:
+        """Replace nulls by a number of the value's type."""
         if self.dtype in NUMPY_TYPES:
-            return self._then(KernelStep(self.dtype, fill=number))
+            return self._append_step(KernelStep(self.dtype, fill=number))
         return Value(expr=self.expr.fill_null(pl.lit(number, dtype=self.dtype)), dtype=self.dtype)
 
-    def _then(self, step: KernelStep) -> Value:
-        fused = (self.kernels or Fused.of(self.expr, self.dtype)).then(step)
-        return Value(expr=fused.expr, dtype=step.dtype, fused=fused)
+    def _append_step(self, step: KernelStep) -> Value:
+        fused_kernels = (self.kernels or FusedKernels.of(self.expr, self.dtype)).with_step(step)
+        return Value(expr=fused_kernels.expr, dtype=step.dtype, fused_kernels=fused_kernels)
 
     @property
-    def kernels(self) -> Fused | None:
-        """The kernels that produce this very value."""
-        return self.fused if self.fused is not None and self.fused.expr is self.expr else None
+    def kernels(self) -> FusedKernels | None:
+        """The kernels that compute this value."""
+        return self.fused_kernels if self.fused_kernels is not None and self.fused_kernels.expr is self.expr else None
 
-    def converted(self, dtype: pl.DataType) -> Value:
-        """The value in another type, by a strict cast."""
+    def convert(self, dtype: pl.DataType) -> Value:
+        """Cast to another type, strictly."""
         if dtype == self.dtype:
             return self
-        if (step := converting(self.dtype, dtype)) is not None:
-            return self._then(step)
+        if (step := conversion(self.dtype, dtype)) is not None:
+            return self._append_step(step)
         return Value(expr=self.expr.cast(dtype), dtype=dtype)
 
-    def one_by_one(self, change: Callable[[Value], Value]) -> Value:
-        """Change the elements of a list one by one, keeping its weights; consecutive changes share one pass over the
-        list.
-        """
-        held = self.elements
-        if held is None or held.expr is not self.expr:
-            before, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
+    def change_elements(self, change: Callable[[Value], Value]) -> Value:
+        """Change each element of a list, keeping its weights; consecutive changes share one pass over the list."""
+        elements_before = self.elements
+        if elements_before is None or elements_before.expr is not self.expr:
+            lists, element = self.expr, Value(expr=pl.element(), dtype=element_type(self.dtype))
         else:
-            before, element = held.lists, held.element
-        made = change(element)
-        expr = before.list.eval(made.expr)
-        elements = Elements(lists=before, element=made, expr=expr)
-        dtype = pl.List(made.dtype)
-        return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=made.unknown)
+            lists, element = elements_before.lists, elements_before.element
+        result = change(element)
+        expr = lists.list.eval(result.expr)
+        elements = Elements(lists=lists, element=result, expr=expr)
+        dtype = pl.List(result.dtype)
+        return Value(expr=expr, dtype=dtype, weights=self.weights, elements=elements, unknown=result.unknown)
 
     def as_vector(self, width: int) -> Value:
         """A list that is `width` long in every row, as a vector."""

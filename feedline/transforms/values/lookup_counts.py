@@ -1,9 +1,10 @@
-"""Count the values that an op looked up and did not know.
+"""Count the values that ops look up, and those that they do not know.
 
-Runs wherever features are compiled and applied. An op names with its result the ids that stand for unknown values
-(`Value(..., unknown=range(2, 3))`), or passes ids through `watched` itself. A function in the pass hands the column on
-unchanged and adds two numbers to the counter of the thread's `counting`. (Counting expressions would make Polars look
-every list up a second time: it does not share `list.eval`.) Polars runs the functions of a pass in the calling thread.
+Runs wherever features are compiled and applied. An op declares with its result the ids that stand for unknown values
+(`Value(..., unknown=range(2, 3))`), or calls `count_lookups` itself. A function in the pass returns the column
+unchanged and adds two numbers to the counts of the thread's `collect_counts`. (Counting by expressions would make
+Polars look up every list twice: it does not share `list.eval`.) Polars runs the functions of a pass in the calling
+thread.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ import polars as pl
 
 from feedline.transforms.values.kinds import Lookup
 
-Found = dict[Lookup, tuple[int, int]]
+LookupCounts = dict[Lookup, tuple[int, int]]  # values looked up, and how many were unknown
 
-_here = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[Found]:
-    """For each lookup of this thread's passes meanwhile: the values looked up, and how many were unknown."""
-    found: Found = {}
-    _here.found = found
+def collect_counts() -> Iterator[LookupCounts]:
+    """Collect the counts of each lookup in this thread's passes."""
+    counts: LookupCounts = {}
+    _thread.counts = counts
     try:
-        yield found
+        yield counts
     finally:
-        _here.found = None
+        _thread.counts = None
 
 
-def watched(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.Expr, Lookup]:
-    """The same int64 ids, or lists of them, counted in the pass: ids in `unknown` stand for unknown values.
+def count_lookups(ids: pl.Expr, dtype: pl.DataType, unknown: range) -> tuple[pl.Expr, Lookup]:
+    """The same int64 ids, or lists of them, counted during the pass: ids in `unknown` stand for unknown values.
 
     Null ids, and the elements of null lists, are not counted.
     """
     lookup = Lookup()
 
     def count(series: pl.Series) -> pl.Series:
-        found: Found | None = getattr(_here, "found", None)
-        if found is not None:
+        counts: LookupCounts | None = getattr(_thread, "counts", None)
+        if counts is not None:
             values = _values(series)
             within = (values - unknown.start).view(np.uint64) < np.uint64(len(unknown))
-            found[lookup] = len(values), int(np.count_nonzero(within))
+            counts[lookup] = len(values), int(np.count_nonzero(within))
         return series
 
     return ids.map_batches(count, return_dtype=dtype), lookup

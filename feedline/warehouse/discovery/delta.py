@@ -1,8 +1,8 @@
 """List the files of a Delta Lake table at one of its versions.
 
 Runs where a snapshot is taken. The log is read by the package `deltalake` (the extra `delta`); files, partition values
-and columns come from it, statistics from the files' own footers. Tables that need more than reading whole files by
-their columns' names are refused: deletion vectors, column mapping, features that this module does not know.
+and columns come from it, statistics from the files' own footers. Tables that cannot be read as whole files, by column
+name, are refused: deletion vectors, column mapping, unknown features.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import pyarrow as pa
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.hive import Listing
-from feedline.warehouse.discovery.table_log import declared_listing, package_missing
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error
 from feedline.warehouse.storage.faults import safe_message
 from feedline.warehouse.storage.locations import absolute, is_uri, redact
 
-# Features of a table that change nothing for whoever reads whole files by name, or that are looked at below.
+# Features that do not affect reading whole files by column name, or that are checked below.
 _READABLE = {
     *("deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),
     *("typeWidening", "typeWidening-preview", "variantType", "variantType-preview"),
 }
-# An endpoint and region that the URI names, as pyarrow.fs has it; credentials come from the environment.
+# pyarrow's URI options and deltalake's names for them; credentials come from the environment.
 _OPTIONS = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
 
 
 def list_delta(table: str, *, version: int | None = None, as_of: str | None = None) -> Listing:
-    """The files of a version (None: the newest), or of the version that was the newest at an ISO time.
+    """List the files of a version (None: the newest), or of the version that was the newest at an ISO time.
 
-    A time without a zone is UTC. Raises TableNotFoundError where no Delta table or no file is, TableError for what
-    cannot be read, TableChangedError for files that were vacuumed.
+    A time without a zone is UTC. Raises TableNotFoundError for a folder that is not a Delta table or has no file,
+    TableError for a table that cannot be read, TableChangedError for files that were vacuumed.
     """
     try:
-        import deltalake  # noqa: PLC0415 -- an extra: only where a table of this format is asked for
+        import deltalake  # noqa: PLC0415 -- an extra: needed only for tables of this format
     except ImportError:
-        raise package_missing("deltalake", "delta") from None
+        raise missing_package_error("deltalake", "delta") from None
     uri = absolute(table)
     try:
         log = deltalake.DeltaTable(_address(uri), version=version, storage_options=_options(uri))
@@ -49,12 +49,12 @@ def list_delta(table: str, *, version: int | None = None, as_of: str | None = No
         schema = pa.schema(log.schema().to_arrow())
         keys = list(log.metadata().partition_columns)
     except deltalake.exceptions.TableNotFoundError as error:
-        raise TableNotFoundError(f"{redact(uri)} is no Delta table: {safe_message(error)}") from error
+        raise TableNotFoundError(f"{redact(uri)} is not a Delta table: {safe_message(error)}") from error
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
         if isinstance(error, TableError):
             raise
-        wanted = f" at version {version}" if version is not None else ""
-        raise TableError(f"{redact(uri)} cannot be read as a Delta table{wanted}: {safe_message(error)}") from error
+        state = f" at version {version}" if version is not None else ""
+        raise TableError(f"{redact(uri)} cannot be read as a Delta table{state}: {safe_message(error)}") from error
     partition = {}
     if keys:
         values = actions["partition"].combine_chunks()
@@ -70,7 +70,7 @@ def _load_as_of(newest: Any, log: Any, as_of: str, uri: str) -> None:
     log.load_as_version(moment)
     if log.version() > 0:
         return
-    # a time before the first version gives the first; only the newest version's history has the right numbers
+    # a time before the first version loads the first; only the newest version's history has the right version numbers
     written_ms = next((entry.get("timestamp") for entry in newest.history() if entry.get("version") == 0), None)
     if written_ms is not None and moment.timestamp() * 1000 < written_ms:
         first = datetime.datetime.fromtimestamp(written_ms / 1000, datetime.UTC).isoformat()
@@ -82,21 +82,21 @@ def _refuse_features(log: Any, uri: str) -> None:
     mapping = log.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise TableError(
-            f"{redact(uri)} uses column mapping (mode {mapping}), so that its files name columns otherwise than the "
-            "table does: expected none. Write the table to a new place without delta.columnMapping.mode"
+            f"{redact(uri)} uses column mapping (mode {mapping}): its files have other column names than the table, "
+            "expected the same. Write the table to a new folder without delta.columnMapping.mode"
         )
     unknown = sorted(features - _READABLE)
     if unknown:
-        raise TableError(f"{redact(uri)} uses features that Feedline does not know: {', '.join(unknown)}")
+        raise TableError(f"{redact(uri)} uses features that Feedline does not support: {', '.join(unknown)}")
     if "deletionVectors" in features and _has_deletion_vectors(log):
         raise TableError(
             f"{redact(uri)} has deletion vectors, which mark rows of its files as deleted: expected none. Run "
-            "REORG TABLE … APPLY (PURGE), or OPTIMIZE, which write the files anew without those rows"
+            "REORG TABLE … APPLY (PURGE), or OPTIMIZE, which rewrite the files without those rows"
         )
 
 
 def _has_deletion_vectors(log: Any) -> bool:
-    """Whether a file of this version has one; one that cannot be read is there all the same."""
+    """Whether a file of this version has a deletion vector, readable or not."""
     try:
         return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(log.deletion_vectors()))
     except Exception:
@@ -111,8 +111,8 @@ def _options(uri: str) -> dict[str, str] | None:
     """The URI's options under deltalake's names."""
     if not is_uri(uri):
         return None
-    given = dict(parse_qsl(uri.partition("?")[2]))
-    options = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
-    if given.get("scheme") == "http" and "AWS_ENDPOINT_URL" in options:
-        options |= {"AWS_ENDPOINT_URL": f"http://{given['endpoint_override']}", "AWS_ALLOW_HTTP": "true"}
+    query = dict(parse_qsl(uri.partition("?")[2]))
+    options = {_OPTIONS[name]: value for name, value in query.items() if name in _OPTIONS}
+    if query.get("scheme") == "http" and "AWS_ENDPOINT_URL" in options:
+        options |= {"AWS_ENDPOINT_URL": f"http://{query['endpoint_override']}", "AWS_ALLOW_HTTP": "true"}
     return options or None

@@ -1,6 +1,6 @@
 """List the files of a table of any format.
 
-Runs where a snapshot is taken: for `Table` and for a pipeline's `source` alike.
+Runs where a snapshot is taken, for `Table` and for a pipeline's `source`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def list_table(
     as_of: str | None = None,
     partitions: Mapping[str, str] | None = None,
 ) -> Listing:
-    """The files of a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log.
+    """List a table: `hive` lists folders, a `manifest` names files, `delta` and `iceberg` read the table's log.
 
     `version` (delta), `snapshot_id` (iceberg) and `as_of` (both) name an older state. `partitions`: types of the keys
-    of `hive` and `manifest`; the others have a schema. Raises SpecError for arguments that exclude each
-    other, and whatever the format's listing raises.
+    of `hive` and `manifest`; the other formats have a schema. Raises SpecError for arguments that exclude each other,
+    and the errors of the format's listing.
     """
     _refuse_mixtures(table, format, {"version": version, "snapshot_id": snapshot_id, "as_of": as_of}, partitions)
     if format == "hive":
@@ -48,12 +48,12 @@ def _refuse_mixtures(
     if format not in FORMATS:
         raise SpecError(f"format is unknown: got {format!r}, expected one of {', '.join(FORMATS)}")
     meaning = {"delta": ("version", "as_of"), "iceberg": ("snapshot_id", "as_of")}.get(format, ())
-    given = [name for name, value in states.items() if value is not None]
-    for name in given:
+    names = [name for name, value in states.items() if value is not None]
+    for name in names:
         if name not in meaning:
             raise SpecError(f"{name} has no meaning with format {format}: expected none. Leave it out")
-    if len(given) > 1:
-        raise SpecError(f"{given[1]} contradicts {given[0]}: each names one state of the table. Leave one of them out")
+    if len(names) > 1:
+        raise SpecError(f"{names[1]} contradicts {names[0]}: each names one state of the table. Leave one of them out")
     if format != "hive" and not isinstance(table, str):
         raise SpecError(f"format {format} reads one table: got a list of {len(table)} paths, expected one")
     if format in ("delta", "iceberg") and partitions:

@@ -1,19 +1,19 @@
 """List the files of a table: a folder, a file, a list of either, or a glob.
 
-Runs where a snapshot is taken, once per job; nothing else in Feedline lists a table. The listing is recursive, through
-`pyarrow.fs`, and in a fixed order: by the typed partition values (so `month=2` comes before `month=10`, nulls last),
-then by path. Below the root,
+Runs where a snapshot is taken, once per job; no other module lists a table. The listing is recursive, through
+`pyarrow.fs`, and in a fixed order: by typed partition values (so `month=2` comes before `month=10`, nulls last), then
+by path. Below the root,
 
-- hidden files and folders (`_x`, `.x`; not `_key=value`) are left out, as every writer's bookkeeping is hidden so;
-- files that end in .parquet, .parq or .pq, and files with no suffix at all (Hive's `000000_0`), are the table's;
-- files with another suffix are left out and counted.
+- hidden files and folders (`_x`, `.x`; not `_key=value`) are skipped, as they are writers' bookkeeping;
+- files that end in .parquet, .parq or .pq, and files without a suffix (Hive's `000000_0`), belong to the table;
+- files with another suffix are skipped and counted.
 
-A file that the user names, alone or in a list, is taken whatever it is called. A folder named alone is the root. For
-files, lists and globs the root is their deepest common folder, less the `key=value` folders at its end, so that a
-list of one day's files still has the day as a column.
+A file that the user names, alone or in a list, is read whatever its name. A folder named alone is the root. For files,
+lists and globs the root is their deepest common folder, without the `key=value` folders at its end, so that a list of
+one day's files still has the day as a column.
 
-A folder with a log that says which files are current (`logs`) is refused, and so is a file that symbolic links put into
-the table twice (`links`).
+A folder whose log defines which files are current (`logs`) is refused, and so is a file that two paths of the table
+lead to by symbolic links (`links`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableError, TableNotFoundError
 from feedline.warehouse.discovery.links import Walk, links_among, refuse_same_files, walk
-from feedline.warehouse.discovery.logs import logs_above, logs_below, refuse_logged
+from feedline.warehouse.discovery.logs import logs_above, logs_below, refuse_files_with_log
 from feedline.warehouse.discovery.partitions import is_hidden, is_partition, typed_columns
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import (
@@ -48,17 +48,17 @@ from feedline.warehouse.storage.locations import (
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # as s3fs, adlfs and gcsfs name it
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # names of the entity tag in s3fs, adlfs and gcsfs
 _MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnPast:
-    """The past of a column with a field id in the log, for files that lack the id, or the column.
+class ColumnHistory:
+    """The history of a column with a field id in the log, for files that lack the id or the column.
 
-    `names`: those that such files may have for it, its own included. `ambiguous`: its name may be another column's
-    there. `default`: the value in rows of files without it, as a string; None for a null. `in_partitions`: a file
-    that lacks it has its value in the log.
+    `names`: its names in such files, the current one included. `ambiguous`: another column may have its name there.
+    `default`: the value in rows of files without it, as a string; None for null. `in_partitions`: for a file that lacks
+    it the log has the value.
     """
 
     names: frozenset[str] = frozenset()
@@ -71,34 +71,34 @@ class ColumnPast:
 class Listing:
     """The files of a table, in the table's order.
 
-    `files` has columns path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 where the store has
-    none) and, where the store gives one, etag (string); `partition` one typed array per key, aligned with it.
-    `ignored` counts the files left out because of their suffix. `inferred`: keys whose type was inferred from
-    the paths. `asked`: the names that the user gave, as one string. `schema`: the table's columns, where a log declares
-    them (see `table_log`). `pasts`: of its columns, by field id.
+    `files`: path (string, relative to `uri`), bytes (int64), mtime_ns (int64; -1 if the store has none) and, if the
+    store has one, etag (string). `partition`: one typed array per key, aligned with `files`. `ignored`: the number of
+    files skipped because of their suffix. `inferred_keys`: those whose type was inferred from the paths.
+    `source_names`: the names that the user gave, as one string. `schema`: the table's columns, if a log declares
+    them (see `table_log`). `histories`: of these columns, by field id.
     """
 
     uri: str
     files: pa.Table
     partition: dict[str, pa.Array]
     ignored: int
-    inferred: frozenset[str] = frozenset()
-    asked: str = ""
+    inferred_keys: frozenset[str] = frozenset()
+    source_names: str = ""
     schema: pa.Schema | None = None
-    pasts: Mapping[int, ColumnPast] = field(default_factory=dict)
+    histories: Mapping[int, ColumnHistory] = field(default_factory=dict)
 
-    def take(self, places: npt.NDArray[np.int64]) -> Listing:
-        """Some of the files."""
-        kept = pa.array(places)
-        partition = {name: column.take(kept) for name, column in self.partition.items()}
-        return replace(self, files=self.files.take(kept).combine_chunks(), partition=partition)
+    def take(self, positions: npt.NDArray[np.int64]) -> Listing:
+        """The listing of some of the files."""
+        indices = pa.array(positions)
+        partition = {name: column.take(indices) for name, column in self.partition.items()}
+        return replace(self, files=self.files.take(indices).combine_chunks(), partition=partition)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The files behind one of the user's names: its location, the folder that it fixes, and the files.
+class _NamedFiles:
+    """The files that one of the user's names stands for, and the folder that its path fixes (`anchor`).
 
-    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `again`: as in `links.Walk`.
+    `logs`: as in `logs.logs_above`, of a folder that was listed. `links`, `duplicates`: as in `links.Walk`.
     """
 
     location: Location
@@ -108,58 +108,59 @@ class _Found:
     whole_folder: bool = False
     logs: Mapping[str, str] = field(default_factory=dict)
     links: frozenset[str] = frozenset()
-    again: Mapping[str, str] = field(default_factory=dict)
+    duplicates: Mapping[str, str] = field(default_factory=dict)
 
 
 def discover(table: str | Sequence[str], *, partitions: Mapping[str, str] | None = None) -> Listing:
     """List a table. `partitions`: types of its keys, see `partitions.KEY_TYPES`.
 
-    Raises TableNotFoundError where a name does not exist or no Parquet file is found, TableError where a folder may
-    not be read, the names lie on several filesystems, or a partition's value does not fit its type.
+    Raises TableNotFoundError if a name does not exist or no Parquet file is found, TableError if a folder may not be
+    read, the names are on several filesystems, or a partition's value does not fit its type.
     """
     names = [table] if isinstance(table, str) else list(table)
     if not names:
         raise TableError("list of files is empty: expected at least one file, folder or glob")
     uris = [absolute(name) for name in names]
     _refuse_several_stores(uris)
-    found = [_find(uri) for uri in uris]
-    first = found[0].location
-    infos = {info.path: info for entry in found for info in entry.files}
-    ignored = sorted({path for entry in found for path in entry.ignored})
+    entries = [_find(uri) for uri in uris]
+    first = entries[0].location
+    infos = {info.path: info for entry in entries for info in entry.files}
+    ignored = sorted({path for entry in entries for path in entry.ignored})
     if not infos:
-        raise _nothing(redact(first.uri), ignored)
-    _refuse_logged(found, infos)
-    if is_local(first.filesystem) and (len(found) > 1 or found[0].links or found[0].again):
-        again = {folder: known for entry in found for folder, known in entry.again.items()}
-        refuse_same_files(infos, {link for entry in found for link in entry.links}, again)
-    root = first.path if len(found) == 1 and found[0].whole_folder else common_root([entry.anchor for entry in found])
+        raise _no_parquet_error(redact(first.uri), ignored)
+    _refuse_files_with_log(entries, infos)
+    if is_local(first.filesystem) and (len(entries) > 1 or entries[0].links or entries[0].duplicates):
+        duplicates = {folder: first for entry in entries for folder, first in entry.duplicates.items()}
+        refuse_same_files(infos, {link for entry in entries for link in entry.links}, duplicates)
+    whole_folder = len(entries) == 1 and entries[0].whole_folder
+    root = first.path if whole_folder else common_root([entry.anchor for entry in entries])
     uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(uri, root, infos, partitions)
-    if len(found) == 1 and found[0].whole_folder:  # which an fsspec store has just listed; others would be listed anew
+    if whole_folder:  # in fsspec's cache now; other names would be listed again
         listing = _tag(listing, first)
-    return replace(listing, ignored=len(ignored), asked="\n".join(sorted(set(uris))))
+    return replace(listing, ignored=len(ignored), source_names="\n".join(sorted(set(uris))))
 
 
-def named_by(uri: str, names: Iterable[str]) -> bool:
-    """Whether a file is one of some files, or of those that folders or globs among them hold; nothing is listed."""
-    return any(_holds(name, uri) for name in names)
+def matches_any(uri: str, names: Iterable[str]) -> bool:
+    """Whether a file is one of the named files, or below a named folder, or matches a glob. Lists nothing."""
+    return any(_matches(name, uri) for name in names)
 
 
-def _holds(name: str, uri: str) -> bool:
+def _matches(name: str, uri: str) -> bool:
     if uri == name or uri.startswith(join(name, "")):
         return True
     base, pattern = _split_glob(name)
     folder = join(base, "")
-    return bool(pattern) and uri.startswith(folder) and _names(pattern.split("/"), uri[len(folder) :].split("/"))
+    return bool(pattern) and uri.startswith(folder) and _glob_matches(pattern.split("/"), uri[len(folder) :].split("/"))
 
 
-def _refuse_logged(found: Sequence[_Found], infos: Mapping[str, pafs.FileInfo]) -> None:
-    first = found[0].location
-    logs = {root: mark for entry in found for root, mark in entry.logs.items()}
-    shown_already = {entry.anchor for entry in found if entry.location.path == entry.anchor}
-    anchors = sorted({entry.anchor for entry in found})
-    above = logs_above(first, anchors, listed=shown_already, name=redact(first.uri))
-    refuse_logged(first, infos, {**above, **logs})
+def _refuse_files_with_log(entries: Sequence[_NamedFiles], infos: Mapping[str, pafs.FileInfo]) -> None:
+    first = entries[0].location
+    logs = {root: mark for entry in entries for root, mark in entry.logs.items()}
+    listed = {entry.anchor for entry in entries if entry.location.path == entry.anchor}
+    anchors = sorted({entry.anchor for entry in entries})
+    above = logs_above(first, anchors, listed=listed, name=redact(first.uri))
+    refuse_files_with_log(first, infos, {**above, **logs})
 
 
 def _refuse_several_stores(uris: list[str]) -> None:
@@ -167,28 +168,28 @@ def _refuse_several_stores(uris: list[str]) -> None:
     for uri in uris[1:]:
         if not locate(_split_glob(uri)[0]).filesystem.equals(first.filesystem):
             raise TableError(
-                f"files of one table lie on several stores: got {redact(uris[0])} and {redact(uri)}, expected one. "
+                f"files of one table are on several stores: got {redact(uris[0])} and {redact(uri)}, expected one. "
                 "Name one of them, or make two tables"
             )
 
 
-def _find(uri: str) -> _Found:
-    location = _existing(uri)
+def _find(uri: str) -> _NamedFiles:
+    location = _locate_existing(uri)
     if location is not None:
         info = _info(location)
         if info.type == pafs.FileType.File:
             links = links_among([info.path]) if is_local(location.filesystem) else ()
-            return _Found(location, parent(location.path), (info,), links=frozenset(links))
+            return _NamedFiles(location, parent(location.path), (info,), links=frozenset(links))
         return _folder(location)
     base, pattern = _split_glob(uri)
-    folder = _existing(base) if pattern else None
+    folder = _locate_existing(base) if pattern else None
     if folder is None:
         raise TableNotFoundError(f"{redact(uri)} does not exist: expected a Parquet file, a folder of them or a glob")
-    return _matching(_folder(folder), pattern)
+    return _filter_by_glob(_folder(folder), pattern)
 
 
-def _existing(uri: str) -> Location | None:
-    """The location, or None where nothing is there; a glob in a URI may not even parse."""
+def _locate_existing(uri: str) -> Location | None:
+    """The location of a name, or None if it does not exist; a glob in a URI may not even parse."""
     if is_uri(uri) and _MAGIC.search(uri.partition("?")[0]):
         return None
     location = locate(uri)
@@ -201,14 +202,14 @@ def _info(location: Location) -> pafs.FileInfo:
         return with_retries(lambda: files.get_file_info(location.path), files, name, verb="listed")
 
 
-def _folder(location: Location) -> _Found:
+def _folder(location: Location) -> _NamedFiles:
     root, local = location.path, is_local(location.filesystem)
     with explain_errors(redact(location.uri)):
-        found = walk(root) if local else Walk(list_tree(location))
+        tree = walk(root) if local else Walk(list_tree(location))
     files: list[pafs.FileInfo] = []
     ignored: list[str] = []
     hidden: dict[str, bool] = {}
-    for info in found.infos:
+    for info in tree.infos:
         if info.type == pafs.FileType.Directory:
             continue
         folder = parent(info.path)
@@ -220,32 +221,32 @@ def _folder(location: Location) -> _Found:
             ignored.append(info.path)
             continue
         if local and info.type != pafs.FileType.File:
-            raise _no_file(info)
+            raise _not_a_file_error(info)
         files.append(info)
-    return _Found(
+    return _NamedFiles(
         location,
         root,
         tuple(files),
         tuple(ignored),
         whole_folder=True,
         logs=logs_below(root, [folder for folder, covered in hidden.items() if covered], ignored),
-        links=frozenset(found.links),
-        again=found.again,
+        links=frozenset(tree.links),
+        duplicates=tree.duplicates,
     )
 
 
-def _no_file(info: pafs.FileInfo) -> TableError:
+def _not_a_file_error(info: pafs.FileInfo) -> TableError:
     if info.type == pafs.FileType.NotFound:
-        return TableError(f"{info.path} is a link to nothing: expected a file. Restore the file, or remove the link")
+        return TableError(f"{info.path} is a dangling link: expected a file. Restore the file, or remove the link")
     return TableError(f"{info.path} is a pipe or a device: expected a file. Remove it, or name the files")
 
 
-def _matching(folder: _Found, pattern: str) -> _Found:
-    """The folder's files that the pattern names, or that lie in a folder that it names."""
-    wanted = pattern.split("/")
+def _filter_by_glob(folder: _NamedFiles, pattern: str) -> _NamedFiles:
+    """The folder's files that match the pattern, or are below a folder that matches."""
+    segments = pattern.split("/")
     root = folder.location.path
-    files = tuple(info for info in folder.files if _names(wanted, _relative(info.path, root).split("/")))
-    ignored = tuple(path for path in folder.ignored if _names(wanted, _relative(path, root).split("/")))
+    files = tuple(info for info in folder.files if _glob_matches(segments, _relative(info.path, root).split("/")))
+    ignored = tuple(path for path in folder.ignored if _glob_matches(segments, _relative(path, root).split("/")))
     if not files:
         raise TableNotFoundError(
             f"{join(redact(folder.location.uri), pattern)} matches no Parquet file: expected at least one, "
@@ -254,17 +255,17 @@ def _matching(folder: _Found, pattern: str) -> _Found:
     return replace(folder, files=files, ignored=ignored, whole_folder=False)
 
 
-def _names(pattern: list[str], segments: list[str]) -> bool:
-    """Whether a glob, segment by segment, names the path or a folder that holds it; `**` is any number of folders."""
+def _glob_matches(pattern: list[str], segments: list[str]) -> bool:
+    """Whether a glob, segment by segment, matches the path or a folder above it; `**` is any number of folders."""
     if not pattern:
         return True
     if pattern[0] == "**":
-        return any(_names(pattern[1:], segments[start:]) for start in range(len(segments)))
-    return bool(segments) and fnmatchcase(segments[0], pattern[0]) and _names(pattern[1:], segments[1:])
+        return any(_glob_matches(pattern[1:], segments[start:]) for start in range(len(segments)))
+    return bool(segments) and fnmatchcase(segments[0], pattern[0]) and _glob_matches(pattern[1:], segments[1:])
 
 
 def _split_glob(uri: str) -> tuple[str, str]:
-    """The folder before the first segment with a wildcard, and the pattern from there on ("" where there is none)."""
+    """The folder before the first segment with a wildcard, and the pattern from there on ("" if there is none)."""
     address, mark, options = uri.partition("?") if is_uri(uri) else (uri, "", "")
     segments = address.split("/")
     for index, segment in enumerate(segments):
@@ -275,7 +276,7 @@ def _split_glob(uri: str) -> tuple[str, str]:
 
 
 def _is_parquet_name(name: str) -> bool:
-    if name.endswith("_$folder$"):  # what Hadoop leaves on object stores in place of a folder
+    if name.endswith("_$folder$"):  # Hadoop's marker of a folder on an object store
         return False
     return name.lower().endswith(_SUFFIXES) or "." not in name
 
@@ -285,17 +286,17 @@ def _relative(path: str, root: str) -> str:
 
 
 def depth(path: str) -> int:
-    """How many folders and names a path is made of."""
+    """The number of segments of a path."""
     return len([segment for segment in path.split("/") if segment])
 
 
 def parent(path: str) -> str:
-    """The folder that a path lies in."""
+    """The folder of a path."""
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
 
 
 def common_root(folders: list[str]) -> str:
-    """The deepest folder that holds all of these, less the `key=value` folders at its end."""
+    """The deepest common folder, without the `key=value` folders at its end."""
     split = [folder.split("/") for folder in folders]
     shared = split[0]
     for other in split[1:]:
@@ -309,7 +310,7 @@ def common_root(folders: list[str]) -> str:
 def listing_of(
     uri: str, root: str, infos: Mapping[str, pafs.FileInfo], partitions: Mapping[str, str] | None
 ) -> Listing:
-    """Files below a root (its URI, and its path on the filesystem), by their paths there, in the table's order."""
+    """The listing of files (by their paths) below a root, given by its URI and its path on the filesystem."""
     start = len(root) + (not root.endswith("/")) if root else 0
     paths = sorted((path[start:] for path in infos), key=lambda path: path.split("/"))
     prefix = next(iter(infos))[:start]
@@ -326,32 +327,32 @@ def listing_of(
         files=pa.table(columns),
         partition={name: column.take(pa.array(order)) for name, column in partition.items()},
         ignored=0,
-        inferred=frozenset(partition).difference(partitions or ()),
+        inferred_keys=frozenset(partition).difference(partitions or ()),
     )
 
 
 def _table_order(files: int, partition: dict[str, pa.Array]) -> npt.NDArray[np.int64]:
-    """Positions by typed partition values, nulls last; equal ones stay in path order."""
+    """The order by typed partition values, nulls last, stable in path order."""
     ranks = [np.arange(files)]
     for column in partition.values():
         coded = column.dictionary_encode()
         by_value = pc.sort_indices(coded.dictionary).to_numpy()
         rank = np.empty(len(by_value) + 1, np.int64)
         rank[by_value] = np.arange(len(by_value))
-        rank[-1] = len(by_value)  # what null's code is made to point at
+        rank[-1] = len(by_value)  # the rank of null
         codes = coded.indices.fill_null(len(by_value)).to_numpy()
         ranks.append(rank[codes])
     return np.lexsort((ranks[0], *reversed(ranks[1:])))
 
 
 def _tag(listing: Listing, folder: Location) -> Listing:
-    """The listing with the entity tags of an fsspec store; pyarrow's own filesystems do not show them."""
+    """Add the entity tags of an fsspec store; pyarrow's own filesystems do not list them."""
     handler = getattr(folder.filesystem, "handler", None)
     find = getattr(getattr(handler, "fs", None), "find", None)
     if find is None:
         return listing
     with explain_errors(redact(folder.uri)):
-        details = find(folder.path, detail=True)  # mostly out of fsspec's own cache
+        details = find(folder.path, detail=True)  # mostly from fsspec's cache
     paths = [join(folder.path, path) for path in listing.files["path"].to_pylist()]
     tags = [_etag(details.get(path) or details.get(path.lstrip("/")) or {}) for path in paths]
     if all(tag is None for tag in tags):
@@ -360,11 +361,11 @@ def _tag(listing: Listing, folder: Location) -> Listing:
 
 
 def _etag(detail: Mapping[str, Any]) -> str | None:
-    found = next((detail[name] for name in _TAGS if detail.get(name)), None)
-    return None if found is None else str(found)
+    tag = next((detail[name] for name in _TAGS if detail.get(name)), None)
+    return None if tag is None else str(tag)
 
 
-def _nothing(where: str, ignored: list[str]) -> TableNotFoundError:
+def _no_parquet_error(where: str, ignored: list[str]) -> TableNotFoundError:
     if not ignored:
         return TableNotFoundError(f"{where} is empty: expected at least one Parquet file below it")
     example = ignored[0].rpartition("/")[2]

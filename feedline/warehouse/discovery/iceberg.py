@@ -1,15 +1,15 @@
 """List the files of an Iceberg table at one of its snapshots.
 
 Runs where a snapshot is taken. Metadata and manifests are read by the package `pyiceberg` (the extra `iceberg`); files
-and columns come from them, statistics from the files' own footers. A table is named by its folder (the newest metadata
-there: by version-hint.text, else the one file with the highest number) or by one metadata.json; a catalog is
-not asked. Partition transforms change nothing, as files hold the columns that they are made of; the exception are files
-of an identity transform that lack the column: then it is a partition key.
+and columns come from them, statistics from the files' own footers. A table is named by its folder (then its newest
+metadata is read, by version-hint.text, else the one file with the highest number) or by one metadata.json; catalogs are
+not used. Partition transforms have no effect, as files hold their source columns; a column of an identity transform
+that files lack is a partition key.
 
-Refused: position and equality deletes, deletion vectors, files that are not Parquet, and (in `table_log`)
-columns that were renamed, or dropped and added again, or have an initial default, as long as files from before are in
-the table. Files without field ids have the names that `schema.name-mapping.default` says; without one, any that a
-column ever had.
+Refused are position and equality deletes, deletion vectors, files that are not Parquet, and (in `table_log`)
+columns that were renamed, or dropped and added again, or have an initial default, as long as older files are in
+the table. Files without field ids have the names of `schema.name-mapping.default`; without one, any earlier name of a
+column.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ import pyarrow.fs as pafs
 import pyarrow.types as pat
 
 from feedline.errors import TableError, TableNotFoundError
-from feedline.warehouse.discovery.hive import ColumnPast, Listing
-from feedline.warehouse.discovery.table_log import declared_listing, package_missing, plain
+from feedline.warehouse.discovery.hive import ColumnHistory, Listing
+from feedline.warehouse.discovery.table_log import declared_listing, missing_package_error, plain
 from feedline.warehouse.storage.faults import explain_errors, safe_message
 from feedline.warehouse.storage.locations import absolute, ancestor, is_uri, join, locate, redact
 from feedline.warehouse.storage.retry import with_retries
 
 _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
 _HINT = "version-hint.text"
-# What the URI says of its store, as pyarrow.fs has it, in pyiceberg's words; credentials come from the environment.
+# pyarrow's URI options and pyiceberg's names for them; credentials come from the environment.
 _OPTIONS = {"region": "s3.region", "endpoint_override": "s3.endpoint"}
 
 
 def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | None = None) -> Listing:
-    """The files of a snapshot (None: the newest), or of the snapshot that was the newest at an ISO time.
+    """List the files of a snapshot (None: the newest), or of the snapshot that was the newest at an ISO time.
 
-    A time without a zone is UTC. Raises TableNotFoundError where no table, no snapshot or no file is, TableError for
-    what cannot be read, TableChangedError for files that were deleted since.
+    A time without a zone is UTC. Raises TableNotFoundError if there is no table, snapshot or file, TableError for a
+    table that cannot be read, TableChangedError for files that were deleted since.
     """
     try:
-        import pyiceberg.exceptions  # noqa: PLC0415 -- an extra: only where a table of this format is asked for
+        import pyiceberg.exceptions  # noqa: PLC0415 -- an extra: needed only for tables of this format
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 -- likewise
         from pyiceberg.table import StaticTable  # noqa: PLC0415 -- likewise
     except ImportError:
-        raise package_missing("pyiceberg", "iceberg") from None
+        raise missing_package_error("pyiceberg", "iceberg") from None
     uri, metadata = _metadata_of(absolute(table))
     try:
         log = StaticTable.from_metadata(metadata, properties=_options(uri))
@@ -57,18 +57,18 @@ def list_iceberg(table: str, *, snapshot_id: int | None = None, as_of: str | Non
         tasks = list(scan.plan_files())
         schema = schema_to_pyarrow(scan.projection(), include_field_ids=True)
         specs = [log.specs()[number] for number in {task.file.spec_id for task in tasks}]
-        pasts = _pasts(log, scan.projection(), specs)
+        histories = _histories(log, scan.projection(), specs)
     except (pyiceberg.exceptions.ValidationError, OSError, ValueError, TypeError) as error:
         if isinstance(error, TableError):
             raise
         if "equality delete" in str(error):
-            raise _deletes(uri, "equality deletes") from error
+            raise _deletes_error(uri, "equality deletes") from error
         raise TableError(f"{redact(uri)} cannot be read as an Iceberg table: {safe_message(error)}") from error
     _refuse(tasks, uri)
     files = [task.file for task in tasks]
     partition = _identity_keys(files, log, scan.projection(), schema, uri)
     paths = [file.file_path for file in files]
-    return declared_listing(uri, paths, partition, schema, format="iceberg", pasts=pasts)
+    return declared_listing(uri, paths, partition, schema, format="iceberg", histories=histories)
 
 
 def _metadata_of(uri: str) -> tuple[str, str]:
@@ -90,17 +90,17 @@ def _metadata_of(uri: str) -> tuple[str, str]:
 
 
 def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str:
-    """Which of the files in a folder of metadata is the table's newest.
+    """The newest of the files in a metadata folder.
 
-    A hint that is a number is one that the table had reached: a table without a catalog writes it after the next
-    `v<number>.metadata.json`, so that a higher one in a row is newer. Without a hint numbers decide, if they can.
-    Raises TableNotFoundError where there is no metadata, TableError where nothing says which is the newest.
+    A numeric hint may be behind: a table without a catalog writes `v<number>.metadata.json` first and the hint then, so
+    consecutive higher versions are newer. Without a hint the highest number counts.
+    Raises TableNotFoundError if there is no metadata, TableError if the newest is ambiguous.
     """
     numbers = {name: int(found[1]) for name in names if (found := _METADATA.match(name))}
     if not numbers:
         raise TableNotFoundError(
-            f"{table} is no Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
-            "table that only a catalog knows, name the metadata.json that the catalog shows as its metadata location"
+            f"{table} is not an Iceberg table: expected a folder with metadata/*.metadata.json, or such a file. For a "
+            "table in a catalog, name the metadata.json that the catalog shows as its metadata location"
         )
     by_number: dict[tuple[bool, int], list[str]] = defaultdict(list)
     for name, number in sorted(numbers.items()):
@@ -116,14 +116,14 @@ def newest_metadata(names: Collection[str], hint: str | None, table: str) -> str
         newest = by_number.get((True, number)) or by_number.get((False, number)) or []
         reason = f"{_HINT} says {hint!r}"
     elif len(kinds) == 1:
-        newest, reason = by_number[max(by_number)], f"no {_HINT} decides"
+        newest, reason = by_number[max(by_number)], f"there is no {_HINT}"
     else:
         newest = [max(numbers, key=lambda name: (name.startswith("v") == kind, numbers[name])) for kind in kinds]
         reason = "numbered in two ways"
     if len(newest) != 1:
         raise TableError(
-            f"{table} has no one newest metadata file: got {' and '.join(newest) or 'none'} ({reason}), expected one. "
-            "Name the metadata.json that the table's catalog shows as its metadata location"
+            f"{table} has no single newest metadata file: got {' and '.join(newest) or 'none'} ({reason}), expected "
+            "one. Name the metadata.json that the table's catalog shows as its metadata location"
         )
     return newest[0]
 
@@ -135,9 +135,9 @@ def _read(store: pafs.FileSystem, path: str) -> bytes:
 
 def _snapshot_id(log: Any, uri: str, snapshot_id: int | None, as_of: str | None) -> int | None:
     if snapshot_id is not None and log.snapshot_by_id(snapshot_id) is None:
-        known = ", ".join(str(one.snapshot_id) for one in log.snapshots()[-5:]) or "none"
+        last = ", ".join(str(one.snapshot_id) for one in log.snapshots()[-5:]) or "none"
         raise TableNotFoundError(
-            f"{redact(uri)} has no snapshot {snapshot_id}: its last ones are {known}. Expired ones are gone for good"
+            f"{redact(uri)} has no snapshot {snapshot_id}: its last ones are {last}. Expired ones cannot be restored"
         )
     if as_of is None:
         if snapshot_id is None and log.current_snapshot() is None:
@@ -159,7 +159,7 @@ def _refuse(tasks: Sequence[Any], uri: str) -> None:
             for file in task.delete_files
         }
         if kinds:
-            raise _deletes(uri, " and ".join(sorted(kinds)))
+            raise _deletes_error(uri, " and ".join(sorted(kinds)))
         if task.file.file_format.value.upper() != "PARQUET":
             raise TableError(
                 f"{redact(uri)} has a file that is not Parquet: got {task.file.file_format.value} in "
@@ -171,47 +171,47 @@ def _content(file: Any) -> str:
     return "equality deletes" if file.content.name == "EQUALITY_DELETES" else "position deletes"
 
 
-def _deletes(uri: str, what: str) -> TableError:
+def _deletes_error(uri: str, what: str) -> TableError:
     return TableError(
-        f"{redact(uri)} has {what}, which take rows out of its files: expected none. Run rewrite_data_files, which "
-        "writes the files anew without those rows"
+        f"{redact(uri)} has {what}, which remove rows from its files: expected none. Run rewrite_data_files, which "
+        "rewrites the files without those rows"
     )
 
 
 def _identity_keys(files: Sequence[Any], log: Any, columns: Any, schema: pa.Schema, uri: str) -> dict[str, pa.Array]:
-    """The columns that some file lacks because its partition says their value: one value per file."""
-    lacking: dict[str, None] = {}
+    """The columns that some file lacks because its partition has their value: one value per file."""
+    missing: dict[str, None] = {}
     values: list[dict[str, Any]] = []
     for file in files:
-        known = _identities(file, log, columns)
-        values.append(known)
+        identities = _identities(file, log, columns)
+        values.append(identities)
         present = {*(file.column_sizes or ()), *(file.value_counts or ())}
-        if present:  # without any counts nothing is known, and files hold all columns: that is the rule
-            lacking.update({name: None for name in known if columns.find_field(name).field_id not in present})
+        if present:  # a file without any counts holds all columns, by the specification
+            missing.update({name: None for name in identities if columns.find_field(name).field_id not in present})
     keys = {}
     for name in schema.names:
-        if name in lacking:
-            if not all(name in known for known in values):
+        if name in missing:
+            if not all(name in identities for identities in values):
                 raise TableError(
                     f"column {name!r} of {redact(uri)} is a partition's value for some files and a column in others: "
                     "expected one of the two. Rewrite the old files"
                 )
-            keys[name] = _convert_types([known[name] for known in values], plain(schema.field(name).type))
+            keys[name] = _convert_types([each[name] for each in values], plain(schema.field(name).type))
     return keys
 
 
 def _identities(file: Any, log: Any, columns: Any) -> dict[str, Any]:
     spec = log.specs()[file.spec_id]
-    found = {}
-    for place, field in enumerate(spec.fields):
+    values = {}
+    for index, field in enumerate(spec.fields):
         name = columns.find_column_name(field.source_id)
         if str(field.transform) == "identity" and name is not None:
-            found[name] = file.partition[place]
-    return found
+            values[name] = file.partition[index]
+    return values
 
 
-def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast]:
-    """Earlier names and defaults of columns and struct fields, for files that lack them or their field ids."""
+def _histories(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnHistory]:
+    """The histories of columns and struct fields by field id, for files that lack them or their field ids."""
     names: dict[int, set[str]] = defaultdict(set)
     owners: dict[tuple[int, str], set[int]] = defaultdict(set)
     for schema in [*log.metadata.schemas, columns]:
@@ -219,43 +219,43 @@ def _pasts(log: Any, columns: Any, specs: Sequence[Any]) -> dict[int, ColumnPast
             names[field.field_id].add(field.name)
             owners[parent, field.name].add(field.field_id)
     mapping = log.metadata.name_mapping()
-    mapped = None if mapping is None else dict(_map(mapping.root))
+    names_by_id = None if mapping is None else dict(_names_by_id(mapping.root))
     everywhere = [{field.source_id for field in spec.fields if str(field.transform) == "identity"} for spec in specs]
-    partitioned = set.intersection(*everywhere) if everywhere else set()
-    pasts = {}
+    partition_ids = set.intersection(*everywhere) if everywhere else set()
+    histories = {}
     for parent, field in _fields(columns.as_struct(), 0):
-        number = field.field_id
-        known = names[number] if mapped is None else mapped.get(number, set())
-        pasts[number] = ColumnPast(
-            names=frozenset(known),
-            ambiguous=len(owners[parent, field.name]) > 1 if mapped is None else field.name not in known,
+        id = field.field_id
+        earlier = names[id] if names_by_id is None else names_by_id.get(id, set())
+        histories[id] = ColumnHistory(
+            names=frozenset(earlier),
+            ambiguous=len(owners[parent, field.name]) > 1 if names_by_id is None else field.name not in earlier,
             default=None if field.initial_default is None else repr(field.initial_default),
-            in_partitions=number in partitioned,
+            in_partitions=id in partition_ids,
         )
-    return pasts
+    return histories
 
 
 def _fields(struct: Any, parent: int) -> Iterator[tuple[int, Any]]:
-    """The fields of a struct, and of structs inside, each with the number of what it is a field of."""
+    """The fields of a struct, recursively, each with the field id of its parent."""
     for field in struct.fields:
         yield parent, field
-        inner, number = field.field_type, field.field_id
+        inner, id = field.field_type, field.field_id
         while (kind := next((kind for kind in ("element", "value") if hasattr(inner, f"{kind}_type")), "")) != "":
-            number, inner = getattr(inner, f"{kind}_id"), getattr(inner, f"{kind}_type")
+            id, inner = getattr(inner, f"{kind}_id"), getattr(inner, f"{kind}_type")
         if inner.is_struct:
-            yield from _fields(inner, number)
+            yield from _fields(inner, id)
 
 
-def _map(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
-    """The names that a name mapping gives to each number."""
+def _names_by_id(fields: Sequence[Any]) -> Iterator[tuple[int, set[str]]]:
+    """The field ids of a name mapping, each with its names."""
     for field in fields:
         if field.field_id is not None:
             yield field.field_id, set(field.names)
-        yield from _map(field.fields)
+        yield from _names_by_id(field.fields)
 
 
 def _convert_types(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Partition values, which are numbers of days or microseconds where they are dates or times."""
+    """Partition values as an array; dates and times are integers, in days or microseconds."""
     numeric = pat.is_date(kind) or pat.is_timestamp(kind) or pat.is_time(kind)
     if numeric and all(value is None or isinstance(value, int) for value in values):
         return pa.array(values, pa.int32() if pat.is_date32(kind) else pa.int64()).cast(kind)
@@ -263,8 +263,8 @@ def _convert_types(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _options(uri: str) -> dict[str, str]:
-    given = dict(parse_qsl(uri.partition("?")[2])) if is_uri(uri) else {}
-    options = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    query = dict(parse_qsl(uri.partition("?")[2])) if is_uri(uri) else {}
+    options = {_OPTIONS[name]: value for name, value in query.items() if name in _OPTIONS}
     if "s3.endpoint" in options:
-        options["s3.endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+        options["s3.endpoint"] = f"{query.get('scheme', 'https')}://{query['endpoint_override']}"
     return options

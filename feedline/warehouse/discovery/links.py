@@ -1,12 +1,12 @@
-"""List a local folder whose symbolic links may lead anywhere, and refuse a file that two paths of a table lead to.
+"""List a local folder with symbolic links, and refuse a file that two paths of a table lead to.
 
-Runs where a snapshot is taken. Links are followed, as every reader of such folders does, but no folder is entered
-twice: a link to a folder above itself would list the table's files again on each of forty levels. Real folders come
-first, so that a file is listed by its own path where it has one below the root. Links with hidden names, and links in
-hidden folders, are left alone, as nothing behind them belongs to a table.
+Runs where a snapshot is taken. Links are followed, as by other readers of such folders, but no folder is entered twice:
+a link to a folder above itself would list the table's files again on each of forty levels. Real folders come first, so
+that a file is listed by its own path if it has one below the root. Links with hidden names, and links in hidden
+folders, are ignored, as nothing behind them belongs to a table.
 
-Without links this costs what the listing costs; what a file really is called is looked up only behind links. Hard
-links are no links: like a copy, each is a file of its own.
+Without links the cost is that of the listing; real paths are resolved only behind links. A hard link is a file of its
+own, like a copy.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _KINDS = {True: pafs.FileType.File, False: pafs.FileType.Unknown}
 class Walk:
     """The files and folders below a folder.
 
-    `links`: paths of files that are links. `again`: folders that were not entered, each with the path by which the
-    walk had been there before.
+    `links`: paths of files that are links. `duplicates`: folders that were not entered, each with the path by which the
+    walk entered them before.
     """
 
     infos: list[pafs.FileInfo] = field(default_factory=list)
     links: set[str] = field(default_factory=set)
-    again: dict[str, str] = field(default_factory=dict)
+    duplicates: dict[str, str] = field(default_factory=dict)
 
 
 def walk(root: str) -> Walk:
-    """List a folder and all below it, in no particular order.
+    """List a folder recursively, in no particular order.
 
-    What a link names and is not there has the type NotFound, a pipe or a device the type Unknown. Raises OSError.
+    A dangling link has the type NotFound, a pipe or a device the type Unknown. Raises OSError.
     """
-    found = Walk()
+    tree = Walk()
     entered: dict[str, str] = {}
     folders = [(root, os.path.realpath(root), False)]
     links: deque[str] = deque()
@@ -54,72 +54,72 @@ def walk(root: str) -> Walk:
         else:
             path, hidden = links.popleft(), False
             real = os.path.realpath(path)
-        if not hidden:  # nothing in there counts, so a link from outside may still lead there
+        if not hidden:  # a hidden folder has no table files, so a link from outside may still lead there
             if real in entered:
-                found.again[path] = entered[real]
+                tree.duplicates[path] = entered[real]
                 continue
             entered[real] = path
         with os.scandir(path) as entries:
             for entry in entries:
                 covered = hidden or is_hidden(entry.name)
                 if not _is_folder(entry):
-                    _add_file(entry, found)
+                    _add_file(entry, tree)
                 elif not entry.is_symlink():
                     folders.append((entry.path, os.path.join(real, entry.name), covered))
                 elif not covered:
                     links.append(entry.path)
-    return found
+    return tree
 
 
-def refuse_same_files(files: Collection[str], links: Collection[str], again: dict[str, str]) -> None:
-    """Raise TableError where two local files of a table are one, by their real paths.
+def refuse_same_files(files: Collection[str], links: Collection[str], duplicates: dict[str, str]) -> None:
+    """Raise TableError if two local files of a table have the same real path.
 
-    `links`: those of the files that may be links. `again`: as in `Walk`.
+    `links`: the files that may be links. `duplicates`: as in `Walk`.
     """
-    for folder, first in again.items():
-        known = next((path for path in files if path.startswith(f"{first}/")), None)
-        if known is not None:
-            raise _twice(folder + known[len(first) :], known)
+    for folder, first in duplicates.items():
+        file = next((path for path in files if path.startswith(f"{first}/")), None)
+        if file is not None:
+            raise _same_file_error(folder + file[len(first) :], file)
     folders = {path.rpartition("/")[0] for path in files}
     real = {folder: os.path.realpath(folder) for folder in folders}
     if not links and len(set(real.values())) == len(real):
         return
-    seen: dict[str, str] = {}
+    by_real_path: dict[str, str] = {}
     for path in sorted(files, key=lambda path: (path in links, path)):
         folder, _, name = path.rpartition("/")
-        place = os.path.realpath(path) if path in links else f"{real[folder]}/{name}"
-        if place in seen:
-            raise _twice(path, seen[place])
-        seen[place] = path
+        real_path = os.path.realpath(path) if path in links else f"{real[folder]}/{name}"
+        if real_path in by_real_path:
+            raise _same_file_error(path, by_real_path[real_path])
+        by_real_path[real_path] = path
 
 
 def links_among(files: Iterable[str]) -> set[str]:
-    """Those of some local files that are links: one look at each, so only for files that are named one by one."""
+    """The local files that are links. Costs a system call per file: only for files named one by one."""
     return {path for path in files if Path(path).is_symlink()}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself; what may not be looked at is said where its size is asked for
+    except OSError:  # a link to itself; a denied path is reported when its size is read
         return False
 
 
-def _add_file(entry: os.DirEntry[str], found: Walk) -> None:
+def _add_file(entry: os.DirEntry[str], tree: Walk) -> None:
     if entry.is_symlink():
-        found.links.add(entry.path)
+        tree.links.add(entry.path)
     try:
         facts, kind = entry.stat(), _KINDS[entry.is_file()]
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
-        if entry.is_symlink():  # else it was deleted this moment
-            found.infos.append(pafs.FileInfo(entry.path, pafs.FileType.NotFound))
+        if entry.is_symlink():  # else it has just been deleted
+            tree.infos.append(pafs.FileInfo(entry.path, pafs.FileType.NotFound))
         return
-    found.infos.append(pafs.FileInfo(entry.path, kind, size=facts.st_size, mtime_ns=facts.st_mtime_ns))
+    tree.infos.append(pafs.FileInfo(entry.path, kind, size=facts.st_size, mtime_ns=facts.st_mtime_ns))
 
 
-def _twice(path: str, first: str) -> TableError:
+def _same_file_error(path: str, first: str) -> TableError:
     return TableError(
         f"{path} is the same file as {first}, by a symbolic link: its rows would be read twice. Remove the link, begin "
         "its name with an underscore, or name the table's folders one by one"

@@ -1,12 +1,12 @@
 """Recognize folders of tables with a log of their own: Delta Lake, Iceberg, Hudi, Spark sinks.
 
-Runs where a snapshot is taken. Read as a plain folder such a table gives wrong rows silently: files that the log
+Runs where a snapshot is taken. Read as a plain folder such a table silently gives wrong rows: files that the log
 replaced or deleted are still there, and so are those of failed jobs. A format is recognized by a hidden folder, or by
 the names of its metadata files.
 
-A listing of a folder shows all logs in it. For what is named inside a table (a partition's folder, files, a glob) the
-folders above are looked at: on a local disk all of them, in a store those up to the first that is not `key=value`, and
-the one above a folder `data`, where Iceberg keeps its files. Nothing is asked for a folder that is neither.
+A folder's listing has all logs in it. For a name inside a table (a partition's folder, files, a glob) the folders above
+are checked: on a local disk all of them, in a store those up to the first that is not `key=value`, and the one above a
+folder `data`, where Iceberg keeps its files. No request is made for other folders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MANIFEST = "or name its files in a manifest (`format: manifest`)"
 _MEANINGS = {
     DELTA: ("a Delta Lake table", f"Write `format: delta`, {_MANIFEST}"),
     ICEBERG: ("an Iceberg table", f"Write `format: iceberg`, {_MANIFEST}"),
-    HUDI: ("a Hudi table, which Feedline cannot read by its log", f"Export it as Parquet, {_MANIFEST}"),
+    HUDI: ("a Hudi table, whose log Feedline cannot read", f"Export it as Parquet, {_MANIFEST}"),
     SPARK_SINK: (
         "the sink of a Spark stream",
         f"Copy it with Spark, {_MANIFEST}, or delete {SPARK_SINK} if every file counts",
@@ -38,53 +38,53 @@ _MEANINGS = {
 
 
 def logs_below(root: str, folders: Iterable[str], files: Iterable[str]) -> dict[str, str]:
-    """The folders with a log, each with its mark, by what a listing of `root` shows.
+    """The folders with a log, each with its mark, in a listing of `root`.
 
-    `folders`: the hidden ones, and those in hidden ones; a log in a hidden folder is nobody's. `files`: those in other
-    folders that are no Parquet files.
+    `folders`: hidden ones, and those in hidden ones, in which logs do not count. `files`: those in other folders that
+    are not Parquet.
     """
-    found = {}
+    logs = {}
     for path in files:
         folder, _, name = path.rpartition("/")
         if name.endswith(_METADATA) and folder.rpartition("/")[2] == "metadata":
-            found[folder.rpartition("/")[0]] = ICEBERG
+            logs[folder.rpartition("/")[0]] = ICEBERG
     for folder in folders:
         segments = folder[len(root) :].lstrip("/").split("/")
-        place = next(place for place, segment in enumerate(segments) if is_hidden(segment))
-        if segments[place] in _HIDDEN:
-            found[join(root, "/".join(segments[:place])) if place else root] = segments[place]
-    return found
+        first = next(index for index, segment in enumerate(segments) if is_hidden(segment))
+        if segments[first] in _HIDDEN:
+            logs[join(root, "/".join(segments[:first])) if first else root] = segments[first]
+    return logs
 
 
 def logs_above(
     location: Location, folders: Iterable[str], *, listed: Collection[str] = (), name: str
 ) -> dict[str, str]:
-    """The folders that hold these folders, or are one of them, and have a log: path and mark.
+    """The logs in these folders and in those above them: mark by folder.
 
-    `location`: a place on their store. `listed`: folders whose listing has shown it. `name`: how messages call what is
-    looked for. A folder that may not be looked at is taken to have none.
+    `location`: any on their store. `listed`: folders to skip, as their listing has been checked. `name`: the table, for
+    messages. A folder that may not be read counts as one without a log.
     """
     everything = is_local(location.filesystem)
     above = dict.fromkeys(root for folder in folders for root in _roots(folder, everything=everything))
-    found = {root: _log_in(location, root, name) for root in above if root not in listed}
-    return {root: mark for root, mark in found.items() if mark is not None}
+    logs = {root: _log_in(location, root, name) for root in above if root not in listed}
+    return {root: mark for root, mark in logs.items() if mark is not None}
 
 
-def refuse_logged(location: Location, files: Iterable[str], logs: Mapping[str, str]) -> None:
-    """Raise TableError where one of the files lies below a root that has a log, unless a hidden folder is between."""
+def refuse_files_with_log(location: Location, files: Iterable[str], logs: Mapping[str, str]) -> None:
+    """Raise TableError if one of the files is below a folder with a log, with no hidden folder in between."""
     for root, mark in logs.items():
         start = join(root, "")
         for path in files:
             if path.startswith(start) and not any(is_hidden(part) for part in path[len(start) :].split("/")[:-1]):
                 what, remedy = _MEANINGS[mark]
                 raise TableError(
-                    f"{redact(uri_on(location, root))} is {what}: {mark} there says which of its files count, so its "
-                    f"folders cannot be read as they are (format hive). {remedy}"
+                    f"{redact(uri_on(location, root))} is {what}: its {mark} defines which of its files are current, "
+                    f"so its folders cannot be read as they are (format hive). {remedy}"
                 )
 
 
 def _roots(folder: str, *, everything: bool) -> Iterator[str]:
-    """The folder and those above it that may be the root of the table that it lies in."""
+    """The folder and those above it that may be the root of its table."""
     while folder:
         parent, _, name = folder.rpartition("/")
         if is_hidden(name):
@@ -100,21 +100,21 @@ def _log_in(location: Location, root: str, name: str) -> str | None:
     filesystem = location.filesystem
     hidden, metadata = [join(root, mark) for mark in _HIDDEN], join(root, "metadata")
 
-    def look() -> str | None:
+    def find_mark() -> str | None:
         infos = filesystem.get_file_info([*hidden, metadata])
-        there = [info.type == pafs.FileType.Directory for info in infos]
-        if True in there[:-1]:
-            return _HIDDEN[there.index(True)]
-        inside = filesystem.get_file_info(pafs.FileSelector(metadata)) if there[-1] else []
+        exists = [info.type == pafs.FileType.Directory for info in infos]
+        if True in exists[:-1]:
+            return _HIDDEN[exists.index(True)]
+        inside = filesystem.get_file_info(pafs.FileSelector(metadata)) if exists[-1] else []
         return ICEBERG if any(info.base_name.endswith(_METADATA) for info in inside) else None
 
-    def looked() -> str | None:
+    def find_mark_if_allowed() -> str | None:
         try:
-            return look()
+            return find_mark()
         except Exception as error:
             if is_denied(error):
                 return None
             raise
 
     with explain_errors(name):
-        return with_retries(looked, filesystem, name, verb="listed")
+        return with_retries(find_mark_if_allowed, filesystem, name, verb="listed")

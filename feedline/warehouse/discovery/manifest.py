@@ -1,9 +1,9 @@
 """List the files that a manifest names: a JSON list of paths, or a Parquet file with a column `path`.
 
 Runs where a snapshot is taken. A JSON manifest is a list of paths, or of objects with a `path`; other keys are
-ignored. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. Their order is
-not kept: the table has its usual one. No folder is listed: sizes and times are asked for file by file, many at once. A
-manifest may name files of a table that has a log of its own (`logs`): its author knew which files are current.
+ignored. Paths are relative to the manifest's folder, absolute, or URIs, all on one store. The table has its usual
+order, not the manifest's. No folder is listed: sizes and times are requested per file, many at once. A manifest may
+name files of a table that has a log of its own (`logs`): it is trusted to name the current ones.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ _MAGIC = b"PAR1"
 
 
 def discover_manifest(manifest: str, *, partitions: Mapping[str, str] | None = None) -> Listing:
-    """The files that a manifest names, as `discover` gives those of a folder.
+    """List the files that a manifest names.
 
-    Raises TableNotFoundError where the manifest or a file that it names does not exist, TableError where it is no
-    manifest, names nothing, or names files on several stores.
+    Raises TableNotFoundError if the manifest or a file that it names does not exist, TableError if it is not a
+    manifest, names no file, or names files on several stores.
     """
-    place = locate(absolute(manifest))
-    names = _names(place)
-    folder = ancestor(place.uri, 1)
-    uris = list(dict.fromkeys(_resolve(name, folder, redact(place.uri)) for name in names))
+    location = locate(absolute(manifest))
+    names = _names(location)
+    folder = ancestor(location.uri, 1)
+    uris = list(dict.fromkeys(_resolve(name, folder, redact(location.uri)) for name in names))
     first = locate(uris[0])
-    paths = _paths(uris, first, redact(place.uri))
+    paths = _paths(uris, first, redact(location.uri))
     with explain_errors(redact(first.uri)):
         files = first.filesystem
         infos = with_retries(lambda: files.get_file_info(paths), files, redact(first.uri), verb="listed")
     for info, uri in zip(infos, uris, strict=True):
         if info.type == pafs.FileType.NotFound:
             raise TableNotFoundError(
-                f"{redact(uri)} does not exist: {redact(place.uri)} names it. Restore it, or write the manifest anew"
+                f"{redact(uri)} does not exist: {redact(location.uri)} names it. Restore it, or rewrite the manifest"
             )
         if info.type != pafs.FileType.File:
-            raise TableError(f"{redact(uri)} is a folder: expected that {redact(place.uri)} names files alone")
+            raise TableError(f"{redact(uri)} is a folder: expected only files in {redact(location.uri)}")
     if is_local(first.filesystem):
         refuse_same_files(paths, links_among(paths), {})
     root = common_root(sorted({parent(info.path) for info in infos}))
     root_uri = ancestor(first.uri, depth(first.path) - depth(root))
     listing = listing_of(root_uri, root, {info.path: info for info in infos}, partitions)
-    return replace(listing, asked=place.uri)
+    return replace(listing, source_names=location.uri)
 
 
-def _names(place: Location) -> list[str]:
-    where = redact(place.uri)
+def _names(location: Location) -> list[str]:
+    where = redact(location.uri)
     with explain_errors(where):
-        content = with_retries(lambda: _content(place, where), place.filesystem, where)
-    text = content.to_pybytes()
-    names = _parquet_names(content, where) if text.startswith(_MAGIC) else _json_names(text, where)
+        content = with_retries(lambda: _content(location, where), location.filesystem, where)
+    data = content.to_pybytes()
+    names = _parquet_names(content, where) if data.startswith(_MAGIC) else _json_names(data, where)
     bad = next((name for name in names if not isinstance(name, str) or not name.strip()), None)
     if bad is not None or any(name is None for name in names):
         raise TableError(f"manifest {where} holds an entry that is not a path: got {bad!r}, expected a string")
@@ -73,11 +73,11 @@ def _names(place: Location) -> list[str]:
     return names
 
 
-def _content(place: Location, where: str) -> pa.Buffer:
-    if place.filesystem.get_file_info(place.path).type == pafs.FileType.Directory:
+def _content(location: Location, where: str) -> pa.Buffer:
+    if location.filesystem.get_file_info(location.path).type == pafs.FileType.Directory:
         raise TableError(f"manifest {where} is a folder: expected a JSON or Parquet file")
-    with place.filesystem.open_input_file(place.path) as source:
-        if is_local(place.filesystem):
+    with location.filesystem.open_input_file(location.path) as source:
+        if is_local(location.filesystem):
             return source.read_buffer()
         return pa.py_buffer(read_range(source, 0, source.size()))
 
@@ -93,15 +93,15 @@ def _parquet_names(content: pa.Buffer, where: str) -> list[Any]:
 
 def _json_names(content: bytes, where: str) -> list[Any]:
     try:
-        found = json.loads(content)
+        entries = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise TableError(f"manifest {where} is neither JSON nor Parquet: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         raise TableError(
-            f"manifest {where} is not a list: got {type(found).__name__}, expected a JSON list of paths, or of objects "
-            "with a `path`"
+            f"manifest {where} is not a list: got {type(entries).__name__}, expected a JSON list of paths, or of "
+            "objects with a `path`"
         )
-    return [entry.get("path") if isinstance(entry, dict) else entry for entry in found]
+    return [entry.get("path") if isinstance(entry, dict) else entry for entry in entries]
 
 
 def _resolve(name: str, folder: str, where: str) -> str:
@@ -116,7 +116,7 @@ def _resolve(name: str, folder: str, where: str) -> str:
 
 
 def _paths(uris: Sequence[str], first: Location, where: str) -> list[str]:
-    """The files' paths on the one filesystem; a filesystem is made per store, not per file."""
+    """The files' paths on their filesystem, which is created once per store, not per file."""
     paths = []
     stores: dict[tuple[str, ...], Location] = {}
     for uri in uris:

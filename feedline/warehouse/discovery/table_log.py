@@ -1,13 +1,13 @@
-"""Make a listing from a table's log, which names its files, partition values and columns.
+"""Build a listing from a table's log, which names its files, partition values and columns.
 
-Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). Sizes and times are the store's own,
-because every later reader compares with them. One recursive listing of the folder that holds the files gives them all,
-and shows which are gone.
+Runs where a snapshot is taken; shared by the table formats (`delta`, `iceberg`). Sizes and times are the store's,
+because every later reader compares with them; one recursive listing of the files' folder returns them all, and shows
+which files are gone.
 
-Pure, further down: the table's columns (`declared_schema`) are those of the log, in its order, whatever the files hold;
-what a file holds has to widen into them. Where the log numbers its columns, a file that gives a number another name,
-or a name another number, is refused: it would have to be read by number, and Feedline reads by name. So is one that
-numbers nothing and has an earlier name of a column, and one that lacks a column which is not null there.
+The table's columns (`declared_schema`; pure) are those of the log, in its order; the files' columns must widen into
+them. Feedline reads columns by name. So where the log has field ids, a file is refused if it has another name for an
+id, or another id for a name; if it has no ids and an earlier name of a column; or if it lacks a column whose value
+there is not null.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import pyarrow.fs as pafs
 import pyarrow.types as pat
 
 from feedline.errors import TableChangedError, TableError, TableNotFoundError
-from feedline.warehouse.discovery.hive import ColumnPast, Listing, listing_of
+from feedline.warehouse.discovery.hive import ColumnHistory, Listing, listing_of
 from feedline.warehouse.parquet.schemas import (
     KindChangedError,
     SchemaRules,
     children,
-    refuse_twice,
-    unexpected,
+    extra_column_message,
+    refuse_duplicate_columns,
     unify,
     union,
     widens,
@@ -42,8 +42,8 @@ FIELD_ID = b"PARQUET:field_id"
 _SHOWN = 5
 
 
-def package_missing(package: str, format: str) -> TableError:
-    """The refusal of a format whose package is not installed."""
+def missing_package_error(package: str, format: str) -> TableError:
+    """The error for a format whose package is not installed."""
     return TableError(
         f"format {format} needs a package that is not installed: {package}. Run: pip install 'feedline[{format}]'"
     )
@@ -56,21 +56,21 @@ def declared_listing(
     schema: pa.Schema,
     *,
     format: str,
-    pasts: Mapping[int, ColumnPast] | None = None,
+    histories: Mapping[int, ColumnHistory] | None = None,
 ) -> Listing:
-    """The files that a table's log names, in the table's order: by partition values, nulls last, then by path.
+    """List the files that a table's log names, in the table's order: by partition values, nulls last, then by path.
 
-    `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with them. `schema`: the
-    log's columns; `pasts`: of those that it numbers. Raises TableNotFoundError for a table without files,
+    `paths`: below the table's URI, absolute, or URIs. `partition`: one array per key, aligned with `paths`. `schema`:
+    the log's columns; `histories`: of those with field ids. Raises TableNotFoundError for a table without files,
     TableChangedError for files that are gone.
     """
     location = locate(table)
     if not paths:
         raise TableNotFoundError(f"{redact(table)} is empty: expected at least one file in this version of it")
-    full = [_on_store(path, location) for path in paths]
+    full = [_store_path(path, location) for path in paths]
     root = location.path if all(_below(path, location.path) for path in full) else _common_folder(full, table)
-    found = _present(location, root, set(full))
-    gone = [path for path in full if path not in found]
+    infos = _file_infos(location, root, set(full))
+    gone = [path for path in full if path not in infos]
     if gone:
         names = ", ".join(gone[:_SHOWN]) + (f" and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else "")
         raise TableChangedError(
@@ -78,22 +78,24 @@ def declared_listing(
             "read a newer version"
         )
     uri = table if root == location.path else uri_on(location, root)
-    listing = listing_of(uri, root, found, None)
-    place = {path: index for index, path in enumerate(full)}
+    listing = listing_of(uri, root, infos, None)
+    indices = {path: index for index, path in enumerate(full)}
     start = len(root) + (not root.endswith("/"))
-    by_path = {path[start:]: place[path] for path in found}
+    by_path = {path[start:]: indices[path] for path in infos}
     order = pa.array([by_path[path] for path in listing.files["path"].to_pylist()], pa.int64())
     keys = {name: column.take(order) for name, column in partition.items()}
-    listing = replace(listing, partition=keys, inferred=frozenset(), asked=f"{format} {table}", schema=schema)
-    listing = replace(listing, pasts=pasts or {})
+    listing = replace(
+        listing, partition=keys, inferred_keys=frozenset(), source_names=f"{format} {table}", schema=schema
+    )
+    listing = replace(listing, histories=histories or {})
     return listing.take(_table_order(listing.files["path"], keys))
 
 
 def unite_schemas(listing: Listing, files: Sequence[tuple[str, pa.Schema]], rules: SchemaRules) -> pa.Schema:
-    """A table's columns, from (file, schema) pairs: those of its log where it has one, else the union of the files'."""
+    """A table's columns, from (file, schema) pairs: those of its log if it has one, else the union of the files'."""
     if listing.schema is None:
         return union(files, rules, keys=listing.partition)
-    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules, pasts=listing.pasts)
+    return declared_schema(listing.schema, files, keys=listing.partition, rules=rules, histories=listing.histories)
 
 
 def declared_schema(
@@ -102,32 +104,32 @@ def declared_schema(
     *,
     keys: Collection[str] = (),
     rules: SchemaRules | None = None,
-    pasts: Mapping[int, ColumnPast] | None = None,
+    histories: Mapping[int, ColumnHistory] | None = None,
 ) -> pa.Schema:
-    """The declared columns less the partition keys, from (file, schema) pairs, one per distinct schema.
+    """The declared columns without the partition keys, from (file, schema) pairs, one per distinct schema.
 
-    A column has its declared type, but for the width of offsets, which is that of the files; or the one that the rules
-    give it. A column that only the rules name comes last, and is null. With `extra_error` the rules name all of the
-    log's columns; what else lies in files is no column of the table.
+    A column has its declared type, except the width of offsets, which is that of the files; or the type that the rules
+    declare. A column that only the rules name comes last, and is null. With `extra_error` the rules must name all of
+    the log's columns; other columns of files are not part of the table.
 
-    Raises TableError where a file holds what does not widen into that, names a column twice, or otherwise than the log
-    does; and where the rules name a partition key, a column that was dropped while files still have it, or too few.
+    Raises TableError if a file has a column that does not widen into its type, has one twice, or under another name
+    than the log; and if the rules name a partition key, a dropped column that files still have, or too few columns.
     """
     rules = rules or SchemaRules()
     _refuse_rules(rules, declared, files, keys)
     for file, schema in files:
-        refuse_twice(schema, file)
+        refuse_duplicate_columns(schema, file)
     fields = []
     for field in declared:
         if field.name in keys:
             continue
-        held = []
+        types = []
         for file, schema in files:
-            _refuse_other_columns(field, schema, file, pasts or {})
+            _refuse_other_columns(field, schema, file, histories or {})
             if field.name in schema.names:
-                held.append((file, without_dictionaries(schema.field(field.name).type)))
+                types.append((file, without_dictionaries(schema.field(field.name).type)))
         kind = rules.columns.get(field.name)
-        fitting = _kind(field if kind is None else field.with_type(kind), held)
+        fitting = _column_type(field if kind is None else field.with_type(kind), types)
         fields.append(pa.field(field.name, fitting if kind is None else kind))
     added = [pa.field(name, kind) for name, kind in rules.columns.items() if name not in declared.names]
     return pa.schema([*fields, *added])
@@ -147,18 +149,18 @@ def _refuse_rules(
             )
     for name in declared.names if rules.extra_error else ():
         if name not in rules.columns and name not in keys:
-            raise TableError(unexpected(name, "the table's log", rules.columns))
+            raise TableError(extra_column_message(name, "the table's log", rules.columns))
 
 
-def _kind(field: pa.Field, held: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
+def _column_type(field: pa.Field, types: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
     declared = plain(field.type)
-    kinds = {kind for _, kind in held}
+    kinds = {kind for _, kind in types}
     if len(kinds) == 1 and plain(next(iter(kinds))) == declared:
         return next(iter(kinds))
-    for file, kind in held:
+    for file, kind in types:
         if not _fits(plain(kind), declared):
             raise TableError(
-                f"column {field.name!r} of {file} does not fit the table's schema: got {kind}, expected what "
+                f"column {field.name!r} of {file} does not fit the table's schema: got {kind}, expected a type that "
                 f"{declared} holds without loss. Rewrite the file"
             )
     return declared
@@ -176,7 +178,7 @@ def _fits(kind: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type with narrow offsets at every depth, and without metadata."""
+    """The type with narrow offsets at every depth and without metadata."""
     if pat.is_large_string(kind) or pat.is_string_view(kind):
         return pa.string()
     if pat.is_large_binary(kind) or pat.is_binary_view(kind):
@@ -193,83 +195,85 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return pa.list_(inner[0])
 
 
-# -- columns by number ------------------------------------------------------------------------------------------------
+# -- columns by field id ----------------------------------------------------------------------------------------------
 
 
-def _refuse_other_columns(field: pa.Field, schema: pa.Schema, file: str, pasts: Mapping[int, ColumnPast]) -> None:
-    """Compare a declared column, and the fields inside it, with those of a file: by number, else by earlier names."""
-    if _number(field) is None:
+def _refuse_other_columns(
+    field: pa.Field, schema: pa.Schema, file: str, histories: Mapping[int, ColumnHistory]
+) -> None:
+    """Refuse a file whose columns conflict with a declared column or a field inside it, by field id or earlier name."""
+    if _field_id(field) is None:
         return
-    for one, fields, place in _levels(field, list(schema), field.name):
-        number = _number(one)
-        past = pasts.get(number, ColumnPast()) if number is not None else ColumnPast()
+    for one, fields, column in _levels(field, list(schema), field.name):
+        id = _field_id(one)
+        history = histories.get(id, ColumnHistory()) if id is not None else ColumnHistory()
         for other in fields:
-            theirs = _number(other)
-            if theirs is None:
-                _refuse_earlier_names(one, other, place, file, past)
-            elif (theirs == number) != (other.name == one.name):
-                what = "was renamed" if theirs == number else "was dropped and added again"
+            other_id = _field_id(other)
+            if other_id is None:
+                _refuse_earlier_names(one, other, column, file, history)
+            elif (other_id == id) != (other.name == one.name):
+                change = "was renamed" if other_id == id else "was dropped and added again"
                 raise TableError(
-                    f"column {place!r} {what}: {file} has {other.name!r} with field id {theirs}, expected "
-                    f"{one.name!r} with {number}. Feedline reads columns by name: rewrite the table's old files"
+                    f"column {column!r} {change}: {file} has {other.name!r} with field id {other_id}, expected "
+                    f"{one.name!r} with {id}. Feedline reads columns by name: rewrite the table's old files"
                 )
         if all(other.name != one.name for other in fields):
-            _refuse_other_than_null(place, file, past)
+            _refuse_missing_values(column, file, history)
 
 
-def _refuse_earlier_names(one: pa.Field, other: pa.Field, place: str, file: str, past: ColumnPast) -> None:
-    """Of a file's field that has no number."""
-    if other.name == one.name and past.ambiguous:
+def _refuse_earlier_names(one: pa.Field, other: pa.Field, column: str, file: str, history: ColumnHistory) -> None:
+    """Refuse a file's field without a field id if its name is ambiguous or was the column's."""
+    if other.name == one.name and history.ambiguous:
         raise TableError(
-            f"column {place!r} cannot be told from another that had its name: {file} has {other.name!r} without a "
+            f"column {column!r} is ambiguous, as another column had its name: {file} has {other.name!r} without a "
             "field id, expected one, or schema.name-mapping.default to name it. Rewrite the table's old files"
         )
-    if other.name != one.name and other.name in past.names:
+    if other.name != one.name and other.name in history.names:
         raise TableError(
-            f"column {place!r} was renamed: {file} has {other.name!r}, one of its names, without a field id, expected "
+            f"column {column!r} was renamed: {file} has {other.name!r}, one of its names, without a field id, expected "
             f"{one.name!r}. Feedline reads columns by name: rewrite the table's old files"
         )
 
 
-def _refuse_other_than_null(place: str, file: str, past: ColumnPast) -> None:
-    """Of a column that a file lacks."""
-    if past.default is not None:
+def _refuse_missing_values(column: str, file: str, history: ColumnHistory) -> None:
+    """Refuse a file that lacks a column whose value there is not null."""
+    if history.default is not None:
         raise TableError(
-            f"column {place!r} has the initial default {past.default}, which rows of older files have: {file} lacks "
-            "the column, expected every file to hold it. Rewrite the table's old files"
+            f"column {column!r} has the initial default {history.default}, which rows of older files have: {file} "
+            "lacks the column, expected every file to hold it. Rewrite the table's old files"
         )
-    if past.in_partitions:
+    if history.in_partitions:
         raise TableError(
-            f"column {place!r} is a partition's value in the table's metadata: {file} lacks the column, and its entry "
-            "there has no counts that say so. Rewrite the table's files"
+            f"column {column!r} is a partition's value in the table's metadata: {file} lacks the column, and its entry "
+            "there has no counts to show it. Rewrite the table's files"
         )
 
 
-def _levels(field: pa.Field, fields: list[pa.Field], place: str) -> Iterator[tuple[pa.Field, list[pa.Field], str]]:
-    """A declared field with the fields that stand beside it in a file, then the same for those inside it."""
-    yield field, fields, place
+def _levels(field: pa.Field, fields: list[pa.Field], path: str) -> Iterator[tuple[pa.Field, list[pa.Field], str]]:
+    """A declared field with a file's fields of the same level and its path, then its child fields likewise."""
+    yield field, fields, path
     mine = next((other for other in fields if other.name == field.name), None)
     if mine is None or not pat.is_nested(field.type) or not pat.is_nested(mine.type):
         return
     inner, theirs = children(field.type), children(mine.type)
     if pat.is_struct(field.type):
         for child in inner:
-            yield from _levels(child, theirs, f"{place}.{child.name}")
-    elif len(inner) == len(theirs):  # elements, keys and values have no names of their own
+            yield from _levels(child, theirs, f"{path}.{child.name}")
+    elif len(inner) == len(theirs):  # the names of elements, keys and values do not matter
         for child, other in zip(inner, theirs, strict=True):
-            yield from _levels(child, [other.with_name(child.name)], f"{place}.{child.name}")
+            yield from _levels(child, [other.with_name(child.name)], f"{path}.{child.name}")
 
 
-def _number(field: pa.Field) -> int | None:
-    text = (field.metadata or {}).get(FIELD_ID)
-    return None if text is None else int(text)
+def _field_id(field: pa.Field) -> int | None:
+    id = (field.metadata or {}).get(FIELD_ID)
+    return None if id is None else int(id)
 
 
-# -- where the files are ----------------------------------------------------------------------------------------------
+# -- paths ------------------------------------------------------------------------------------------------------------
 
 
-def _on_store(path: str, location: Location) -> str:
-    """A path of the log, as the table's filesystem names it."""
+def _store_path(path: str, location: Location) -> str:
+    """The path on the table's filesystem of a path in the log."""
     if not is_uri(path) and not path.startswith("file:"):
         return path if path.startswith("/") else f"{location.path.rstrip('/')}/{path}"
     base = location.uri.partition("?")[0].rstrip("/")
@@ -295,18 +299,18 @@ def _common_folder(paths: Sequence[str], table: str) -> str:
     length = next((i for i, pair in enumerate(zip(*split, strict=False)) if pair[0] != pair[1]), min(map(len, split)))
     folder = "/".join(split[0][:length])
     if not folder:
-        raise TableError(f"{redact(table)} has files in places that share no folder. Copy the table to one place")
+        raise TableError(f"{redact(table)} has files without a common folder. Copy the table to one folder")
     return folder
 
 
-def _present(location: Location, root: str, wanted: set[str]) -> dict[str, pafs.FileInfo]:
-    """Those of the files that are there."""
+def _file_infos(location: Location, root: str, paths: set[str]) -> dict[str, pafs.FileInfo]:
+    """The files of these paths that exist below `root`."""
     try:
         with explain_errors(redact(location.uri)):
             infos = list_tree(replace(location, path=root))
     except FileNotFoundError:
         return {}
-    return {info.path: info for info in infos if info.path in wanted and info.type == pafs.FileType.File}
+    return {info.path: info for info in infos if info.path in paths and info.type == pafs.FileType.File}
 
 
 def _table_order(paths: pa.ChunkedArray, keys: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:

@@ -27,8 +27,8 @@ import pyarrow.fs as pafs
 
 from feedline.errors import TableArgumentError, TableError
 from feedline.warehouse.discovery.partitions import is_partition
-from feedline.warehouse.parquet.footer import file_notes
-from feedline.warehouse.parquet.writer import NOTE_KEY, SUFFIX, UNFINISHED
+from feedline.warehouse.parquet.footer import key_value_metadata
+from feedline.warehouse.parquet.writer import NOTE_KEY, PART_SUFFIX, SUFFIX
 from feedline.warehouse.storage.exchange import exchange
 from feedline.warehouse.storage.faults import explain_errors
 from feedline.warehouse.storage.locations import absolute, is_uri, join, list_tree, locate, redact
@@ -60,7 +60,7 @@ class Target:
     @property
     def suffix(self) -> str:
         """The suffix of files while they are written."""
-        return UNFINISHED if self.is_local else SUFFIX
+        return PART_SUFFIX if self.is_local else SUFFIX
 
     def hidden_path(self, *names: str) -> str:
         """Return a path in the hidden folder."""
@@ -170,7 +170,9 @@ class Target:
         return join(self.root, folder) if folder else self.root
 
     def _note(self, path: str, size: int) -> Mapping[str, Any] | None:
-        note = file_notes(self.filesystem, join(self.root, path), size, join(redact(self.uri), path)).get(NOTE_KEY)
+        note = key_value_metadata(self.filesystem, join(self.root, path), size, join(redact(self.uri), path)).get(
+            NOTE_KEY
+        )
         return None if note is None else dict(json.loads(note))
 
     def _foreign_file_error(self, what: str) -> TableError:
@@ -243,7 +245,7 @@ def room_for(uri: str) -> Iterator[None]:
 
 
 def _visible_name(name: str) -> str:
-    return name.removesuffix(UNFINISHED) + SUFFIX
+    return name.removesuffix(PART_SUFFIX) + SUFFIX
 
 
 def _resolve(uri: str) -> str:

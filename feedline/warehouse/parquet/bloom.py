@@ -1,15 +1,15 @@
 """Exclude row groups by the bloom filters in their files.
 
-Runs in counting tasks, for row groups that partition values and statistics left open. pyarrow writes bloom filters and
-gives their places, and reads none; the format is small (parquet-format, BloomFilter.md): a header in Thrift's compact
-protocol (bytes of the bitset, algorithm, hash, compression), then blocks of 256 bits. A value's xxHash64 picks a block
-with its upper half, and its lower half, times eight odd constants, one bit in each of the block's eight words. All
-eight set: perhaps; else: certainly not.
+Runs in counting tasks, for row groups that partition values and statistics did not decide. pyarrow writes bloom filters
+and returns their offsets, but does not read them. The format is small (parquet-format, BloomFilter.md): a header in
+Thrift's compact protocol (bytes of the bitset, algorithm, hash, compression), then blocks of 256 bits. The upper half
+of a value's xxHash64 picks a block; its lower half, times eight odd constants, picks one bit in each of the block's
+eight words. If all eight are set, the value may be present; else it is not.
 
-The hash is of the value as it is stored (plain encoding, strings and bytes without their length), so the file's own
-type decides, not the table's. A doubtful filter is unknown, and an unknown filter excludes nothing: a header that is
-not understood, sizes that do not fit, an empty bitset, a type or a literal without one clear form. Booleans and INT96
-have no filters.
+The hash is of the value as stored (plain encoding, strings and bytes without their length), so the file's type counts,
+not the table's. A doubtful filter is unknown, and an unknown filter excludes nothing: an unsupported header, sizes that
+do not fit, an empty bitset, a type or a literal that may be stored in several forms. Booleans and INT96 have no
+filters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
-_LARGEST_BYTES = 32 * 2**20  # no filter is larger
-_HEADER_BYTES = 64  # more than any header that is understood
+_LARGEST_BYTES = 32 * 2**20  # larger filters are ignored
+_HEADER_BYTES = 64  # more than any supported header
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _PER_SECOND = {"milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 
@@ -45,63 +45,63 @@ Words = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class BloomHeader:
-    """Where the bitset begins, counted from the header's first byte, and its bytes."""
+    """The bitset's offset from the header's first byte, and its size."""
 
     start: int
     bitset_bytes: int
 
 
 def header_of(data: bytes) -> BloomHeader | None:
-    """Read a filter's header; None for anything but uncompressed split blocks of xxHash."""
+    """Parse a filter's header; None for anything but uncompressed split blocks of xxHash."""
     try:
-        place, field = 0, 0
-        found: dict[int, int] = {}
-        while data[place]:
-            head = data[place]
-            field, place = field + (head >> 4), place + 1
-            if not head >> 4 or field > 4 or field in found:
+        position, field = 0, 0
+        fields: dict[int, int] = {}
+        while data[position]:
+            head = data[position]
+            field, position = field + (head >> 4), position + 1
+            if not head >> 4 or field > 4 or field in fields:
                 return None
             if field == 1 and head & 15 == 5:  # numBytes: i32
-                found[1], place = _integer(data, place)
-            elif field > 1 and head & 15 == 12 and data[place : place + 3] == b"\x1c\x00\x00":
-                found[field], place = 1, place + 3  # a union whose first member, an empty structure, is set
+                fields[1], position = _integer(data, position)
+            elif field > 1 and head & 15 == 12 and data[position : position + 3] == b"\x1c\x00\x00":
+                fields[field], position = 1, position + 3  # a union whose first member, an empty structure, is set
             else:
                 return None
     except IndexError:
         return None
-    size = found.get(1, 0)
-    if len(found) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
+    size = fields.get(1, 0)
+    if len(fields) != 4 or not 0 < size <= _LARGEST_BYTES or size % _BLOCK_BYTES:
         return None
-    return BloomHeader(place + 1, size)
+    return BloomHeader(position + 1, size)
 
 
-def _integer(data: bytes, place: int) -> tuple[int, int]:
-    """A number of the compact protocol, and the place behind it."""
+def _integer(data: bytes, position: int) -> tuple[int, int]:
+    """An integer of the compact protocol, and the position after it."""
     value = shift = 0
-    while data[place] > 127:
-        value |= (data[place] & 127) << shift
-        place, shift = place + 1, shift + 7
-    value |= data[place] << shift
-    return (value >> 1) ^ -(value & 1), place + 1
+    while data[position] > 127:
+        value |= (data[position] & 127) << shift
+        position, shift = position + 1, shift + 7
+    value |= data[position] << shift
+    return (value >> 1) ^ -(value & 1), position + 1
 
 
-def holds_one(bitset: Words, hashes: Hashes) -> bool:
-    """Whether one of the hashed values may be in the filter; `bitset` is its words, eight to a block."""
+def may_hold_any(bitset: Words, hashes: Hashes) -> bool:
+    """Whether any of the hashed values may be in the filter. `bitset`: its words, eight to a block."""
     blocks = bitset.reshape(-1, 8)
-    chosen = ((hashes >> np.uint64(32)) * np.uint64(len(blocks))) >> np.uint64(32)
+    picks = ((hashes >> np.uint64(32)) * np.uint64(len(blocks))) >> np.uint64(32)
     low = (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     bits = np.uint32(1) << ((low[:, None] * _SALT) >> np.uint32(27))
-    return bool(np.all(blocks[chosen] & bits, axis=1).any())
+    return bool(np.all(blocks[picks] & bits, axis=1).any())
 
 
 def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logical: str, width: int) -> Hashes | None:
-    """The hashes under which a file would hold these values; None where one of them has no single form.
+    """The hashes of these values as a file stores them; None if one of them may be stored in several forms.
 
     `kind`: the file's Arrow type; `physical`, `logical` (JSON) and `width` (of fixed-length values): its Parquet type.
     """
     stored: list[bytes] = []
     for value in values:
-        forms = _find_stored(value, kind, physical, logical, width)
+        forms = _stored_forms(value, kind, physical, logical, width)
         if forms is None:
             return None
         stored += forms
@@ -109,31 +109,31 @@ def hashes_of(values: Sequence[object], kind: pa.DataType, physical: str, logica
 
 
 def is_refuted(predicate: Predicate, absent: Callable[[Comparison | Membership], bool]) -> bool:
-    """Whether no row can make the predicate true; `absent`: whether no row has the value of an `==` or `in`."""
+    """Whether the predicate is true for no row. `absent`: whether no row has the value of an `==` or `in`."""
     return not _possible(predicate, True, absent)
 
 
-def _possible(predicate: Predicate, wanted: bool, absent: Callable[[Comparison | Membership], bool]) -> bool:
-    """May some row make it true (`wanted`), or false?"""
+def _possible(predicate: Predicate, outcome: bool, absent: Callable[[Comparison | Membership], bool]) -> bool:
+    """Whether the predicate may have this outcome for some row."""
     match predicate:
         case And(items=items) | Or(items=items):
-            every = isinstance(predicate, And) == wanted
-            return (all if every else any)(_possible(item, wanted, absent) for item in items)
+            every = isinstance(predicate, And) == outcome
+            return (all if every else any)(_possible(item, outcome, absent) for item in items)
         case Not(item=item):
-            return _possible(item, not wanted, absent)
+            return _possible(item, not outcome, absent)
         case Membership() | Comparison(op="=="):
-            return not wanted or not absent(predicate)
+            return not outcome or not absent(predicate)
         case Comparison(op="!="):
-            return wanted or not absent(Comparison(column=predicate.column, op="==", value=predicate.value))
+            return outcome or not absent(Comparison(column=predicate.column, op="==", value=predicate.value))
         case Comparison() | IsNull() | Opaque():
             return True
     raise ValueError(f"predicate unknown: got {predicate!r}")
 
 
 class RowGroupFilters:
-    """The filters of one file of `file_bytes`, asked row group by row group; `read_at(bytes, offset)` reads it.
+    """The bloom filters of one file of `file_bytes`; `read_at(bytes, offset)` reads it.
 
-    `stored`: which of the file's Parquet columns hold a column of the table; `partition`: the file's keys and values.
+    `stored`: for each column of the table its Parquet columns in the file. `partition`: the file's keys and values.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RowGroupFilters:
     def refute(self, predicate: Predicate, row_group: int, *, worth: int = _LARGEST_BYTES) -> tuple[bool, int]:
         """Whether the filters exclude every row of a row group, and how many bytes of filters were read.
 
-        A filter of more than `worth` bytes is not read: an answer would not save as much.
+        Filters of more than `worth` bytes are not read: they could not save as much.
         """
         read: dict[int, Words | None] = {}
         nbytes = 0
@@ -164,17 +164,18 @@ class RowGroupFilters:
             nonlocal nbytes
             if leaf.column in self._partition:
                 return _differs(self._partition[leaf.column], leaf)
-            place = self._stored.get(leaf.column)
-            if place is None or len(place) != 1:
+            columns = self._stored.get(leaf.column)
+            if columns is None or len(columns) != 1:
                 return False
-            hashes = self._hashes_for(leaf, place.start)
+            column = columns.start
+            hashes = self._hashes_for(leaf, column)
             if hashes is None:
                 return False
-            if place.start not in read:
-                read[place.start], size = self._bitset(row_group, place.start, worth)
+            if column not in read:
+                read[column], size = self._bitset(row_group, column, worth)
                 nbytes += size
-            bitset = read[place.start]
-            return bitset is not None and not holds_one(bitset, hashes)
+            bitset = read[column]
+            return bitset is not None and not may_hold_any(bitset, hashes)
 
         return is_refuted(predicate, absent), nbytes
 
@@ -188,24 +189,24 @@ class RowGroupFilters:
         return self._hashes[leaf]
 
     def _bitset(self, row_group: int, column: int, worth: int) -> tuple[Words | None, int]:
-        """The words of a filter, None where there is none that can be trusted, and the bytes read."""
+        """The words of a filter (None if there is none to be trusted), and the bytes read."""
         chunk = self._parquet.metadata.row_group(row_group).column(column)
         offset, length = chunk.bloom_filter_offset, chunk.bloom_filter_length
         if offset is None or offset < 4 or (length is not None and not 0 < length <= worth):
             return None, 0
-        left = self._file_bytes - offset  # a store takes what lies behind the end for its own failure
-        if left < (length or 1):
+        available = self._file_bytes - offset  # a read beyond the end would count as the store's failure
+        if available < (length or 1):
             return None, 0
-        content = self._read_at(length or min(_HEADER_BYTES, left), offset)
+        content = self._read_at(length or min(_HEADER_BYTES, available), offset)
         header = header_of(content)
         if header is None or header.bitset_bytes > worth:
             return None, len(content)
         if length is not None and header.start + header.bitset_bytes != length:
             return None, len(content)
         read = len(content)
-        if header.start + header.bitset_bytes > left:
+        if header.start + header.bitset_bytes > available:
             return None, read
-        if (rest := header.start + header.bitset_bytes - read) > 0:  # older writers do not say the length
+        if (rest := header.start + header.bitset_bytes - read) > 0:  # older writers do not state the length
             content += self._read_at(rest, offset + read)
             read = len(content)
         bitset = content[header.start : header.start + header.bitset_bytes]
@@ -214,15 +215,15 @@ class RowGroupFilters:
 
 
 def _differs(key: object, leaf: Comparison | Membership) -> bool:
-    """Whether a partition's value is none of the literals; True only where both are of one plain type."""
+    """Whether a partition's value is none of the literals; True only if both are of one plain type."""
     values = leaf.values if isinstance(leaf, Membership) else (leaf.value,)
     if key is None:
         return True
     return type(key) in (int, str, datetime.date) and all(type(value) is type(key) and value != key for value in values)
 
 
-def _find_stored(value: object, kind: pa.DataType, physical: str, logical: str, width: int) -> list[bytes] | None:
-    """The forms in which a file may hold a value; usually one, two for zero, None where that is doubtful."""
+def _stored_forms(value: object, kind: pa.DataType, physical: str, logical: str, width: int) -> list[bytes] | None:
+    """The bytes that a file may store for a value: usually one form, two for zero, None if it is not certain."""
     if pat.is_dictionary(kind):
         kind = kind.value_type
     if pat.is_floating(kind):

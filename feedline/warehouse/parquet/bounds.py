@@ -1,8 +1,8 @@
 """Decode the bounds of column statistics into typed Arrow arrays.
 
 Pure; runs where a snapshot is taken. Fixed-width values of many row groups are decoded together. A bound is unknown
-(null) where it has the wrong length, does not fit the column's type, is not valid UTF-8, or is NaN; and where one bound
-of a pair is unknown or the pair is out of order, both are.
+(null) if it has the wrong length, does not fit the column's type, is not valid UTF-8, or is NaN. If one bound of a pair
+is unknown or the pair is out of order, both are.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def has_bounds(kind: pa.DataType) -> bool:
     if pat.is_floating(kind):
         return not pat.is_float16(kind)
     tests = (pat.is_integer, pat.is_boolean, pat.is_date32, pat.is_timestamp, pat.is_decimal)
-    return is_text(kind) or any(test(kind) for test in tests)
+    return is_binary_like(kind) or any(test(kind) for test in tests)
 
 
-def is_text(kind: pa.DataType) -> bool:
+def is_binary_like(kind: pa.DataType) -> bool:
     """Whether columns of this type hold strings or bytes, whose bounds a writer may truncate."""
     return any(test(kind) for test in (pat.is_string, pat.is_large_string, pat.is_binary, pat.is_large_binary))
 
 
 def bounds_of(low: Raw, high: Raw, physical: int, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """The bounds of one column, one per row group, in the column's type; a pair is known or null together."""
+    """The bounds of one column, one pair per row group, in the column's type; either both are null or neither."""
     lows, highs = _decode(low, physical, kind), _decode(high, physical, kind)
-    fine = pc.fill_null(pc.less_equal(lows, highs), False)  # NaN and null are neither
-    nothing = pa.scalar(None, kind)
-    return pc.if_else(fine, lows, nothing), pc.if_else(fine, highs, nothing)
+    ordered = pc.fill_null(pc.less_equal(lows, highs), False)  # NaN and null are neither
+    null = pa.scalar(None, kind)
+    return pc.if_else(ordered, lows, null), pc.if_else(ordered, highs, null)
 
 
 def _decode(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(kind):
         return _decimals(raw, physical, kind)
-    if is_text(kind):
-        text = pat.is_string(kind) or pat.is_large_string(kind)
-        return pa.array([_text(value) for value in raw] if text else list(raw), kind)
+    if is_binary_like(kind):
+        is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
+        return pa.array([_utf8(value) for value in raw] if is_utf8 else list(raw), kind)
     return _numbers(raw, physical, kind)
 
 
@@ -57,37 +57,37 @@ def _numbers(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
     if physical not in _STORED:
         return pa.nulls(len(raw), kind)
     stored = np.dtype(_STORED[physical])
-    known = np.array([value is not None and len(value) == stored.itemsize for value in raw], np.bool_)
+    valid = np.array([value is not None and len(value) == stored.itemsize for value in raw], np.bool_)
     blank = bytes(stored.itemsize)
-    joined = b"".join(value if fine and value is not None else blank for value, fine in zip(raw, known, strict=True))
-    values = np.frombuffer(joined, stored)
+    buffer = b"".join(value if fits and value is not None else blank for value, fits in zip(raw, valid, strict=True))
+    values = np.frombuffer(buffer, stored)
     if pat.is_boolean(kind):
-        return pa.array(values != 0, mask=~known)
+        return pa.array(values != 0, mask=~valid)
     if pat.is_date32(kind) or pat.is_timestamp(kind):
-        return pa.array(values, mask=~known).view(kind)
+        return pa.array(values, mask=~valid).view(kind)
     if pat.is_unsigned_integer(kind):
         values = values.view(stored.str.replace("i", "u"))
-    wanted = np.dtype(kind.to_pandas_dtype())
-    converted = values.astype(wanted)
-    known &= (converted == values) | (values != values)
-    return pa.array(converted, kind, mask=~known)
+    dtype = np.dtype(kind.to_pandas_dtype())
+    converted = values.astype(dtype)
+    valid &= (converted == values) | (values != values)
+    return pa.array(converted, kind, mask=~valid)
 
 
 def _decimals(raw: Raw, physical: int, kind: pa.DataType) -> pa.Array:
-    """Unscaled integers: little-endian of fixed width, or big-endian bytes, as many as the digits need or more."""
+    """Decode unscaled integers: little-endian of fixed width, or big-endian of at least the bytes that digits need."""
     order: Any = "big" if physical in (BYTE_ARRAY, FIXED) else "little"
-    largest = 10**kind.precision
-    least = {INT32: 4, INT64: 8, FIXED: largest.bit_length() // 8 + 1}.get(physical, 1)
+    limit = 10**kind.precision
+    min_bytes = {INT32: 4, INT64: 8, FIXED: limit.bit_length() // 8 + 1}.get(physical, 1)
     values: list[Decimal | None] = []
     for value in raw:
-        whole = value is not None and (len(value) >= least if order == "big" else len(value) == least)
+        whole = value is not None and (len(value) >= min_bytes if order == "big" else len(value) == min_bytes)
         unscaled = int.from_bytes(value or b"", order, signed=True) if whole else None
-        fits = unscaled is not None and -largest < unscaled < largest
+        fits = unscaled is not None and -limit < unscaled < limit
         values.append(Decimal(f"{unscaled}E{-kind.scale}") if fits else None)
     return pa.array(values, kind)
 
 
-def _text(value: bytes | None) -> str | None:
+def _utf8(value: bytes | None) -> str | None:
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:  # cut in the middle of a character

@@ -1,16 +1,16 @@
 """Choose each column's encoding and codec by measuring candidates on a sample of its rows.
 
 Runs where `optimize` is planned, on one thread. A candidate is written to memory and read back with
-`ParquetFile.read_row_group(use_threads=False)`, as the hot path reads: its bytes and its decode time (CPU time of the
-thread, the median of some repeats) decide, by
+`ParquetFile.read_row_group(use_threads=False)`, as the hot path reads. Its bytes and its decode time (CPU time of the
+thread, the median of several repeats) give
 
     cost per value = decode time + bytes / bandwidth
 
-The bandwidth is that of fetching, per reading core: for `decode` 2 GB/s (page cache, local NVMe disk),
-for `balanced` 200 MB/s (an object store: 25 Gbit/s shared by 16 cores), and for `size` only bytes count. A candidate
-must be 3 % better than a simpler one (the clock's noise), 0.2 % for `size`.
+The bandwidth is that of fetching, per reading core: 2 GB/s for `decode` (page cache, local NVMe disk), 200 MB/s for
+`balanced` (an object store: 25 Gbit/s shared by 16 cores); for `size` only bytes count. A candidate must be 3 % better
+than a simpler one (the clock's noise), 0.2 % for `size`.
 
-Candidates, all of which pyarrow, DuckDB and Polars read: dictionary and plain for every type; DELTA_BINARY_PACKED and
+Candidates, all readable by pyarrow, DuckDB and Polars: dictionary and plain for every type; DELTA_BINARY_PACKED and
 BYTE_STREAM_SPLIT for integers, dates and times; BYTE_STREAM_SPLIT for float32 and float64; DELTA_LENGTH_BYTE_ARRAY and
 DELTA_BYTE_ARRAY for strings and binary values; each under zstd, lz4, snappy and none. First every encoding is measured
 under lz4 (for `size`: zstd), then the two best ones under the other codecs.
@@ -46,7 +46,7 @@ _BY_PHYSICAL = {
 _FINALISTS = 2
 _MARGIN: dict[Goal, float] = {"decode": 0.97, "balanced": 0.97, "size": 0.998}
 _REPEATS, _REPEATS_LATER, _ENOUGH_S = 3, 7, 0.02
-_COLUMN_BYTES = 8 << 20  # decoded: enough for a steady ratio, and 40 candidates take a second
+_COLUMN_BYTES = 8 << 20  # a column's decoded sample: enough for a steady ratio; 40 candidates take a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +64,22 @@ class EncodingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The chosen encoding of a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
+    """The best encoding of a leaf, and the usual writer's default (dictionary, zstd, nullable) for comparison."""
 
     chosen: EncodingCost
     default: EncodingCost
 
     @property
     def encoding(self) -> Encoding:
-        """As the writer takes it."""
+        """The best encoding, for the writer."""
         return Encoding(leaf=self.chosen.leaf, encoding=self.chosen.encoding, codec=self.chosen.codec)
 
 
 def choose(sample: pa.Table, goal: Goal) -> list[Choice]:
-    """The best encoding of every leaf of a sample of rows, by measurement; leaves in the file's order.
+    """Choose the encoding of every leaf of a sample of rows by measurement; leaves in the file's order.
 
-    The sample has the target's schema and its rows the target's order. Of a column with several leaves (a struct, a
-    map), the leaves are chosen one after the other, each measured with the whole column.
+    The sample has the target's schema and its rows the target's order. The leaves of one column (a struct, a map) are
+    chosen one after the other, each measured with the whole column.
     """
     choices: list[Choice] = []
     for name in sample.schema.names:
@@ -91,57 +91,57 @@ def choose(sample: pa.Table, goal: Goal) -> list[Choice]:
 
 def _choose_column(column: pa.Table, goal: Goal) -> list[Choice]:
     paths = leaf_paths(column.schema)
-    chosen = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
+    encodings = {path: Encoding(leaf=path, encoding=DICTIONARY, codec="zstd") for path in paths}
     nullable = pa.schema([_nullable(field) for field in column.schema])
-    before = _measure(column.cast(nullable), list(chosen.values()), _REPEATS)
+    defaults = _measure(column.cast(nullable), list(encodings.values()), _REPEATS)
     choices = []
     for path in paths:
-        best = _best(column, chosen, path, before[path], goal)
-        chosen[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
-        choices.append(Choice(chosen=best, default=before[path]))
+        best = _best(column, encodings, path, goal, empty=not defaults[path].values)
+        encodings[path] = Encoding(leaf=path, encoding=best.encoding, codec=best.codec)
+        choices.append(Choice(chosen=best, default=defaults[path]))
     return choices
 
 
-def _best(column: pa.Table, chosen: dict[str, Encoding], path: str, before: EncodingCost, goal: Goal) -> EncodingCost:
-    """The best candidate of one leaf, the other leaves as they are."""
+def _best(column: pa.Table, encodings: dict[str, Encoding], path: str, goal: Goal, *, empty: bool) -> EncodingCost:
+    """The best candidate for one leaf, with the current encodings of the other leaves."""
 
     def trial(encoding: str, codec: str, repeats: int) -> EncodingCost:
-        tried = {**chosen, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
-        return _measure(column, list(tried.values()), repeats)[path]
+        trials = {**encodings, path: Encoding(leaf=path, encoding=encoding, codec=codec)}
+        return _measure(column, list(trials.values()), repeats)[path]
 
     first = "zstd" if goal == "size" else "lz4"
     repeats = 1 if goal == "size" else _REPEATS
-    found = [trial(encoding, first, repeats) for encoding in _BY_PHYSICAL[_physical(column, path)]]
-    if not before.values:
-        return found[0]
-    found.sort(key=lambda one: cost(one, goal))
+    costs = [trial(encoding, first, repeats) for encoding in _BY_PHYSICAL[_physical(column, path)]]
+    if empty:
+        return costs[0]
+    costs.sort(key=lambda one: cost(one, goal))
     if goal != "size":
-        for one in found[:_FINALISTS]:
-            found += [trial(one.encoding, codec, _REPEATS) for codec in CODECS if codec != first]
-        found.sort(key=lambda one: cost(one, goal))
-    near = [one for one in found[1:] if _MARGIN[goal] * cost(one, goal) <= cost(found[0], goal)]
-    again = [found[0], *sorted(near, key=_simplicity)[:_FINALISTS]]
-    again = sorted((trial(one.encoding, one.codec, _REPEATS_LATER) for one in again), key=_simplicity)
-    best = again[0]
-    for one in again[1:]:
+        for one in costs[:_FINALISTS]:
+            costs += [trial(one.encoding, codec, _REPEATS) for codec in CODECS if codec != first]
+        costs.sort(key=lambda one: cost(one, goal))
+    near = [one for one in costs[1:] if _MARGIN[goal] * cost(one, goal) <= cost(costs[0], goal)]
+    finalists = [costs[0], *sorted(near, key=_simplicity)[:_FINALISTS]]
+    finalists = sorted((trial(one.encoding, one.codec, _REPEATS_LATER) for one in finalists), key=_simplicity)
+    best = finalists[0]
+    for one in finalists[1:]:
         if cost(one, goal) < _MARGIN[goal] * cost(best, goal):
             best = one
     return best
 
 
 def cost(one: EncodingCost, goal: Goal) -> float:
-    """ns per value: decoding, and fetching at the goal's bandwidth."""
+    """The cost in ns per value: decoding, and fetching at the goal's bandwidth."""
     return one.ns_per_value + NS_PER_BYTE[goal] * one.bytes / max(one.values, 1)
 
 
 def _simplicity(one: EncodingCost) -> tuple[int, int]:
-    """The order among equals: plain, then a dictionary, then the rest; fewer bytes."""
-    known = (PLAIN, DICTIONARY)
-    return known.index(one.encoding) if one.encoding in known else len(known), one.bytes
+    """The order among equals: plain, then dictionary, then the rest; fewer bytes first."""
+    simple = (PLAIN, DICTIONARY)
+    return simple.index(one.encoding) if one.encoding in simple else len(simple), one.bytes
 
 
 def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> dict[str, EncodingCost]:
-    """Write the column and read it back: per leaf its bytes, and the whole column's time per value of that leaf."""
+    """Write the column and read it back; per leaf its bytes, and the whole column's time per value of that leaf."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, column.schema, **writer_options(encodings)) as writer:
         writer.write_table(column, row_group_size=max(column.num_rows, 1))
@@ -173,13 +173,13 @@ def _measure(column: pa.Table, encodings: Sequence[Encoding], repeats: int) -> d
 
 
 def _decode_s(buffer: pa.Buffer, metadata: pq.FileMetaData, repeats: int) -> float:
-    """The median time to read the row group, of this thread's CPU: others share it; fewer repeats where one is long."""
+    """The median CPU time of this thread to read the row group (the machine may be busy); fewer repeats if long."""
     times: list[float] = []
     while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < _ENOUGH_S * repeats):
         parquet = open_parquet(pa.BufferReader(buffer), metadata)
-        began = time.thread_time()
+        start_s = time.thread_time()
         parquet.read_row_group(0, use_threads=False)
-        times.append(time.thread_time() - began)
+        times.append(time.thread_time() - start_s)
     return statistics.median(times)
 
 
@@ -194,7 +194,7 @@ def _physical(column: pa.Table, path: str) -> str:
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    """The field as most writers leave it: nullable, and so are the elements of its lists."""
+    """The field as most writers write it: nullable, its lists' elements too."""
     kind = field.type
     if pa.types.is_list(kind):
         kind = pa.list_(_nullable(kind.value_field))

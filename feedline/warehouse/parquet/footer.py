@@ -1,13 +1,12 @@
 """Read a file's footer: its digest, schema, row groups and column statistics.
 
-Runs where a snapshot is taken (threads: the parsing holds the GIL, the reading does not) and in every process that
-reads. The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column
-chunks (`thrift`) come from the same bytes, so no race between two reads can pair a digest with another
-file's facts.
+Runs where a snapshot is taken (in threads: parsing holds the GIL, reading does not) and in every process that reads.
+The footer's bytes are read once; the digest (sha256 of footer and trailer), pyarrow's schema and the column chunks
+(`thrift`) come from the same bytes, so no race between two reads can pair a digest with another file's facts.
 
-Statistics are kept only where they can be trusted: bounds need a declared order (the deprecated min and max, taken by
-signed order, count for signed integers alone), INT96 and nested columns have none, and a null count below zero or
-above the rows is unknown (-1). `bounds` turns them into values.
+Statistics are kept only if they can be trusted: bounds need a declared order (the deprecated min and max, compared as
+signed values, are kept for signed integers alone), INT96 and nested columns have none, and a null count below zero or
+above the rows is unknown (-1). `bounds` decodes them.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from feedline.errors import CorruptFileError, TableChangedError, TableError
-from feedline.warehouse.parquet.schemas import leaves, without_dictionaries
+from feedline.warehouse.parquet.schemas import leaf_count, without_dictionaries
 from feedline.warehouse.parquet.thrift import PHYSICAL_NAMES, MalformedError, Structure, structure_of
 from feedline.warehouse.storage.faults import encrypted_error, explain_errors
 from feedline.warehouse.storage.ranges import read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
 _TRAILER_BYTES = 8  # footer length (4, little-endian) and magic (4)
-_GUESS_BYTES = 64 * 1024  # most footers fit: one request instead of two on an object store
+_GUESS_BYTES = 64 * 1024  # the first read, which holds most footers: one request instead of two on an object store
 _PHYSICAL = {name: index for index, name in enumerate(PHYSICAL_NAMES)}
 _Bytes: TypeAlias = bytes  # `ColumnFacts.bytes` hides the type of that name
 _FIELD_ID = b"PARQUET:field_id"
@@ -43,8 +42,8 @@ _KEPT_FOOTERS = 32  # parsed footers a process keeps; 400 columns x 8 row groups
 class ColumnFacts:
     """One top-level column of one file, a value per row group: compressed bytes, nulls (-1: unknown), stored bounds.
 
-    `physical`: the Parquet type that bounds are stored as (see `thrift`). Bounds are None where unknown;
-    `exact` says that both are known to be values of the column, not truncated ones.
+    `physical`: the Parquet type that bounds are stored as (see `thrift`). Bounds are None if unknown; `exact`: both are
+    values of the column, not truncated ones.
     """
 
     physical: int
@@ -74,7 +73,7 @@ class FileFacts:
 def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> FileFacts:
     """Read one file's footer.
 
-    Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both with `name` in them.
+    Raises CorruptFileError for a file that is not Parquet, TableError for an encrypted one, both naming `name`.
     """
     with explain_errors(name):
         tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name, listed=True)
@@ -82,22 +81,22 @@ def file_facts(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> 
             return _facts(parquet, tail, name)
 
 
-def file_notes(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
-    """The key-value metadata of a file's footer. Raises as `file_facts`."""
+def key_value_metadata(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> dict[bytes, bytes]:
+    """Read the key-value metadata of a file's footer. Raises as `file_facts`."""
     with explain_errors(name):
         tail = with_retries(lambda: _tail_of(filesystem, path, size, name), filesystem, name)
         return dict(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
 class _ByIndex(pq.ParquetFile):  # type: ignore[misc]
-    """A Parquet file whose columns are named by index: the table of their names costs 2 ms for 400 columns."""
+    """A Parquet file whose columns are read by index: the table of their names costs 2 ms for 400 columns."""
 
     def _build_nested_paths(self) -> dict[str, list[int]]:
         return {}
 
 
 def footer_digest(tail: bytes) -> bytes:
-    """The digest that tells one footer from another: sha256 of footer and trailer."""
+    """The sha256 of footer and trailer."""
     return hashlib.sha256(tail).digest()
 
 
@@ -108,11 +107,11 @@ def open_parquet(
     pre_buffer: bool = True,
     dictionaries: Sequence[str] = (),
 ) -> pq.ParquetFile:
-    """A Parquet file with the settings that all readers of Feedline share; `pre_buffer` for sources with latency.
+    """Open a Parquet file with the settings that all readers of Feedline share. `pre_buffer`: for sources with latency.
 
-    INT96 timestamps become microseconds, as Spark writes them: as nanoseconds they wrap around silently outside
-    1677-2262. Extension types are read as their storage. Pages that carry a checksum are verified. `dictionaries`:
-    paths of the Parquet columns of strings that are read as dictionaries.
+    INT96 timestamps become microseconds, as Spark writes them: nanoseconds wrap around silently outside 1677-2262.
+    Extension types are read as their storage. Page checksums are verified where present. `dictionaries`: paths of the
+    Parquet columns of strings to read as dictionaries.
     """
     return _ByIndex(
         source,
@@ -126,45 +125,46 @@ def open_parquet(
 
 
 class _ParsedFooters:
-    """The footers parsed last, by digest; shared by the reading threads of a process."""
+    """An LRU cache of parsed footers by digest, shared by the threads of a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
+        self._footers: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
 
     def get(self, digest: bytes, tail: bytes) -> pq.FileMetaData:
+        """The footer of that digest, parsed from `tail` if it is not cached."""
         with self._lock:
-            metadata = self._kept.get(digest)
+            metadata = self._footers.get(digest)
             if metadata is not None:
-                self._kept.move_to_end(digest)
+                self._footers.move_to_end(digest)
                 return metadata
         metadata = pq.read_metadata(pa.BufferReader(tail))
         with self._lock:
-            self._kept[digest] = metadata
-            while len(self._kept) > _KEPT_FOOTERS:
-                self._kept.popitem(last=False)
+            self._footers[digest] = metadata
+            while len(self._footers) > _KEPT_FOOTERS:
+                self._footers.popitem(last=False)
         return metadata
 
-    def known(self, digest: bytes) -> pq.FileMetaData | None:
-        """The footer of that digest, if it is still kept."""
+    def find(self, digest: bytes) -> pq.FileMetaData | None:
+        """The footer of that digest, if it is cached."""
         with self._lock:
-            return self._kept.get(digest)
+            return self._footers.get(digest)
 
 
 parsed_footers = _ParsedFooters()
 
 
 def column_leaves(schema: pa.Schema, columns: int, name: str) -> list[range]:
-    """Which of a file's Parquet columns hold each field of its Arrow schema; exact where names contain dots."""
-    places: list[range] = []
+    """The Parquet columns of each field of a file's Arrow schema, correct also for names with dots."""
+    leaf_ranges: list[range] = []
     start = 0
     for field in schema:
-        stop = start + leaves(field.type)
-        places.append(range(start, stop))
+        stop = start + leaf_count(field.type)
+        leaf_ranges.append(range(start, stop))
         start = stop
     if start != columns:
-        raise TableError(f"{name} has {columns} Parquet columns: expected the {start} that its Arrow schema spells out")
-    return places
+        raise TableError(f"{name} has {columns} Parquet columns: expected the {start} of its Arrow schema")
+    return leaf_ranges
 
 
 def _tail_of(filesystem: pafs.FileSystem, path: str, size: int, name: str) -> bytes:
@@ -190,43 +190,43 @@ def _tail(read: Callable[[int, int], bytes], size: int, name: str) -> bytes:
         raise CorruptFileError(
             f"{name} is not Parquet: got {magic!r} as its last bytes, expected b'PAR1'. Restore or delete it"
         )
-    wanted = int.from_bytes(tail[-8:-4], "little") + _TRAILER_BYTES
-    if wanted > size - 4:
+    tail_bytes = int.from_bytes(tail[-8:-4], "little") + _TRAILER_BYTES
+    if tail_bytes > size - 4:
         raise CorruptFileError(
-            f"{name} has a corrupt footer: got a length of {wanted - _TRAILER_BYTES} bytes in a file of {size}. "
+            f"{name} has a corrupt footer: got a length of {tail_bytes - _TRAILER_BYTES} bytes in a file of {size}. "
             "Restore or delete it"
         )
-    return tail[-wanted:] if wanted <= guess else read(wanted, size - wanted)
+    return tail[-tail_bytes:] if tail_bytes <= guess else read(tail_bytes, size - tail_bytes)
 
 
 def _facts(parquet: pq.ParquetFile, tail: bytes, name: str) -> FileFacts:
     schema, metadata = parquet.schema_arrow, parquet.metadata
     stored = [_PHYSICAL.get(metadata.schema.column(i).physical_type, -1) for i in range(metadata.num_columns)]
-    places = column_leaves(schema, len(stored), name)
+    leaf_ranges = column_leaves(schema, len(stored), name)
     structure = _structure(tail, name)
     if structure.encrypted:
         raise encrypted_error(name)
     types = {tuple(chunk.type for chunk in chunks) for chunks in structure.chunks}
-    # the file's own total of rows is not looked at: some writers leave it at zero, and reading checks each row group
+    # the file's own total of rows is ignored: some writers leave it at zero, and reading checks each row group
     if types - {tuple(stored)} or any(rows < 0 for rows in structure.rows):
         raise CorruptFileError(
             f"{name} has a corrupt footer: got row groups that do not match its columns. Restore or delete it"
         )
     columns = [
-        _column(structure, place, without_dictionaries(field.type), stored[place.start])
-        for place, field in zip(places, schema, strict=True)
+        _column(structure, leaf_range, without_dictionaries(field.type), stored[leaf_range.start])
+        for leaf_range, field in zip(leaf_ranges, schema, strict=True)
     ]
     return FileFacts(footer_digest(tail), len(tail), _bare(schema), structure.rows, columns)
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:
-    """The schema without metadata (pandas' alone can be larger than the rest), but with field ids."""
+    """The schema without metadata (pandas' alone can be larger than the rest), except field ids."""
 
-    def number(field: pa.Field) -> dict[bytes, bytes] | None:
-        found = (field.metadata or {}).get(_FIELD_ID)
-        return None if found is None else {_FIELD_ID: found}
+    def field_id(field: pa.Field) -> dict[bytes, bytes] | None:
+        id = (field.metadata or {}).get(_FIELD_ID)
+        return None if id is None else {_FIELD_ID: id}
 
-    return pa.schema([field.with_metadata(number(field)) for field in schema])
+    return pa.schema([field.with_metadata(field_id(field)) for field in schema])
 
 
 def _structure(tail: bytes, name: str) -> Structure:
@@ -236,20 +236,20 @@ def _structure(tail: bytes, name: str) -> Structure:
         raise CorruptFileError(f"{name} has a corrupt footer: {error}. Restore or delete it") from None
 
 
-def _column(structure: Structure, place: range, kind: pa.DataType, physical: int) -> ColumnFacts:
+def _column(structure: Structure, leaf_range: range, kind: pa.DataType, physical: int) -> ColumnFacts:
     count = len(structure.rows)
-    sizes = [sum(chunks[leaf].bytes for leaf in place) for chunks in structure.chunks]
+    sizes = [sum(chunks[leaf].bytes for leaf in leaf_range) for chunks in structure.chunks]
     if pat.is_nested(kind):
         return ColumnFacts(physical, sizes, [-1] * count, [None] * count, [None] * count, [False] * count)
-    leaves = [chunks[place.start] for chunks in structure.chunks]
+    first_chunks = [chunks[leaf_range.start] for chunks in structure.chunks]
     nulls = [
         rows if pat.is_null(kind) else chunk.nulls if 0 <= chunk.nulls <= rows else -1
-        for chunk, rows in zip(leaves, structure.rows, strict=True)
+        for chunk, rows in zip(first_chunks, structure.rows, strict=True)
     ]
     if structure.ordered:
-        low, high = [chunk.low for chunk in leaves], [chunk.high for chunk in leaves]
+        low, high = [chunk.low for chunk in first_chunks], [chunk.high for chunk in first_chunks]
     elif pat.is_signed_integer(kind):
-        low, high = [chunk.old_low for chunk in leaves], [chunk.old_high for chunk in leaves]
+        low, high = [chunk.old_low for chunk in first_chunks], [chunk.old_high for chunk in first_chunks]
     else:
         low = high = [None] * count
-    return ColumnFacts(physical, sizes, nulls, low, high, [chunk.exact for chunk in leaves])
+    return ColumnFacts(physical, sizes, nulls, low, high, [chunk.exact for chunk in first_chunks])

@@ -1,13 +1,13 @@
 """Open a file after checking that it is still the snapshot's, and decode its row groups.
 
 Runs in every process that reads, once per split. Size, time and footer digest are compared with the snapshot's before
-anything is read. A local file stays open and Arrow reads its column chunks from it. Of a remote one
+any row is read. A local file stays open and Arrow reads its column chunks from it. A remote one is read in steps:
 
-- the opening is one request (HEAD; it tells size, time and, on S3, the entity tag), the footer one more, which is
-  saved where this process has checked the same entity's footer before;
-- a row group's column chunks are fetched in few requests (`ranges`), repeated by `retry` until all are there;
-- another HEAD proves that they are of the object that was opened (a file replaced in between would mix two contents),
-  and only then are they decoded and rows handed out.
+- opening is one request (HEAD: size, time and, on S3, the entity tag), the footer one more, skipped if this process has
+  checked the footer of the same entity before;
+- a row group's column chunks are fetched in few requests (`ranges`), repeated by `retry` until all have arrived;
+- another HEAD proves that they are of the object that was opened (if the file was replaced in between, the bytes are of
+  two contents); only then are they decoded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from feedline.warehouse.storage.faults import Outlook, explain_errors, outlook
 from feedline.warehouse.storage.ranges import SparseFile, chunk_ranges, coalesce, read_range
 from feedline.warehouse.storage.retry import is_local, with_retries
 
-_KEPT_LAYOUTS = 32  # as many as parsed footers are kept
-_KEPT_TAGS = 4096  # files whose footer a process remembers to have checked: some 100 bytes each
+_KEPT_LAYOUTS = 32  # as many as there are parsed footers
+_KEPT_TAGS = 4096  # files whose footer the process has checked: about 100 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file as the store describes it; without an entity tag `tag` is empty, without a time `mtime_ns` is -1."""
+    """A file as the store describes it. `tag`: empty if there is no entity tag; `mtime_ns`: -1 if there is no time."""
 
     size_bytes: int
     mtime_ns: int
@@ -56,17 +56,17 @@ class Stamp:
 
 
 class OpenFile:
-    """A Parquet file that is known to be the snapshot's."""
+    """An open Parquet file that was verified to be the snapshot's."""
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: FileVersion) -> None:
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion) -> None:
         self.parquet = parquet
         self.metadata: pq.FileMetaData = parquet.metadata
-        self.schema, self.stored = _layouts.of(seen, parquet)
+        self.schema, self.stored = _layouts.get(version, parquet)
         self._source = source
-        self._uri = seen.uri
+        self._uri = version.uri
 
     def row_starts(self) -> list[int]:
-        """Index in the file of every row group's first row, and the file's rows at the end."""
+        """Index in the file of every row group's first row; last, the file's rows."""
         rows = (self.metadata.row_group(index).num_rows for index in range(self.metadata.num_row_groups))
         return list(accumulate(rows, initial=0))
 
@@ -76,31 +76,31 @@ class OpenFile:
             self.parquet = open_parquet(self._source, self.metadata, pre_buffer=False, dictionaries=paths)
 
     def read_at(self, size: int, start: int) -> bytes:
-        """Some bytes of the file."""
+        """Read `size` bytes at an offset of the file."""
         with explain_errors(self._uri, listed=True):
             content: bytes = self._source.read_at(size, start)
         return content
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """One row group's Parquet columns, decoded on the calling thread in chunks of about `chunk_rows`."""
+        """Decode Parquet columns of one row group on the calling thread, in chunks of about `chunk_rows`."""
         return _decode(self.parquet, row_group, leaves, chunk_rows)
 
 
 class _LocalFile(OpenFile):
-    """A local file. The kernel is asked to read ahead, instead of `pre_buffer`, which copies out of the page cache.
+    """A local file. The kernel reads ahead, in place of `pre_buffer`, which copies out of the page cache.
 
     Measured with 40 of 400 columns, 65,536 rows: 29.1 ms to decode instead of 31.4.
     """
 
-    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, seen: FileVersion, path: str) -> None:
-        super().__init__(parquet, source, seen)
+    def __init__(self, parquet: pq.ParquetFile, source: pa.NativeFile, version: FileVersion, path: str) -> None:
+        super().__init__(parquet, source, version)
         self._path = path
-        self._size_bytes = seen.size_bytes
+        self._size_bytes = version.size_bytes
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """As `OpenFile.batches`."""
         ranges = coalesce(chunk_ranges(self.metadata, row_group, leaves, self._size_bytes))
-        with suppress(OSError, AttributeError):  # an advice: where it cannot be given, reading is only later
+        with suppress(OSError, AttributeError):  # only a hint to the kernel
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
                 for start, stop in ranges:
@@ -113,11 +113,11 @@ class _LocalFile(OpenFile):
 class _RemoteFile(OpenFile):
     """A remote file, whose row groups are fetched before they are decoded."""
 
-    def __init__(self, filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> None:
-        self._filesystem, self._path, self._seen = filesystem, path, seen
-        self._source, self._stamp, metadata = with_retries(self._open, filesystem, seen.uri, listed=True)
+    def __init__(self, filesystem: pafs.FileSystem, path: str, version: FileVersion) -> None:
+        self._filesystem, self._path, self._version = filesystem, path, version
+        self._source, self._stamp, metadata = with_retries(self._open, filesystem, version.uri, listed=True)
         self._dictionaries: Sequence[str] = ()
-        super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, seen)
+        super().__init__(open_parquet(pa.BufferReader(b""), metadata), self._source, version)
 
     def read_dictionaries(self, paths: Sequence[str]) -> None:
         """As `OpenFile.read_dictionaries`."""
@@ -129,81 +129,80 @@ class _RemoteFile(OpenFile):
         def read() -> bytes:
             return read_range(self._source, start, size)
 
-        return with_retries(read, self._filesystem, self._seen.uri, listed=True)
+        return with_retries(read, self._filesystem, self._version.uri, listed=True)
 
     def batches(self, row_group: int, leaves: Sequence[int], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """As `OpenFile.batches`, after all bytes of the columns have arrived and are known to be of this file."""
+        """As `OpenFile.batches`, after all bytes of the columns have arrived and are verified to be of this file."""
         if not leaves:
             yield from super().batches(row_group, leaves, chunk_rows)
             return
-        size = self._seen.size_bytes
-        fetched = SparseFile(size)
-        fetched.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
+        size = self._version.size_bytes
+        sparse = SparseFile(size)
+        sparse.set_ranges(coalesce(chunk_ranges(self.metadata, row_group, leaves, size)))
 
         def fetch() -> None:
             try:
-                fetched.fetch(self._source)  # what has come is not asked for again
+                sparse.fetch(self._source)  # requests only the missing ranges
             except Exception as error:
                 if outlook(error) is not Outlook.THROTTLED:
-                    self._look_again()
+                    self._blame_change()
                 raise
-            self._compare_again()
+            self._verify_unchanged()
 
-        with_retries(fetch, self._filesystem, self._seen.uri, row_group=row_group, listed=True)
-        with open_parquet(
-            fetched.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries
-        ) as parquet:
+        with_retries(fetch, self._filesystem, self._version.uri, row_group=row_group, listed=True)
+        with open_parquet(sparse.reader(), self.metadata, pre_buffer=False, dictionaries=self._dictionaries) as parquet:
             yield from _decode(parquet, row_group, leaves, chunk_rows)
 
     def close(self) -> None:
         self._source.close()
 
     def _open(self) -> tuple[pa.NativeFile, Stamp, pq.FileMetaData]:
-        seen = self._seen
+        version = self._version
         source = self._filesystem.open_input_file(self._path)
         try:
             stamp = stamp_of(self._filesystem, self._path, source)
-            _compare(seen, stamp)
-            metadata = _checked.metadata(seen, stamp)
+            _refuse_changed(version, stamp)
+            metadata = _checked_footers.metadata(version, stamp)
             if metadata is None:
-                tail = read_range(source, seen.size_bytes - seen.footer_bytes, seen.footer_bytes)
-                metadata = _metadata(seen, tail)
-                _checked.add(seen, stamp)
+                tail = read_range(source, version.size_bytes - version.footer_bytes, version.footer_bytes)
+                metadata = _metadata(version, tail)
+                _checked_footers.add(version, stamp)
         except BaseException:
             source.close()
             raise
         return source, stamp, metadata
 
-    def _look_again(self) -> None:
-        """Raise TableChangedError where a changed file is why the store failed; ignore failures to find out."""
+    def _blame_change(self) -> None:
+        """Raise TableChangedError if the store failed because the file changed; ignore failures of the check."""
         try:
-            self._compare_again()
+            self._verify_unchanged()
         except TableChangedError:
             raise
         except Exception:
             return
 
-    def _compare_again(self) -> None:
+    def _verify_unchanged(self) -> None:
         with self._filesystem.open_input_file(self._path) as source:
             stamp = stamp_of(self._filesystem, self._path, source)
-        _compare(self._seen, stamp)
+        _refuse_changed(self._version, stamp)
         if stamp.tag != self._stamp.tag:
             raise TableChangedError(
-                f"{self._seen.uri} was replaced while it was read. Take a new snapshot, or go on with feedline rebase"
+                f"{self._version.uri} was replaced while it was read. Take a new snapshot, or go on with feedline "
+                "rebase"
             )
 
 
 @contextmanager
-def open_unchanged(filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> Iterator[OpenFile]:
-    """The file, open, after a check that it is the one of the snapshot.
+def open_unchanged(filesystem: pafs.FileSystem, path: str, version: FileVersion) -> Iterator[OpenFile]:
+    """Open a file and verify that it is the snapshot's.
 
-    Raises TableChangedError where it is not, StoreError where the store kept failing.
+    Raises TableChangedError if it is not, StoreError if the store keeps failing.
     """
     if is_local(filesystem):
-        with _local(filesystem, path, seen) as file:
+        with _local(filesystem, path, version) as file:
             yield file
         return
-    remote = _RemoteFile(filesystem, path, seen)
+    remote = _RemoteFile(filesystem, path, version)
     try:
         yield remote
     finally:
@@ -211,16 +210,16 @@ def open_unchanged(filesystem: pafs.FileSystem, path: str, seen: FileVersion) ->
 
 
 @contextmanager
-def _local(filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> Iterator[OpenFile]:
-    with explain_errors(seen.uri, listed=True):
+def _local(filesystem: pafs.FileSystem, path: str, version: FileVersion) -> Iterator[OpenFile]:
+    with explain_errors(version.uri, listed=True):
         info = filesystem.get_file_info(path)
         if info.type != pafs.FileType.NotFound:
-            _compare(seen, stamp_in(info))
+            _refuse_changed(version, stamp_in(info))
         source = filesystem.open_input_file(path)
     with source:
-        with explain_errors(seen.uri, listed=True):
-            tail = source.read_at(seen.footer_bytes, seen.size_bytes - seen.footer_bytes)
-            file = _LocalFile(open_parquet(source, _metadata(seen, tail), pre_buffer=False), source, seen, path)
+        with explain_errors(version.uri, listed=True):
+            tail = source.read_at(version.footer_bytes, version.size_bytes - version.footer_bytes)
+            file = _LocalFile(open_parquet(source, _metadata(version, tail), pre_buffer=False), source, version, path)
         try:
             yield file
         finally:
@@ -228,54 +227,54 @@ def _local(filesystem: pafs.FileSystem, path: str, seen: FileVersion) -> Iterato
 
 
 class _Layouts:
-    """Schema and Parquet columns of the files opened last, by footer: a file is opened once per split."""
+    """An LRU cache of files' schemas and Parquet columns by footer, as a file is opened once per split."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, tuple[pa.Schema, dict[str, range]]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[pa.Schema, dict[str, range]]] = OrderedDict()
 
-    def of(self, seen: FileVersion, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
+    def get(self, version: FileVersion, parquet: pq.ParquetFile) -> tuple[pa.Schema, dict[str, range]]:
         with self._lock:
-            known = self._kept.get(seen.footer_digest)
-            if known is not None:
-                self._kept.move_to_end(seen.footer_digest)
-                return known
+            layout = self._entries.get(version.footer_digest)
+            if layout is not None:
+                self._entries.move_to_end(version.footer_digest)
+                return layout
         schema = parquet.schema_arrow
-        leaves = column_leaves(schema, parquet.metadata.num_columns, seen.uri)
-        found = schema, dict(zip(schema.names, leaves, strict=True))
+        leaves = column_leaves(schema, parquet.metadata.num_columns, version.uri)
+        layout = schema, dict(zip(schema.names, leaves, strict=True))
         with self._lock:
-            self._kept[seen.footer_digest] = found
-            while len(self._kept) > _KEPT_LAYOUTS:
-                self._kept.popitem(last=False)
-        return found
+            self._entries[version.footer_digest] = layout
+            while len(self._entries) > _KEPT_LAYOUTS:
+                self._entries.popitem(last=False)
+        return layout
 
 
 _layouts = _Layouts()
 
 
 class _CheckedFooters:
-    """The footers that this process has checked, by file and entity tag; shared by its threads."""
+    """The digests of the footers that this process has checked, by file and entity tag; shared by its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._digests: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
 
-    def add(self, seen: FileVersion, stamp: Stamp) -> None:
+    def add(self, version: FileVersion, stamp: Stamp) -> None:
         if not stamp.tag:
             return
         with self._lock:
-            self._digests[seen.uri, stamp.tag] = seen.footer_digest
+            self._digests[version.uri, stamp.tag] = version.footer_digest
             while len(self._digests) > _KEPT_TAGS:
                 self._digests.popitem(last=False)
 
-    def metadata(self, seen: FileVersion, stamp: Stamp) -> pq.FileMetaData | None:
-        """The footer, parsed, if this very entity was found to have the snapshot's."""
+    def metadata(self, version: FileVersion, stamp: Stamp) -> pq.FileMetaData | None:
+        """The parsed footer, if it was checked for this entity and is still cached."""
         with self._lock:
-            known = self._digests.get((seen.uri, stamp.tag)) == seen.footer_digest
-        return parsed_footers.known(seen.footer_digest) if known else None
+            checked = self._digests.get((version.uri, stamp.tag)) == version.footer_digest
+        return parsed_footers.find(version.footer_digest) if checked else None
 
 
-_checked = _CheckedFooters()
+_checked_footers = _CheckedFooters()
 
 
 def _decode(
@@ -287,18 +286,18 @@ def _decode(
     return batches
 
 
-def _metadata(seen: FileVersion, tail: bytes) -> pq.FileMetaData:
-    if footer_digest(tail) != seen.footer_digest:
+def _metadata(version: FileVersion, tail: bytes) -> pq.FileMetaData:
+    if footer_digest(tail) != version.footer_digest:
         raise TableChangedError(
-            f"{seen.uri} was replaced after the snapshot was taken: got another footer in a file of the "
-            "same size and time. Delete work_dir/tables, which remembers footers, and take a new snapshot, or go on "
+            f"{version.uri} was replaced after the snapshot was taken: got another footer in a file of the "
+            "same size and time. Delete work_dir/tables, which caches footers, and take a new snapshot, or go on "
             "with feedline rebase"
         )
-    return parsed_footers.get(seen.footer_digest, tail)
+    return parsed_footers.get(version.footer_digest, tail)
 
 
 def stamp_of(filesystem: pafs.FileSystem, path: str, source: pa.NativeFile) -> Stamp:
-    """The stamp of an open file: from its opening (S3), or by another request."""
+    """The stamp of an open file: from the answer to its opening (S3), else by another request."""
     facts = source.metadata() if filesystem.type_name == "s3" else {}
     if "ETag" in facts and "Last-Modified" in facts:
         with suppress(ValueError):
@@ -315,28 +314,30 @@ def stamp_in(info: pafs.FileInfo) -> Stamp:
     return Stamp(info.size, -1 if info.mtime_ns is None else info.mtime_ns)
 
 
-def _compare(seen: FileVersion, stamp: Stamp) -> None:
-    refuse_other(
-        seen.uri,
-        Stamp(seen.size_bytes, seen.mtime_ns),
+def _refuse_changed(version: FileVersion, stamp: Stamp) -> None:
+    refuse_changed(
+        version.uri,
+        Stamp(version.size_bytes, version.mtime_ns),
         stamp,
         "after the snapshot was taken",
         "Take a new snapshot, or go on with feedline rebase",
     )
 
 
-def refuse_other(uri: str, seen: Stamp, now: Stamp, when: str, remedy: str) -> None:
-    """Raise TableChangedError where a file has another size or time than it had."""
-    if now.size_bytes != seen.size_bytes or not _same_time(now.mtime_ns, seen.mtime_ns):
+def refuse_changed(uri: str, before: Stamp, now: Stamp, when: str, remedy: str) -> None:
+    """Raise TableChangedError if a file's size or time has changed."""
+    if now.size_bytes != before.size_bytes or not _same_time(now.mtime_ns, before.mtime_ns):
         raise TableChangedError(
             f"{uri} changed {when}: got {now.size_bytes} bytes of {_time(now.mtime_ns)}, expected "
-            f"{seen.size_bytes} bytes of {_time(seen.mtime_ns)}. {remedy}"
+            f"{before.size_bytes} bytes of {_time(before.mtime_ns)}. {remedy}"
         )
 
 
 def _same_time(one_ns: int, other_ns: int) -> bool:
-    """Object stores list times with fractions of a second, and answer a request for one file without: whole seconds
-    decide there."""
+    """Compare times; if one has no fraction of a second, by whole seconds.
+
+    Object stores list times with fractions and return them without for a single file.
+    """
     (one_s, one_rest), (other_s, other_rest) = divmod(one_ns, 10**9), divmod(other_ns, 10**9)
     return one_s == other_s and (one_rest == other_rest or not one_rest or not other_rest)
 

@@ -1,7 +1,7 @@
-"""One schema for files that drifted apart: the union of their columns, each in the narrowest type that loses nothing.
+"""Unite drifted schemas: the union of the files' columns, each in the narrowest type that loses nothing.
 
-Pure, but for the arrays it casts. Two types of one column are reconciled by these rules, inside lists, structs and
-maps too; anything else is a changed kind of value and an error that names the column and two files:
+Pure. Two types of one column are reconciled by these rules, inside lists, structs and maps too; anything else is a
+changed kind of value and an error that names the column and two files:
 
     null, T                     T                   dictionary<T>, T            T (a table's schema has no dictionaries)
     integers of one sign        the wider           unsigned, wider signed      the signed one that holds both
@@ -11,7 +11,7 @@ maps too; anything else is a changed kind of value and an error that names the c
     timestamps of two units     the finer unit      timestamps of two zones     UTC (the instants are the same)
     structs                     union of fields     a column a file lacks       null in that file's rows
 
-A declared type (`SchemaRules`) replaces the union, and the files' types have to widen into it (`widens`): by the rules
+A declared type (`SchemaRules`) replaces the union, and the files' types must widen into it (`widens`): by the rules
 above, from integers into floats that hold them all, and between the two widths of offsets.
 """
 
@@ -37,8 +37,8 @@ _MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
 class SchemaRules:
     """The rules of `source.schema` in pipeline.yaml.
 
-    `missing_error`: a column in use has to be in every file. `extra_error`: files have no column but `columns`.
-    `columns`: types that the files' types have to widen into without loss.
+    `missing_error`: a column in use must be in every file. `extra_error`: files have no column other than `columns`.
+    `columns`: types that the files' types must widen into without loss.
     """
 
     missing_error: bool = False
@@ -47,19 +47,19 @@ class SchemaRules:
 
 
 class KindChangedError(Exception):
-    """Two types that no rule reconciles; internal: `union` turns it into a TableError with names."""
+    """Two types that no rule reconciles. Internal: `union` turns it into a TableError with names."""
 
 
 def union(
     schemas: Iterable[tuple[str, pa.Schema]], rules: SchemaRules | None = None, keys: Collection[str] = ()
 ) -> pa.Schema:
-    """The schema of a table from (file, schema) pairs; columns in the order in which files first show them.
+    """The schema of a table from (file, schema) pairs; columns in order of first appearance.
 
     A field is nullable if it is so in some file or missing from one. Declared columns have their declared type and
-    are nullable; those that no file has come last. `keys`: partition keys, which no rule is about.
+    are nullable; those that no file has come last. `keys`: partition keys, to which no rule applies.
 
-    Raises TableError where a file names a column twice, has one that the rules do not expect, or holds a type that
-    does not widen into the declared one, and where a column changed its kind, naming the column and two files.
+    Raises TableError if a file names a column twice, has one that the rules do not allow, or holds a type that does not
+    widen into the declared one, and if a column changed its kind, naming the column and two files.
     """
     rules = rules or SchemaRules()
     declared = rules.columns
@@ -68,35 +68,38 @@ def union(
             raise TableError(f"column {name!r} is a partition key: declare its type among `partitions`")
     fields: dict[str, pa.Field] = {}
     origin: dict[str, str] = {}
-    seen: list[set[str]] = []
+    names_per_file: list[set[str]] = []
     for file, schema in schemas:
-        refuse_twice(schema, file)
-        seen.append(set(schema.names))
+        refuse_duplicate_columns(schema, file)
+        names_per_file.append(set(schema.names))
         for field in schema:
-            known = fields.get(field.name)
+            merged = fields.get(field.name)
             if field.name in declared:
                 fields[field.name] = _declare(field, declared[field.name], file)
             elif rules.extra_error and field.name not in keys:
-                raise TableError(unexpected(field.name, file, declared))
-            elif known is None:
+                raise TableError(extra_column_message(field.name, file, declared))
+            elif merged is None:
                 fields[field.name] = field.with_type(without_dictionaries(field.type)).remove_metadata()
                 origin[field.name] = file
-            elif known.type != field.type or known.nullable != field.nullable:
-                fields[field.name] = _merge(known, field, origin[field.name], file)
+            elif merged.type != field.type or merged.nullable != field.nullable:
+                fields[field.name] = _merge(merged, field, origin[field.name], file)
     fields |= {name: pa.field(name, kind) for name, kind in declared.items() if name not in fields}
     return pa.schema(
-        [field if all(name in names for names in seen) else field.with_nullable(True) for name, field in fields.items()]
+        [
+            field if all(name in names for names in names_per_file) else field.with_nullable(True)
+            for name, field in fields.items()
+        ]
     )
 
 
-def refuse_twice(schema: pa.Schema, file: str) -> None:
-    """Raise TableError where a file names a column twice."""
+def refuse_duplicate_columns(schema: pa.Schema, file: str) -> None:
+    """Raise TableError if a file names a column twice."""
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise TableError(f"{file} has column {twice!r} more than once: expected each name once. Rename one of them")
 
 
-def unexpected(name: str, holder: str, declared: Iterable[str]) -> str:
+def extra_column_message(name: str, holder: str, declared: Iterable[str]) -> str:
     """The message of `extra: error` for a column of a file, or of a table's log."""
     return (
         f"column {name!r} of {holder} is not expected: `columns` names {', '.join(declared)}. "
@@ -124,7 +127,7 @@ def widens(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
     if pat.is_fixed_size_list(declared):
-        return False  # equal ones are let through before
+        return False  # equal types have returned True before
     if _is_list(stored) and _is_list(declared):
         return widens(stored.value_type, declared.value_type)
     if pat.is_map(stored) and pat.is_map(declared):
@@ -133,26 +136,26 @@ def _nested_widens(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _large(kind: pa.DataType) -> pa.DataType:
-    """The same values behind wide offsets."""
+    """The type with wide offsets."""
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
 def _declare(field: pa.Field, kind: pa.DataType, file: str) -> pa.Field:
     if not widens(without_dictionaries(field.type), kind):
         raise TableError(
-            f"column {field.name!r} of {file} does not widen into its declared type: got {field.type}, expected what "
-            f"{kind} holds without loss. Declare a wider type, or rewrite the file"
+            f"column {field.name!r} of {file} does not widen into its declared type: got {field.type}, expected a type "
+            f"that {kind} holds without loss. Declare a wider type, or rewrite the file"
         )
     return pa.field(field.name, kind)
 
 
 def without_dictionaries(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, at any depth; maps with Arrow's names inside, as a saved schema has no others."""
+    """The type without dictionaries, at any depth; maps get Arrow's field names, as saving a schema loses others."""
     if pat.is_dictionary(kind):
         return without_dictionaries(kind.value_type)
     if not pat.is_nested(kind) or not _holds(kind, (pat.is_dictionary, pat.is_map)):
         return kind
-    return _rebuilt(kind, [without_dictionaries(child.type) for child in children(kind)])
+    return _rebuild(kind, [without_dictionaries(child.type) for child in children(kind)])
 
 
 def children(kind: pa.DataType) -> list[pa.Field]:
@@ -164,29 +167,26 @@ def children(kind: pa.DataType) -> list[pa.Field]:
     return []
 
 
-def leaves(kind: pa.DataType) -> int:
-    """How many Parquet columns a field of this type is stored as."""
+def leaf_count(kind: pa.DataType) -> int:
+    """The number of Parquet columns that a field of this type is stored as."""
     if pat.is_dictionary(kind):
-        return leaves(kind.value_type)
+        return leaf_count(kind.value_type)
     below = children(kind)
-    return sum(leaves(child.type) for child in below) if below else 1
+    return sum(leaf_count(child.type) for child in below) if below else 1
 
 
 def is_unchecked(kind: pa.DataType) -> bool:
-    """Whether values of this type may be broken in a way that pyarrow's reader lets pass and Polars does not survive.
+    """Whether values of this type may be damaged in a way that pyarrow's reader does not notice and crashes Polars.
 
-    Strings are not checked to be UTF-8 (Polars believes them), nor indices to be within their dictionary. Checking
-    65,536 short strings takes 0.2 ms, decoding them 5.
+    The reader does not check that strings are UTF-8 (Polars relies on it), nor that indices are within their
+    dictionary. Checking 65,536 short strings takes 0.2 ms, decoding them 5.
     """
     tests = (pat.is_dictionary, pat.is_string, pat.is_large_string, pat.is_string_view)
     return any(test(kind) for test in tests) or any(is_unchecked(child.type) for child in children(kind))
 
 
 def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """The narrowest type that holds the values of both.
-
-    Raises KindChangedError where there is none.
-    """
+    """The narrowest type that holds the values of both. Raises KindChangedError if there is none."""
     if a == b:
         return a
     if pat.is_null(a):
@@ -195,7 +195,7 @@ def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         return a
     if pat.is_nested(a) and pat.is_nested(b):
         return _nest(a, b)
-    for rule in (_number, _timestamp, _decimal, _text):
+    for rule in (_number, _timestamp, _decimal, _string):
         result = rule(a, b)
         if result is not None:
             return result
@@ -203,7 +203,7 @@ def unify(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array in the table's type; the array itself where it has that type already."""
+    """The array in the table's type; unchanged if it has that type."""
     if array.type == kind:
         return array
     if pat.is_dictionary(array.type):
@@ -211,15 +211,15 @@ def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(kind)
 
 
-def _merge(known: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
+def _merge(merged: pa.Field, field: pa.Field, first: str, second: str) -> pa.Field:
     try:
-        kind = unify(known.type, without_dictionaries(field.type))
+        kind = unify(merged.type, without_dictionaries(field.type))
     except KindChangedError:
         raise TableError(
-            f"column {field.name!r} changed its kind between files: got {known.type} in {first} and {field.type} in "
+            f"column {field.name!r} changed its kind between files: got {merged.type} in {first} and {field.type} in "
             f"{second}, expected types that widen into one. Rewrite one of the files, or leave it out of the table"
         ) from None
-    return pa.field(field.name, kind, nullable=known.nullable or field.nullable)
+    return pa.field(field.name, kind, nullable=merged.nullable or field.nullable)
 
 
 def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -228,8 +228,8 @@ def _number(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
             return family[max(family.index(a), family.index(b))]
     signed, unsigned = (a, b) if a in _SIGNED else (b, a)
     if signed in _SIGNED and unsigned in _UNSIGNED:
-        place = max(_SIGNED.index(signed), _UNSIGNED.index(unsigned) + 1)
-        return _SIGNED[place] if place < len(_SIGNED) else None
+        index = max(_SIGNED.index(signed), _UNSIGNED.index(unsigned) + 1)
+        return _SIGNED[index] if index < len(_SIGNED) else None
     return None
 
 
@@ -250,7 +250,7 @@ def _decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     return pa.decimal256(digits, scale) if wide else pa.decimal128(digits, scale)
 
 
-def _text(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+def _string(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     if all(pat.is_string(kind) or pat.is_large_string(kind) or pat.is_string_view(kind) for kind in (a, b)):
         return pa.large_string()
     if all(_is_bytes(kind) for kind in (a, b)):
@@ -267,7 +267,7 @@ def _nest(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if pat.is_struct(a) and pat.is_struct(b):
         return _struct(a, b)
     if pat.is_map(a) and pat.is_map(b):
-        return _rebuilt(a, [unify(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
+        return _rebuild(a, [unify(x.type, y.type) for x, y in zip(children(a), children(b), strict=True)])
     if not (_is_list(a) and _is_list(b)):
         raise KindChangedError
     item = _item(a, b)
@@ -288,15 +288,15 @@ def _item(a: pa.DataType, b: pa.DataType) -> pa.Field:
 def _struct(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     fields = {field.name: field for field in children(a)}
     if len(fields) < a.num_fields:
-        raise KindChangedError  # fields of one name cannot be told apart
+        raise KindChangedError  # fields of the same name are ambiguous
     added = {field.name: field for field in children(b)}
     for name, field in added.items():
-        known = fields.get(name)
-        if known is None:
+        merged = fields.get(name)
+        if merged is None:
             fields[name] = field.with_nullable(True)
         else:
-            nullable = known.nullable or field.nullable
-            fields[name] = pa.field(name, unify(known.type, field.type), nullable=nullable)
+            nullable = merged.nullable or field.nullable
+            fields[name] = pa.field(name, unify(merged.type, field.type), nullable=nullable)
     return pa.struct([field if name in added else field.with_nullable(True) for name, field in fields.items()])
 
 
@@ -304,8 +304,8 @@ def _holds(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) ->
     return any(test(kind) for test in tests) or any(_holds(child.type, tests) for child in children(kind))
 
 
-def _rebuilt(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
-    """The nested type with other types for its children."""
+def _rebuild(kind: pa.DataType, types: Sequence[pa.DataType]) -> pa.DataType:
+    """The nested type with other child types."""
     fields = [field.with_type(new) for field, new in zip(children(kind), types, strict=True)]
     if pat.is_struct(kind):
         return pa.struct(fields)

@@ -2,15 +2,15 @@
 
 Pure; runs where snapshots are taken. A footer is one Thrift structure in the compact protocol (FileMetaData of
 parquet-format's `parquet.thrift`). pyarrow parses it too, and its schema is used; but column chunks and their
-statistics are read here, because pyarrow's accessors for them
+statistics are parsed here, because pyarrow's accessors for them
 
 - let C++ exceptions escape: of 3,600 footers with a flipped byte 11 ended the process with SIGABRT, where a chunk has
   another type than its column or a bound the wrong length, or is encrypted. Here damage is a Python exception;
-- do not show whether a string's bound is a value of the column or was truncated.
+- do not return whether a string's bound is a value of the column or was truncated.
 
-In the compact protocol a field is one byte (the step from the last field's id, and a type), a number is a varint, a
-string its length and bytes, and a structure ends with a zero. Other fields are skipped. A chunk takes about 7
-microseconds; the loops that see every chunk are written out for that.
+In the compact protocol a field starts with one byte (the step from the last field's id, and a type), an integer is a
+varint, a string its length and bytes, and a structure ends with a zero byte. Other fields are skipped. A chunk takes
+about 7 microseconds; the loops over chunks are inlined for that.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)  # par
 
 _TRUE, _BINARY, _LIST, _SET, _STRUCT = 1, 8, 9, 10, 12  # types of the compact protocol
 _DEEPEST = 16  # nested structures and lists; parquet.thrift needs half of it
-_WIDEST_BITS = 70  # of a varint: ten bytes
+_WIDEST_BITS = 70  # the longest varint: ten bytes
 
 _Bytes: TypeAlias = bytes  # `ColumnChunk.bytes` hides the type of that name
 
 
 class MalformedError(ValueError):
-    """The bytes do not spell a footer; internal: `footer` adds the file's name."""
+    """The bytes are not a footer. Internal: `footer` adds the file's name."""
 
 
 class ColumnChunk(NamedTuple):
-    """One column chunk: physical type, compressed bytes, and statistics as they are stored.
+    """One column chunk: physical type, compressed bytes, and statistics as stored.
 
-    `low`, `high`: bounds (None: not given). `old_low`, `old_high`: the deprecated pair, taken by signed order whatever
-    the column's order is. `nulls`: -1 where not given. `exact`: both bounds are marked as values of the column.
+    `low`, `high`: bounds (None: absent). `old_low`, `old_high`: the deprecated pair, compared as signed values whatever
+    the column's order is. `nulls`: -1 if absent. `exact`: both bounds are marked as values of the column.
     """
 
     type: int
@@ -51,9 +51,9 @@ class ColumnChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A footer's row groups: rows of each, and its chunks in the order of the file's leaf columns.
+    """A footer's row groups: the rows of each, and its chunks in the order of the file's leaf columns.
 
-    `ordered`: the file says by which order its bounds were taken. `encrypted`: some of it cannot be read.
+    `ordered`: the file declares the order of its bounds. `encrypted`: parts of it cannot be read.
     """
 
     rows: list[int]
@@ -63,7 +63,7 @@ class Structure:
 
 
 def structure_of(footer: bytes) -> Structure:
-    """Read a footer, without its trailer. Raises MalformedError."""
+    """Parse a footer without its trailer. Raises MalformedError."""
     try:
         return _file(footer)
     except IndexError:
@@ -74,219 +74,219 @@ def _file(data: bytes) -> Structure:
     rows: list[int] = []
     chunks: list[list[ColumnChunk]] = []
     ordered = encrypted = False
-    place, field = 0, 0
-    while data[place]:
-        place, field, kind = _field(data, place, field)
+    position, field = 0, 0
+    while data[position]:
+        position, field, kind = _field(data, position, field)
         if field == 4 and kind == _LIST:  # row_groups
-            count, place = _list_of_structures(data, place)
+            count, position = _list_of_structures(data, position)
             for _ in range(count):
-                group_rows, group, place = _row_group(data, place)
-                rows.append(group_rows)
+                row_count, group, position = _row_group(data, position)
+                rows.append(row_count)
                 chunks.append(group)
             continue
         ordered = ordered or field == 7  # column_orders
         encrypted = encrypted or field == 8  # encryption_algorithm
-        place = _skip(data, place, kind)
+        position = _skip(data, position, kind)
     encrypted = encrypted or any(chunk.type < 0 for group in chunks for chunk in group)
     return Structure(rows, chunks, ordered, encrypted)
 
 
-def _row_group(data: bytes, place: int) -> tuple[int, list[ColumnChunk], int]:
+def _row_group(data: bytes, position: int) -> tuple[int, list[ColumnChunk], int]:
     rows, chunks, field = -1, [], 0
-    while data[place]:
-        place, field, kind = _field(data, place, field)
+    while data[position]:
+        position, field, kind = _field(data, position, field)
         if field == 1 and kind == _LIST:  # columns
-            count, place = _list_of_structures(data, place)
+            count, position = _list_of_structures(data, position)
             for _ in range(count):
-                chunk, place = _chunk(data, place)
+                chunk, position = _chunk(data, position)
                 chunks.append(chunk)
         elif field == 3:  # num_rows
-            rows, place = _integer(data, place)
+            rows, position = _integer(data, position)
         else:
-            place = _skip(data, place, kind)
-    return rows, chunks, place + 1
+            position = _skip(data, position, kind)
+    return rows, chunks, position + 1
 
 
-def _chunk(data: bytes, place: int) -> tuple[ColumnChunk, int]:
+def _chunk(data: bytes, position: int) -> tuple[ColumnChunk, int]:
     chunk = ColumnChunk(-1, 0)
     field = 0
     while True:
-        head = data[place]
-        place += 1
+        head = data[position]
+        position += 1
         if not head:
-            return chunk, place
+            return chunk, position
         if head > 15:
             field += head >> 4
         else:
-            field, place = _integer(data, place)
+            field, position = _integer(data, position)
         if field == 3 and head & 15 == _STRUCT:  # meta_data
-            chunk, place = _column(data, place)
+            chunk, position = _column(data, position)
         else:
-            place = _skip(data, place, head & 15)
+            position = _skip(data, position, head & 15)
         if field in (8, 9):  # crypto_metadata, encrypted_column_metadata
-            return ColumnChunk(-1, 0), _end(data, place, field)
+            return ColumnChunk(-1, 0), _end(data, position, field)
 
 
-def _column(data: bytes, place: int) -> tuple[ColumnChunk, int]:
+def _column(data: bytes, position: int) -> tuple[ColumnChunk, int]:
     kind, size, statistics = -1, 0, None
     field = 0
     while True:
-        head = data[place]
-        place += 1
+        head = data[position]
+        position += 1
         if not head:
             break
         if head > 15:
             field += head >> 4
         else:
-            field, place = _integer(data, place)
+            field, position = _integer(data, position)
         head &= 15
         if field == 7:  # total_compressed_size
-            size, place = _integer(data, place)
+            size, position = _integer(data, position)
         elif field == 12 and head == _STRUCT:  # statistics
-            statistics, place = _statistics(data, place)
+            statistics, position = _statistics(data, position)
         elif field == 1:  # type
-            kind, place = _integer(data, place)
+            kind, position = _integer(data, position)
         elif 4 <= head <= 6:
-            while data[place] > 127:
-                place += 1
-            place += 1
+            while data[position] > 127:
+                position += 1
+            position += 1
         else:
-            place = _skip(data, place, head)
+            position = _skip(data, position, head)
     if size < 0 or not 0 <= kind <= FIXED:
         raise MalformedError(f"a column chunk has type {kind} and {size} bytes")
-    return ColumnChunk(kind, size) if statistics is None else ColumnChunk(kind, size, *statistics), place
+    return ColumnChunk(kind, size) if statistics is None else ColumnChunk(kind, size, *statistics), position
 
 
 def _statistics(
-    data: bytes, place: int
+    data: bytes, position: int
 ) -> tuple[tuple[_Bytes | None, _Bytes | None, _Bytes | None, _Bytes | None, int, bool], int]:
-    found: dict[int, bytes] = {}
+    fields: dict[int, bytes] = {}
     nulls, exact, field = -1, 0, 0
     while True:
-        head = data[place]
-        place += 1
+        head = data[position]
+        position += 1
         if not head:
-            bounds = (found.get(6), found.get(5), found.get(2), found.get(1))  # min_value, max_value, min, max
-            return (*bounds, nulls, exact == 2), place
+            bounds = (fields.get(6), fields.get(5), fields.get(2), fields.get(1))  # min_value, max_value, min, max
+            return (*bounds, nulls, exact == 2), position
         if head > 15:
             field += head >> 4
         else:
-            field, place = _integer(data, place)
+            field, position = _integer(data, position)
         head &= 15
         if head == _BINARY:
-            length, place = _varint(data, place)
-            found[field] = data[place : place + length]
-            place += length
+            length, position = _varint(data, position)
+            fields[field] = data[position : position + length]
+            position += length
         elif field == 3:  # null_count
-            nulls, place = _integer(data, place)
+            nulls, position = _integer(data, position)
         elif field in (7, 8):  # is_max_value_exact, is_min_value_exact
             exact += head == _TRUE
         else:
-            place = _skip(data, place, head)
+            position = _skip(data, position, head)
 
 
-def _end(data: bytes, place: int, field: int) -> int:
-    """Past the end of the structure whose next field starts here."""
-    while data[place]:
-        place, field, kind = _field(data, place, field)
-        place = _skip(data, place, kind)
-    return place + 1
+def _end(data: bytes, position: int, field: int) -> int:
+    """The position after the structure whose next field starts here."""
+    while data[position]:
+        position, field, kind = _field(data, position, field)
+        position = _skip(data, position, kind)
+    return position + 1
 
 
-def _field(data: bytes, place: int, last: int) -> tuple[int, int, int]:
-    """A field's header: where its value starts, its id, and its type."""
-    head = data[place]
+def _field(data: bytes, position: int, last: int) -> tuple[int, int, int]:
+    """Parse a field's header: the position of its value, its id, and its type."""
+    head = data[position]
     if head > 15:
-        return place + 1, last + (head >> 4), head & 15
-    field, place = _integer(data, place + 1)
-    return place, field, head & 15
+        return position + 1, last + (head >> 4), head & 15
+    field, position = _integer(data, position + 1)
+    return position, field, head & 15
 
 
-def _list_of_structures(data: bytes, place: int) -> tuple[int, int]:
-    count, kind, place = _list(data, place)
+def _list_of_structures(data: bytes, position: int) -> tuple[int, int]:
+    count, kind, position = _list(data, position)
     if kind != _STRUCT:
-        raise MalformedError(f"a list holds type {kind} where structures belong")
-    return count, place
+        raise MalformedError(f"a list holds type {kind}, expected structures")
+    return count, position
 
 
-def _list(data: bytes, place: int) -> tuple[int, int, int]:
-    head = data[place]
-    count, place = (head >> 4, place + 1) if head < 0xF0 else _varint(data, place + 1)
-    return count, head & 15, place
+def _list(data: bytes, position: int) -> tuple[int, int, int]:
+    head = data[position]
+    count, position = (head >> 4, position + 1) if head < 0xF0 else _varint(data, position + 1)
+    return count, head & 15, position
 
 
-def _integer(data: bytes, place: int) -> tuple[int, int]:
-    value, place = _varint(data, place)
-    return (value >> 1) ^ -(value & 1), place
+def _integer(data: bytes, position: int) -> tuple[int, int]:
+    value, position = _varint(data, position)
+    return (value >> 1) ^ -(value & 1), position
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = data[place]
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = data[position]
     if value < 128:
-        return value, place + 1
+        return value, position + 1
     value &= 127
     shift = 7
     while shift < _WIDEST_BITS:
-        place += 1
-        part = data[place]
+        position += 1
+        part = data[position]
         value |= (part & 127) << shift
         if part < 128:
-            return value, place + 1
+            return value, position + 1
         shift += 7
-    raise MalformedError("a number is longer than ten bytes")
+    raise MalformedError("an integer is longer than ten bytes")
 
 
-def _skip(data: bytes, place: int, kind: int, depth: int = 0) -> int:
-    """Past a value: booleans lie in the header, i8 is a byte, i16 to i64 varints, double 8 bytes."""
+def _skip(data: bytes, position: int, kind: int, depth: int = 0) -> int:
+    """The position after a value: booleans are in the header, i8 is a byte, i16 to i64 varints, double 8 bytes."""
     if 4 <= kind <= 6:
-        return _skip_varints(data, place, 1)
+        return _skip_varints(data, position, 1)
     if kind == _STRUCT:
-        return _skip_structure(data, place, depth)
+        return _skip_structure(data, position, depth)
     if kind in (_LIST, _SET):
-        return _skip_list(data, place, depth)
+        return _skip_list(data, position, depth)
     if kind == _BINARY:
-        length, place = _varint(data, place)
-        return place + length
+        length, position = _varint(data, position)
+        return position + length
     if 1 <= kind <= 7:
-        return place + (0, 0, 0, 1, 0, 0, 0, 8)[kind]
+        return position + (0, 0, 0, 1, 0, 0, 0, 8)[kind]
     raise MalformedError(f"a field has type {kind}, which footers do not have")
 
 
-def _skip_varints(data: bytes, place: int, count: int) -> int:
+def _skip_varints(data: bytes, position: int, count: int) -> int:
     for _ in range(count):
-        while data[place] > 127:
-            place += 1
-        place += 1
-    return place
+        while data[position] > 127:
+            position += 1
+        position += 1
+    return position
 
 
-def _skip_structure(data: bytes, place: int, depth: int) -> int:
+def _skip_structure(data: bytes, position: int, depth: int) -> int:
     if depth > _DEEPEST:
         raise MalformedError(f"structures are nested deeper than {_DEEPEST}")
     while True:
-        head = data[place]
-        place += 1
+        head = data[position]
+        position += 1
         if not head:
-            return place
+            return position
         if head < 16:
-            place = _skip_varints(data, place, 1)
+            position = _skip_varints(data, position, 1)
         head &= 15
         if 4 <= head <= 6:
-            while data[place] > 127:
-                place += 1
-            place += 1
+            while data[position] > 127:
+                position += 1
+            position += 1
         else:
-            place = _skip(data, place, head, depth + 1)
+            position = _skip(data, position, head, depth + 1)
 
 
-def _skip_list(data: bytes, place: int, depth: int) -> int:
+def _skip_list(data: bytes, position: int, depth: int) -> int:
     if depth > _DEEPEST:
         raise MalformedError(f"lists are nested deeper than {_DEEPEST}")
-    count, inner, place = _list(data, place)
+    count, inner, position = _list(data, position)
     if 4 <= inner <= 6:
-        return _skip_varints(data, place, count)
+        return _skip_varints(data, position, count)
     if inner <= 2:
-        return place + count  # a boolean in a list is a byte
+        return position + count  # a boolean in a list is a byte
     for _ in range(count):
-        place = _skip(data, place, inner, depth + 1)
-    return place
+        position = _skip(data, position, inner, depth + 1)
+    return position

@@ -1,12 +1,12 @@
 """Write rows as Parquet files, with limits for row groups and files and an encoding for each column.
 
 Runs in the tasks of `optimize`. A `TableWriter` writes one unit of a partition: `{stem}-00000.parquet`, `-00001`, …
-On a local disk files have another suffix, so no reader takes one for data before `landing` renames it; a file for an
-object store is held in memory, so that it can be sent again. Every file carries a note (its settings and sources) and
-its own number, and the unit's last file is marked: a unit is complete if numbers 0 to the last are there.
+On a local disk files have another suffix, so that readers ignore them until `landing` renames them; a file for an
+object store is buffered in memory, so that the upload can be repeated. Every file holds a note (its settings and
+sources) and its index, and the unit's last file is marked: a unit is complete if all indices up to the last are there.
 
-Statistics and page checksums are written. No page index is: Feedline reads whole column chunks, and in hashed order no
-page can be skipped by its bounds.
+Statistics and page checksums are written, a page index is not: Feedline reads whole column chunks, and in hashed order
+no page can be skipped by its bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from feedline.warehouse.storage.retry import is_local, with_retries
 
 DICTIONARY, PLAIN = "DICTIONARY", "PLAIN"
 NOTE_KEY = b"feedline.optimize"
-SUFFIX, UNFINISHED = ".parquet", ".parquet.part"
+SUFFIX, PART_SUFFIX = ".parquet", ".parquet.part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,14 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Rows of a row group; its decoded bytes, at most (default: no limit); the target size of a file."""
+    """The limits of a row group, in rows and decoded bytes (None: no limit), and the target size of a file."""
 
     row_group_rows: int
     row_group_bytes: int | None
     file_bytes: int
 
     def rows_for(self, row_bytes: float) -> int:
-        """Rows of a row group where one row takes `row_bytes` decoded."""
+        """The rows of a row group, at `row_bytes` per decoded row."""
         if self.row_group_bytes is None or row_bytes <= 0:
             return self.row_group_rows
         return max(1, min(self.row_group_rows, int(self.row_group_bytes / row_bytes)))
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A written file: its name, rows, row groups and bytes."""
+    """A file that a `TableWriter` has finished."""
 
     name: str
     rows: int
@@ -62,7 +62,7 @@ class WrittenFile:
 
 
 def leaf_paths(schema: pa.Schema) -> list[str]:
-    """The Parquet columns that a schema is stored as, by the names that pyarrow's writer knows."""
+    """The Parquet columns that a schema is stored as, by their names in pyarrow's writer."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
@@ -71,7 +71,7 @@ def leaf_paths(schema: pa.Schema) -> list[str]:
 
 
 def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
-    """The arguments of pyarrow's writer that give each column its encoding."""
+    """The arguments of pyarrow's writer for these encodings."""
     return {
         "version": "2.6",
         "compression": {choice.leaf: choice.codec for choice in encodings},
@@ -83,7 +83,7 @@ def writer_options(encodings: Sequence[Encoding]) -> dict[str, Any]:
 
 
 class TableWriter:
-    """Writes the rows of one unit into files of a folder. `close` finishes it, `abandon` removes what it wrote."""
+    """Writes the rows of one unit into files of a folder. `close` finishes them, `abandon` removes them."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class TableWriter:
         self._limits, self._note = limits, dict(note)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._group_rows = 0
-        self._sink: Any = None  # a file, or a buffer on its way to an object store
+        self._sink: Any = None  # a file, or a buffer for an upload
         self._writer: pq.ParquetWriter | None = None
         self._rows = self._groups = self._last_bytes = 0
-        self.written: list[WrittenFile] = []
+        self.files: list[WrittenFile] = []
 
     def write(self, table: pa.Table) -> None:
-        """Add rows, any number; whole row groups are written as soon as they are there."""
+        """Add rows; row groups are written as soon as they are full."""
         if not table.num_rows:
             return
         self._group_rows = self._group_rows or self._limits.rows_for(table.nbytes / table.num_rows)
@@ -119,17 +119,17 @@ class TableWriter:
             self._write_group(self._group_rows)
 
     def close(self) -> list[WrittenFile]:
-        """Write what is left and end the last file; a unit without rows is one file without row groups."""
+        """Write the remaining rows and end the last file; a unit without rows is one file without row groups."""
         if self._pending_rows:
             self._write_group(self._pending_rows)
         if self._writer is None:
             self._open()
         self._end_file(last=True)
-        return self.written
+        return self.files
 
     def abandon(self) -> None:
-        """Close and remove everything that was written."""
-        names = [file.name for file in self.written]
+        """Close and delete all files of the unit."""
+        names = [file.name for file in self.files]
         if self._writer is not None:
             names.append(self._name)
             _close_quietly(self._writer, self._sink)
@@ -141,7 +141,7 @@ class TableWriter:
 
     @property
     def _name(self) -> str:
-        return f"{self._stem}-{len(self.written):05d}{self._suffix}"
+        return f"{self._stem}-{len(self.files):05d}{self._suffix}"
 
     def _write_group(self, rows: int) -> None:
         table = self._take(rows)
@@ -151,14 +151,14 @@ class TableWriter:
             self._open()
         assert self._sink is not None
         assert self._writer is not None
-        began = self._sink.tell()
+        start = self._sink.tell()
         self._writer.write_table(table, row_group_size=rows)
-        self._last_bytes = self._sink.tell() - began
+        self._last_bytes = self._sink.tell() - start
         self._rows += rows
         self._groups += 1
 
     def _take(self, rows: int) -> pa.Table:
-        """The first pending rows, as one table."""
+        """Remove the first pending rows; returns them as one table."""
         parts: list[pa.Table] = []
         self._pending_rows -= rows
         while rows:
@@ -187,7 +187,7 @@ class TableWriter:
         writer, sink = self._writer, self._sink
         assert writer is not None
         assert sink is not None
-        note = {**self._note, "file": len(self.written), "last": last}
+        note = {**self._note, "file": len(self.files), "last": last}
         writer.add_key_value_metadata({NOTE_KEY: json.dumps(note, sort_keys=True).encode()})
         writer.close()
         size = sink.tell()
@@ -195,12 +195,12 @@ class TableWriter:
             sink.close()
         else:
             upload(self._filesystem, f"{self._folder}/{self._name}", sink.getvalue())
-        self.written.append(WrittenFile(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
+        self.files.append(WrittenFile(name=self._name, rows=self._rows, row_groups=self._groups, bytes=size))
         self._writer = self._sink = None
 
 
 def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
-    """Write an object whole, again where the store fails for a moment."""
+    """Write an object whole, retrying where the store fails transiently."""
 
     def write() -> None:
         with filesystem.open_output_stream(path) as sink:
@@ -210,10 +210,10 @@ def upload(filesystem: pafs.FileSystem, path: str, content: pa.Buffer) -> None:
 
 
 def _close_quietly(writer: pq.ParquetWriter, sink: pa.NativeFile | None) -> None:
-    """Close a half-written file after a failure, ignoring further errors."""
-    for thing in (writer, sink):
+    """Close an incomplete file after a failure, ignoring further errors."""
+    for stream in (writer, sink):
         try:
-            if thing is not None:
-                thing.close()
+            if stream is not None:
+                stream.close()
         except (OSError, pa.ArrowException):
             continue

@@ -30,7 +30,7 @@ from feedline.expressions.column_parts import (
     part_of,
 )
 from feedline.expressions.extraction import Keys, extract_parts
-from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaves
+from feedline.warehouse.parquet.schemas import children, conform, is_unchecked, leaf_count
 from feedline.warehouse.snapshot.snapshot import Snapshot
 from feedline.warehouse.storage.faults import label
 
@@ -157,14 +157,14 @@ class FileColumns:
             below = PartTree(whole=tree.whole)
             for each in tree.parts.values():
                 _join(below, each)
-            self._pick(kind.item_type, start + leaves(kind.key_type), below)
+            self._pick(kind.item_type, start + leaf_count(kind.key_type), below)
         elif pat.is_struct(kind) and not tree.whole:
             for field in children(kind):
                 if field.name in tree.parts:
                     self._pick(field.type, start, tree.parts[field.name])
-                start += leaves(field.type)
+                start += leaf_count(field.type)
         else:
-            self.leaves.extend(range(start, start + leaves(kind)))
+            self.leaves.extend(range(start, start + leaf_count(kind)))
 
 
 def part_bytes(snapshot: Snapshot, names: Iterable[str]) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from feedline.expressions import bind_where
-from feedline.warehouse.discovery.hive import named_by
+from feedline.warehouse.discovery.hive import matches_any
 from feedline.warehouse.reading.row_filter import RowFilter
 from feedline.warehouse.reading.sample import Sample, bind_sample
 from feedline.warehouse.storage.locations import absolute, join, redact
@@ -36,7 +36,7 @@ class TableRows:
 
     def covers(self, uri: str) -> bool:
         """Whether the file belongs to the table."""
-        return named_by(uri, self.sources or (self.root,))
+        return matches_any(uri, self.sources or (self.root,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

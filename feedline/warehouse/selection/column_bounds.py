@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.warehouse.parquet.bounds import has_bounds, is_text
+from feedline.warehouse.parquet.bounds import has_bounds, is_binary_like
 from feedline.warehouse.selection.pruning import ColumnStatistics, Statistics
 from feedline.warehouse.snapshot.snapshot import Snapshot
 
@@ -77,7 +77,9 @@ def _column(snapshot: Snapshot, name: str) -> ColumnStatistics:
         bounded=low.is_valid().to_numpy(zero_copy_only=False) & high.is_valid().to_numpy(zero_copy_only=False),
         nulls=nulls,
         unit=_unit(kind),
-        exact=facts.field("exact").to_numpy(zero_copy_only=False) if is_text(kind) else np.ones(len(nulls), np.bool_),
+        exact=facts.field("exact").to_numpy(zero_copy_only=False)
+        if is_binary_like(kind)
+        else np.ones(len(nulls), np.bool_),
         floating=pat.is_floating(kind),
     )
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from feedline.errors import DataError
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.bad_files import BadFilesMetError
+from feedline.warehouse.bad_files import BadFilesFoundError
 from feedline.warehouse.reading.fragment import UNCOUNTED, Fragment, fragment_at
 from feedline.warehouse.reading.row_filter import SAMPLED, UNSAMPLED, WHERE_TRUE
 from feedline.warehouse.reading.sample import BoundSample, Sample, bind_sample, sampled_rows
@@ -254,7 +254,7 @@ def _count(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -
 def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) -> pa.Table:
     """Count row groups by reading them, wave by wave, except those that an interrupted run counted.
 
-    Raises BadFilesMetError, with all bad files, after everything else was counted.
+    Raises BadFilesFoundError, with all bad files, after everything else was counted.
     """
     stored = request.snapshot.rows_per_row_group
     found = partial.load(row_groups, stored)
@@ -270,7 +270,7 @@ def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) ->
         began_s = _now_s()
         try:
             counts = [count for counts in request.map(count_task, wave) for count in counts]
-        except BadFilesMetError as error:
+        except BadFilesFoundError as error:
             bad |= error.reasons
             continue
         if len(counts) != len(groups):
@@ -281,7 +281,7 @@ def _read(request: _CountRequest, row_groups: Int64s, partial: PartialCounts) ->
         report_progress(CountProgress(rows=int(stored[found["row_group"].to_numpy()].sum()), all_rows=all_rows))
     if bad:
         partial.forget()
-        raise BadFilesMetError(bad)
+        raise BadFilesFoundError(bad)
     return found
 
 

@@ -1,12 +1,12 @@
-"""The facts of a table's columns, row group by row group, fetched on demand.
+"""The facts of a table's columns per row group, fetched on demand.
 
 Runs where snapshots are taken and where plans are made. A table of 20,000 files has millions of column chunks, and a
-plan looks at the few columns that its filter and its features name. So facts stay where they are (compressed in
-blocks, as footers were read; in the parts of a stored file; in an older snapshot) until a column is asked for.
+plan needs only the few columns that its filter and its features name. So facts stay where they are (compressed in
+blocks, as footers were read; in the parts of a stored file; in an older snapshot) until a column is requested.
 
 The facts of a column are a struct array, one entry per row group: bytes and nulls (int64; nulls -1: unknown) and, for
-types that have them, min and max in the column's type (null: unknown). Strings and bytes have the boolean `exact`
-besides: both bounds are values of the column, not truncated ones.
+types that have them, min and max in the column's type (null: unknown). Strings and bytes also have the boolean `exact`:
+both bounds are values of the column, not truncated ones.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from feedline.warehouse.parquet.bounds import has_bounds, is_text
+from feedline.warehouse.parquet.bounds import has_bounds, is_binary_like
 
-_KEPT_BYTES = 64 << 20  # a filter's and a projection's columns of 20,000 files
+_CACHE_BYTES = 64 << 20  # a filter's and a projection's columns of 20,000 files
 
 
 class Facts:
-    """Facts of columns, by a function that fetches them; `column` keeps those asked for last. For any thread."""
+    """Facts of columns, from a function that fetches them; `column` caches the recent ones. Thread-safe."""
 
     def __init__(self, fetch: Callable[[pa.Field], pa.StructArray]) -> None:
         self.fetch = fetch
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, pa.DataType], pa.StructArray] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, pa.DataType], pa.StructArray] = OrderedDict()
         self._bytes = 0
 
     def column(self, field: pa.Field) -> pa.StructArray:
-        """The facts of the column of that name, bounds in the field's type; of one that is in no file: all null."""
+        """The facts of the column of that name, bounds in the field's type; all null if no file has it."""
         key = field.name, field.type
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        found = self.fetch(field)
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        facts = self.fetch(field)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = found
-                self._bytes += found.nbytes
-            while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return found
+            if key not in self._cache:
+                self._cache[key] = facts
+                self._bytes += facts.nbytes
+            while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
+                self._bytes -= self._cache.popitem(last=False)[1].nbytes
+        return facts
 
     def take(self, row_groups: npt.NDArray[np.int64]) -> Facts:
         """The facts of some row groups."""
-        places = pa.array(row_groups)
-        return Facts(lambda field: self.fetch(field).take(places))
+        indices = pa.array(row_groups)
+        return Facts(lambda field: self.fetch(field).take(indices))
 
 
 def join_facts(parts: Sequence[Facts], order: npt.NDArray[np.int64]) -> Facts:
-    """The facts of several parts one after the other, then put in order."""
+    """The facts of several parts, concatenated and then reordered."""
     in_order = bool((order == np.arange(len(order))).all())
-    places = pa.array(order)
+    indices = pa.array(order)
 
     def fetch(field: pa.Field) -> pa.StructArray:
         whole = pa.concat_arrays([part.fetch(field) for part in parts])
-        return whole if in_order else whole.take(places)
+        return whole if in_order else whole.take(indices)
 
     return Facts(fetch)
 
 
-def arrange_facts(found: Mapping[str, pa.Array] | None, rows: pa.Array, field: pa.Field) -> pa.StructArray:
-    """A column's facts from arrays in whatever type its files have; None: the files have no such column."""
+def arrange_facts(arrays: Mapping[str, pa.Array] | None, rows: pa.Array, field: pa.Field) -> pa.StructArray:
+    """A column's facts from arrays in the type of its files; `arrays`: None if the files have no such column."""
     size = len(rows)
-    if found is None:
+    if arrays is None:
         nulls = pa.array(np.full(size, -1)) if pat.is_nested(field.type) else rows
-        found = {"bytes": pa.array(np.zeros(size, np.int64)), "nulls": nulls}
-    parts = {"bytes": found["bytes"], "nulls": found["nulls"]}
+        arrays = {"bytes": pa.array(np.zeros(size, np.int64)), "nulls": nulls}
+    parts = {"bytes": arrays["bytes"], "nulls": arrays["nulls"]}
     if has_bounds(field.type):
         for side in ("min", "max"):
-            parts[side] = _cast(found[side], field.type) if side in found else pa.nulls(size, field.type)
-        # a pair is known or unknown together, also where only one of them fits the type
-        known = pc.and_(parts["min"].is_valid(), parts["max"].is_valid())
-        nothing = pa.scalar(None, field.type)
-        parts |= {side: pc.if_else(known, parts[side], nothing) for side in ("min", "max")}
-    if is_text(field.type):
-        parts["exact"] = found.get("exact", pa.array(np.zeros(size, np.bool_)))
+            parts[side] = _cast(arrays[side], field.type) if side in arrays else pa.nulls(size, field.type)
+        # both bounds are known or neither, even if only one of them fits the type
+        valid = pc.and_(parts["min"].is_valid(), parts["max"].is_valid())
+        null = pa.scalar(None, field.type)
+        parts |= {side: pc.if_else(valid, parts[side], null) for side in ("min", "max")}
+    if is_binary_like(field.type):
+        parts["exact"] = arrays.get("exact", pa.array(np.zeros(size, np.bool_)))
     return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
 
 
@@ -106,5 +106,5 @@ def _cast_one(bound: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; without a copy where it is one chunk, as in every snapshot."""
+    """A column as one array; without a copy if it is one chunk, as in every snapshot."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

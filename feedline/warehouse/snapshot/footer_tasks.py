@@ -1,7 +1,7 @@
 """Read the footers of many files, in threads of this process or on a Dask cluster, within bounded memory.
 
 Files are grouped into tasks: small values that any `map` may run, with compact results (`FactBlock`). In a task threads
-hide the store's latency; parsing holds the GIL, so only more processes make it faster. Tasks are handed to `map` in
+hide the store's latency; parsing holds the GIL, so only more processes make it faster. Tasks are passed to `map` in
 waves, as it may hold all its results before it returns the first.
 """
 
@@ -19,14 +19,14 @@ from feedline.warehouse.storage.parallel import Map, interruptible
 _THREADS = 16  # footers in flight: hides an object store's latency, and more would only queue for the GIL
 _TASK_FILES = 256  # a third of a second of parsing; a few hundred kB of results
 _WAVE_TASKS = 64
-_PARSED_CHUNKS = 131_072  # column chunks whose facts are Python objects, about 650 bytes each, until they are packed
+_PARSED_CHUNKS = 131_072  # column chunks held as Python objects, about 650 bytes each, until they are packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterTask:
-    """Files of one table: the root's URI, and of each its place in the listing, path below the root and bytes.
+    """Files of one table: the root's URI, and of each file its index in the listing, path below the root and bytes.
 
-    `collect`: a file that cannot be read for another reason than damage is part of the result, too.
+    `collect`: files that cannot be read for another reason than damage are part of the result, too.
     """
 
     uri: str
@@ -36,8 +36,8 @@ class FooterTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FooterResult:
-    """The blocks of a task's files; the files whose footers are corrupt, and those with other problems: place in the
-    listing and message."""
+    """The facts of a task's good files; for files with corrupt footers or other problems their index in the listing and
+    the message."""
 
     blocks: tuple[FactBlock, ...]
     corrupt: tuple[tuple[int, str], ...]
@@ -47,10 +47,9 @@ class FooterResult:
 def read_footers(
     uri: str, files: Sequence[tuple[int, str, int]], map: Map | None, *, collect: bool = False
 ) -> Iterator[FooterResult]:
-    """Read the footers of files (place, path, bytes); `map` runs the tasks (default: threads of this process).
+    """Read the footers of files (index, path, bytes); `map` runs the tasks (default: threads of this process).
 
-    Raises what opening and reading raises, with `collect` only where a store keeps failing; damage is part of the
-    result.
+    Corrupt footers are part of the result. Other errors are raised, with `collect` only those of a failing store.
     """
     tasks = [
         FooterTask(uri=uri, files=tuple(files[start : start + _TASK_FILES]), collect=collect)
@@ -65,7 +64,7 @@ def read_footers(
 
 
 def footer_task(task: FooterTask) -> FooterResult:
-    """Run one task."""
+    """Read the footers of one task's files."""
     location = locate(task.uri)
 
     def facts(file: tuple[int, str, int]) -> FileFacts | TableError:
@@ -88,15 +87,15 @@ def footer_task(task: FooterTask) -> FooterResult:
         while first < len(task.files):
             part = task.files[first : first + count]
             first += count
-            for (place, _, _), found in zip(part, pool.map(facts, part), strict=True):
-                if isinstance(found, CorruptFileError):
-                    corrupt.append((place, str(found)))
-                elif isinstance(found, TableError):
-                    problems.append((place, str(found)))
+            for (index, _, _), outcome in zip(part, pool.map(facts, part), strict=True):
+                if isinstance(outcome, CorruptFileError):
+                    corrupt.append((index, str(outcome)))
+                elif isinstance(outcome, TableError):
+                    problems.append((index, str(outcome)))
                 else:
-                    good.append((place, found))
-                    chunks += len(found.columns) * len(found.rows)
-                    most = max(most, len(found.columns) * len(found.rows))
+                    good.append((index, outcome))
+                    chunks += len(outcome.columns) * len(outcome.rows)
+                    most = max(most, len(outcome.columns) * len(outcome.rows))
             count = max(_THREADS, _PARSED_CHUNKS // most)
             if chunks >= _PARSED_CHUNKS // 2:
                 blocks += blocks_of(good)

@@ -1,9 +1,9 @@
 """Pack the facts of many footers into few typed Arrow columns.
 
-Pure; runs where footers are read. Files with equal schemas are grouped into a block and turned into arrays of the
-files' own types together, because making an array costs microseconds and a large table has millions of column chunks.
-A block is compressed column by column, on its way from a Dask worker and while the rest of the table is read: one
-chunk's facts take about 10 bytes, instead of 40.
+Pure; runs where footers are read. Files with equal schemas are grouped into a block and converted together into arrays
+of the files' own types, because creating an array costs microseconds and a large table has millions of column chunks.
+Blocks are compressed column by column, for the transfer from Dask workers and while the rest of the table is read: the
+facts of a chunk take about 10 bytes instead of 40.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 class FactBlock:
     """The facts of files of one schema.
 
-    `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: per column of `schema` an Arrow stream of
-    its facts.
+    `files`, `row_groups`: as in `assembly.SnapshotPart`. `columns`: an Arrow stream of facts per column of `schema`.
     """
 
     schema: pa.Schema
@@ -39,7 +38,7 @@ class FactBlock:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory, about."""
+        """The approximate size in memory."""
         return sum(int(part.size) for part in self.columns) + int(self.files.nbytes) + int(self.row_groups.nbytes)
 
     def part(self) -> SnapshotPart:
@@ -51,18 +50,18 @@ def part_of_schema(
     schema: pa.Schema, files: pa.Table, row_groups: pa.Table, column: Callable[[int], pa.Buffer]
 ) -> SnapshotPart:
     """Files of one schema as a part of a snapshot; `column` returns the packed facts of a column."""
-    places = {name: index for index, name in enumerate(schema.names)}
+    indices = {name: index for index, name in enumerate(schema.names)}
     rows = row_groups["rows"].combine_chunks()
 
     def fetch(field: pa.Field) -> pa.StructArray:
-        place = places.get(field.name)
-        return arrange_facts(None if place is None else _unpack(column(place)), rows, field)
+        index = indices.get(field.name)
+        return arrange_facts(None if index is None else _unpack(column(index)), rows, field)
 
     return SnapshotPart(files=files, schemas=(schema,), row_groups=row_groups, facts=Facts(fetch))
 
 
 def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
-    """Blocks with those of one schema put together: a stream of few facts is mostly its own description."""
+    """Merge the blocks of each schema: a stream of few facts is mostly schema."""
     return [
         same[0]
         if len(same) == 1
@@ -72,37 +71,37 @@ def join_blocks(blocks: Sequence[FactBlock]) -> list[FactBlock]:
             row_groups=pa.concat_tables([block.row_groups for block in same]),
             columns=tuple(join_columns(same)),
         )
-        for same in of_one_schema(blocks)
+        for same in group_by_schema(blocks)
     ]
 
 
-def of_one_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
-    """The blocks of each schema, in the order in which schemas first appear."""
-    alike: dict[bytes, list[FactBlock]] = {}
+def group_by_schema(blocks: Iterable[FactBlock]) -> list[list[FactBlock]]:
+    """The blocks grouped by schema, in order of first appearance."""
+    groups: dict[bytes, list[FactBlock]] = {}
     for block in blocks:
-        alike.setdefault(block.schema.serialize().to_pybytes(), []).append(block)
-    return list(alike.values())
+        groups.setdefault(block.schema.serialize().to_pybytes(), []).append(block)
+    return list(groups.values())
 
 
 def join_columns(blocks: Sequence[FactBlock]) -> Iterator[pa.Buffer]:
-    """The columns of blocks of one schema, one after the other, each packed as one."""
+    """The packed columns of blocks of one schema, each joined over the blocks."""
     for column in range(len(blocks[0].columns)):
         parts = [_unpack(block.columns[column]) for block in blocks]
         yield _pack({name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]})
 
 
 def blocks_of(facts: Sequence[tuple[int, FileFacts]]) -> list[FactBlock]:
-    """Blocks of files (each with its place in the listing), one per schema and way of storing it."""
-    alike: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, FileFacts]]] = {}
-    for place, file in facts:
-        # one Arrow type may have several physical ones, and bounds are stored as the physical one says
+    """Blocks of files (each with its index in the listing), one per schema and physical types."""
+    groups: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, FileFacts]]] = {}
+    for index, file in facts:
+        # one Arrow type may have several physical types, which bounds are stored as
         key = file.schema.serialize().to_pybytes(), tuple(file.physical)
-        alike.setdefault(key, []).append((place, file))
-    return [_block(files) for files in alike.values()]
+        groups.setdefault(key, []).append((index, file))
+    return [_block(files) for files in groups.values()]
 
 
-def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
-    files = [file for _, file in numbered]
+def _block(indexed_files: Sequence[tuple[int, FileFacts]]) -> FactBlock:
+    files = [file for _, file in indexed_files]
     columns = [
         _arrays([file.columns[index] for file in files], without_dictionaries(field.type))
         for index, field in enumerate(files[0].schema)
@@ -113,7 +112,7 @@ def _block(numbered: Sequence[tuple[int, FileFacts]]) -> FactBlock:
         schema=files[0].schema,
         files=pa.table(
             {
-                "file": pa.array([place for place, _ in numbered], pa.int64()),
+                "file": pa.array([index for index, _ in indexed_files], pa.int64()),
                 "footer_digest": pa.array([file.digest for file in files], pa.binary(32)),
                 "footer_bytes": pa.array([file.footer_bytes for file in files], pa.int64()),
                 "rows": pa.array([sum(file.rows) for file in files], pa.int64()),
@@ -131,7 +130,7 @@ def _pack(arrays: dict[str, pa.Array]) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
-    return pa.py_buffer(sink.getvalue().to_pybytes())  # the stream's own buffer has room to grow
+    return pa.py_buffer(sink.getvalue().to_pybytes())  # a copy: the stream's buffer is larger than its content
 
 
 def _unpack(packed: pa.Buffer) -> dict[str, pa.Array]:

@@ -1,12 +1,12 @@
 """A frozen table: its files, row groups, rows, bytes and statistics at one moment, saved and loaded by its id.
 
-Pure, but for the files below `work_dir` that it is saved to (`take` takes one). One process of a job takes a snapshot;
-all others, and every resume, load it by its id and never list the table.
+Pure, except for the files below `work_dir` that it is saved to (`take` takes one). One process of a job takes a
+snapshot; all others, and every resume, load it by its id and never list the table.
 
-The id is the sha256 of what decides the table's bytes: the schema, and for each file its path below the root, size,
-modification time, etag (where the store gives one), footer digest and rows per row group. Partition values follow from
-the paths and the schema, statistics from the footers; where a table's log holds the partition values, they are in the
-id too. The root itself is left out: the same files mounted elsewhere are the same snapshot.
+The id is the sha256 of everything that determines the table's rows: the schema, and for each file its path below the
+root, size, modification time, etag (if the store has one), footer digest and rows per row group. Partition values
+follow from the paths and the schema, statistics from the footers; if a table's log holds the partition values, they are
+part of the id, too. The root is not: the same files mounted elsewhere are the same snapshot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from feedline.warehouse.storage.locations import absolute, join, redact
 
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{64}")
-_TABLES = ("head", "files", "row_groups", "schemas")  # of a saved snapshot; the facts of one column each follow
+_TABLES = ("head", "files", "row_groups", "schemas")  # a saved snapshot's first; a table of facts per column follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,11 +39,11 @@ class Snapshot:
     """A frozen table.
 
     `uri`: the root. `schema`: the files' columns, then the partition columns. `files`: path (below the root), bytes,
-    mtime_ns, where the store gives one etag, footer_digest (binary), footer_bytes, rows, row_groups, schema (int32:
-    which of `file_schemas` it has) and, where the table has partition keys, the struct `partition`. `row_groups`:
-    file, row_group (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: files left
-    out of the table because of their suffix. `logged`: partition values come from a table's log, not from the paths.
-    `home`: the work_dir that it was loaded from.
+    mtime_ns, etag (if the store has one), footer_digest (binary), footer_bytes, rows, row_groups, schema (int32, an
+    index of `file_schemas`) and, if the table has partition keys, the struct `partition`. `row_groups`: file, row_group
+    (within the file), rows, bytes. `facts`: of every column, see `column_facts`. `ignored`: the number of files skipped
+    because of their suffix. `logged`: partition values come from a table's log, not from the paths. `home`: the
+    work_dir that it was loaded from.
     """
 
     id: str
@@ -71,20 +71,20 @@ class Snapshot:
 
     @property
     def file_of_row_group(self) -> npt.NDArray[np.int32]:
-        """int32 [row groups]: index of the file each one lies in."""
+        """int32 [row groups]: index of each one's file."""
         file: npt.NDArray[np.int32] = contiguous(self.row_groups["file"]).to_numpy()
         return file
 
     @property
     def row_group_in_file(self) -> npt.NDArray[np.int32]:
         """int32 [row groups]: index of each one within its file."""
-        place: npt.NDArray[np.int32] = contiguous(self.row_groups["row_group"]).to_numpy()
-        return place
+        index: npt.NDArray[np.int32] = contiguous(self.row_groups["row_group"]).to_numpy()
+        return index
 
     def row_groups_of(self, file: int) -> npt.NDArray[np.int64]:
-        """int64: a file's row groups, as indices of the table's. Bisected, so that a loop over files stays linear."""
+        """int64: a file's row groups, as indices of the table's. By bisection, so that a loop over files is linear."""
         files = self.file_of_row_group
-        # needles of another type would have numpy convert, and so copy, the whole array
+        # for needles of another type numpy would convert, and so copy, the whole array
         first, stop = np.searchsorted(files, np.array([file, file + 1], files.dtype))
         return np.arange(first, stop)
 
@@ -101,13 +101,13 @@ class Snapshot:
         return tuple((name, values[name]) for name in self.partition_columns)
 
     def column_facts(self, name: str) -> pa.StructArray:
-        """A file column's bytes, nulls (-1: unknown) and, where kept, min, max and exact, one per row group."""
+        """A file column's bytes, nulls (-1: unknown) and, depending on its type, min, max and exact, per row group."""
         return self.facts.column(self.schema.field(name))
 
     def without(self, paths: Collection[str]) -> Snapshot:
-        """The table without some files (paths below the root); its schema stays as it is.
+        """The snapshot without some files (paths below the root), with the same schema.
 
-        Raises TableError where no file is left.
+        Raises TableError if no file remains.
         """
         gone = pc.is_in(self.files["path"], value_set=pa.array(sorted(paths), pa.string())).to_numpy()
         kept = np.flatnonzero(~gone)
@@ -123,24 +123,21 @@ class Snapshot:
         return dataclasses.replace(self, id=id, files=files, row_groups=row_groups, facts=facts, home=None)
 
     def save(self, work_dir: str) -> str:
-        """Write the snapshot below `work_dir`, where any host can `load` it by the id that is returned.
-
-        A complete one that is there already is kept.
-        """
+        """Write the snapshot below `work_dir`, unless an undamaged one is there; returns its id, for `load`."""
         if self.home != absolute(work_dir) and not _is_whole(work_dir, _name(self.id), self.uri):
             self.write(work_dir, _name(self.id))
         return self.id
 
     def write(self, folder: str, name: str, notes: Mapping[str, str] | None = None) -> None:
-        """Write the snapshot as the file `name` below a folder; `notes` come back with `read`."""
+        """Write the snapshot as the file `name` below a folder; `read` returns the `notes`."""
         content_store.create(folder, name, self._tables(dict(notes or {})))
 
     @classmethod
     def load(cls, work_dir: str, id: str) -> Snapshot:
-        """The snapshot of that id.
+        """Load the snapshot of that id.
 
-        Raises TableNotFoundError where `work_dir` has none, CorruptFileError where its file is damaged; the facts of a
-        column are read, and seen to be damaged, when they are asked for.
+        Raises TableNotFoundError if `work_dir` has none, CorruptFileError if its file is damaged; the facts of a column
+        are read and verified on demand.
         """
         try:
             snapshot, _ = cls.read(work_dir, _name(id))
@@ -155,31 +152,31 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: str, name: str) -> tuple[Snapshot, dict[str, str]]:
-        """The snapshot in a file that `write` wrote, and its notes.
+        """Read a snapshot that `write` wrote, and its notes.
 
-        Raises FileNotFoundError where there is none, CorruptFileError where its bytes are not those that were written.
+        Raises FileNotFoundError if there is no file, CorruptFileError if its bytes are not those that were written.
         """
-        artifact = content_store.find(folder, name)
-        if len(artifact) < len(_TABLES):
+        stored = content_store.find(folder, name)
+        if len(stored) < len(_TABLES):
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
-        head, files, row_groups, schemas = (table.combine_chunks() for table in artifact.tables(len(_TABLES)))
-        known = head.schema.metadata or {}
-        if known.get(b"version") != str(_VERSION).encode():
+        head, files, row_groups, schemas = (table.combine_chunks() for table in stored.tables(len(_TABLES)))
+        metadata = head.schema.metadata or {}
+        if metadata.get(b"version") != str(_VERSION).encode():
             raise CorruptFileError(f"{redact(join(folder, name))} is not a snapshot. Name a file that holds one")
-        schema, logged = head.schema.remove_metadata(), b"logged" in known
+        schema, logged = head.schema.remove_metadata(), b"logged" in metadata
         snapshot = cls(
             id=identity(schema, files, row_groups, logged=logged),
-            uri=known[b"uri"].decode(),
+            uri=metadata[b"uri"].decode(),
             schema=schema,
-            partition_columns=tuple(json.loads(known[b"partition_columns"])),
+            partition_columns=tuple(json.loads(metadata[b"partition_columns"])),
             files=files,
             row_groups=row_groups,
-            facts=_stored_facts(artifact, schema, contiguous(row_groups["rows"])),
-            file_schemas=tuple(pa.ipc.read_schema(pa.py_buffer(text)) for text in schemas["schema"].to_pylist()),
-            ignored=int(known[b"ignored"]),
+            facts=_stored_facts(stored, schema, contiguous(row_groups["rows"])),
+            file_schemas=tuple(pa.ipc.read_schema(pa.py_buffer(data)) for data in schemas["schema"].to_pylist()),
+            ignored=int(metadata[b"ignored"]),
             logged=logged,
         )
-        return snapshot, json.loads(known[b"notes"])
+        return snapshot, json.loads(metadata[b"notes"])
 
     def _tables(self, notes: dict[str, str]) -> Iterator[pa.Table]:
         head = {
@@ -200,34 +197,34 @@ class Snapshot:
             yield pa.Table.from_arrays(facts.flatten(), names=[part.name for part in facts.type])
 
 
-def _stored_facts(artifact: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
-    """Facts in the parts of a saved snapshot: one per file column, in the schema's order."""
-    stored = schema.names[: len(artifact) - len(_TABLES)]
-    places = {name: part for part, name in enumerate(stored, len(_TABLES))}
+def _stored_facts(file: StoredFile, schema: pa.Schema, rows: pa.Array) -> Facts:
+    """The facts in a saved snapshot: one part per file column, in the schema's order."""
+    columns = schema.names[: len(file) - len(_TABLES)]
+    parts = {name: part for part, name in enumerate(columns, len(_TABLES))}
 
     def fetch(field: pa.Field) -> pa.StructArray:
-        part = places.get(field.name)
+        part = parts.get(field.name)
         if part is None:
             return arrange_facts(None, rows, field)
-        table = artifact.table(part).combine_chunks()
+        table = file.table(part).combine_chunks()
         return arrange_facts({name: contiguous(table[name]) for name in table.schema.names}, rows, field)
 
     return Facts(fetch)
 
 
 def _is_whole(work_dir: str, name: str, uri: str) -> bool:
-    """Whether a snapshot of that name is there, undamaged and with the same root."""
+    """Whether an undamaged snapshot of that name and root exists."""
     try:
-        artifact = content_store.find(work_dir, name)
-        artifact.verify()
-        return bool(artifact.table(0).schema.metadata[b"uri"] == uri.encode())
+        file = content_store.find(work_dir, name)
+        file.verify()
+        return bool(file.table(0).schema.metadata[b"uri"] == uri.encode())
     except (FileNotFoundError, CorruptFileError):
         return False
 
 
 def identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged: bool) -> str:
-    """The id of a snapshot: see the module."""
-    schema = pa.ipc.read_schema(schema.serialize())  # as it is loaded: the names inside a map's type do not survive
+    """The id of a snapshot (see the module's docstring)."""
+    schema = pa.ipc.read_schema(schema.serialize())  # as it will be loaded: field names inside a map's type are lost
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     digest = hashlib.sha256(json.dumps([_VERSION, columns, files["path"].to_pylist()]).encode())
     for table, name in ((files, "bytes"), (files, "mtime_ns"), (files, "row_groups"), (row_groups, "rows")):
@@ -245,5 +242,5 @@ def identity(schema: pa.Schema, files: pa.Table, row_groups: pa.Table, *, logged
 
 def _name(id: str) -> str:
     if not _ID.fullmatch(id):
-        raise TableError(f"snapshot id is not one: got {id[:80]!r}, expected 64 hexadecimal digits")
+        raise TableError(f"snapshot id is invalid: got {id[:80]!r}, expected 64 hexadecimal digits")
     return f"snapshots/{id}.arrow"

@@ -1,8 +1,8 @@
 """Cut a table into splits: runs of whole row groups of one file, the units of reading, encoding and caching.
 
 Pure. Greedy, file by file: a run takes row groups while its rows stay within `split_rows`, and at least one, so a split
-is larger than `split_rows` only where a single row group is. Row groups without rows belong to no split, unless
-they lie between two of the same run.
+is larger than `split_rows` only if a single row group is. Row groups without rows belong to no split, unless they are
+between two of the same run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Splits:
         return len(self.file)
 
     def of_file(self, file: int) -> range:
-        """The splits of a file. Bisected, with needles of the array's own type: others would have numpy copy it."""
+        """The splits of a file. By bisection; for needles of another type numpy would copy the array."""
         first, stop = np.searchsorted(self.file, np.array([file, file + 1], self.file.dtype))
         return range(int(first), int(stop))
 
 
 def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: int) -> Splits:
-    """Cut the row groups (in the table's order, with the rows to be read of each) into splits.
+    """Cut the row groups (in the table's order, with the rows to read of each) into splits.
 
     Raises PlanError for a `split_rows` below 1.
     """
@@ -57,7 +57,7 @@ def plan_splits(rows_per_row_group: Ints, file_of_row_group: Ints, split_rows: i
 
 
 def _starts(rows: npt.NDArray[np.int64], file: npt.NDArray[np.int32], split_rows: int) -> npt.NDArray[np.int64]:
-    """Where each run starts: from every row group the start of the next run is computed at once, then followed."""
+    """The start of each run: the start of the next run is computed for all row groups at once, then followed."""
     if not len(rows):
         return np.zeros(0, np.int64)
     total = np.cumsum(rows)
@@ -65,8 +65,8 @@ def _starts(rows: npt.NDArray[np.int64], file: npt.NDArray[np.int32], split_rows
     file_end = np.searchsorted(file, file, side="right")
     following = np.minimum(np.maximum(fitting, np.arange(len(rows)) + 1), file_end).tolist()
     starts = []
-    place = 0
-    while place < len(following):
-        starts.append(place)
-        place = following[place]
+    start = 0
+    while start < len(following):
+        starts.append(start)
+        start = following[start]
     return np.asarray(starts, np.int64)

@@ -1,7 +1,7 @@
-"""Take the snapshot of a table: list it, read the footers of files that are new, and remember what was read.
+"""Take the snapshot of a table: list it, read the footers of new files, and save it for the next time.
 
-Runs once per job, in the process that plans. Files that the table's last snapshot under the same `work_dir` has with
-the same size, time and etag are carried over from there.
+Runs once per job, in the process that plans. The facts of files with the same size, time and etag as in the table's
+last snapshot under the same `work_dir` are reused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def take_snapshot(
     work_dir: str | None = None,
     map: Map | None = None,
 ) -> Snapshot:
-    """List a table (see `discover`) and freeze the result (see `snapshot_of`)."""
+    """List a table (see `discover`) and take its snapshot (see `snapshot_of`)."""
     listing = discover(table, partitions=partitions)
     return snapshot_of(listing, rules=rules, on_bad=on_bad, work_dir=work_dir, map=map)
 
@@ -58,52 +58,52 @@ def snapshot_of(
     work_dir: str | None = None,
     map: Map | None = None,
 ) -> Snapshot:
-    """The snapshot of the files listed; `map` runs the reading of footers (default: threads of this process).
+    """Take the snapshot of listed files; `map` reads their footers (default: threads of this process).
 
-    `work_dir`: where the snapshot is saved and remembered. Files that the table's last snapshot there has with the
-    same size, time and etag are not read again. `on_bad`: called with a file's path below the root and the error where
-    its footer is corrupt; the file is left out.
+    `work_dir`: where the snapshot is saved; the footers of files with the same size, time and etag as in the table's
+    last snapshot there are not read again. `on_bad`: called with the path below the root and the error of each file
+    with a corrupt footer, which is left out (default: raise).
 
     Raises TableNotFoundError, CorruptFileError (naming the file), or TableError for files that contradict each other.
-    Warns where a partition key is also a column in the files: the key of the path wins.
+    Warns if a partition key is also a column in the files: the key of the path is used.
     """
     if not len(listing.files):
         raise TableNotFoundError(f"{redact(listing.uri)} is empty: expected at least one file")
     now_ns = time.time_ns()
-    last = None if work_dir is None else _recall(work_dir, listing)
-    parts, unread = ([], np.arange(len(listing.files))) if last is None else _look_up(listing, *last)
+    last = None if work_dir is None else _load_last(work_dir, listing)
+    parts, unread = ([], np.arange(len(listing.files))) if last is None else _reuse_facts(listing, *last)
     corrupt: dict[int, str] = {}
     overflow = Overflow(overflow_folder(work_dir))
-    for result in read_footers(listing.uri, _list(listing, unread), map):
+    for result in read_footers(listing.uri, _footer_files(listing, unread), map):
         overflow.add(result.blocks)
         corrupt |= dict(result.corrupt)
         if corrupt and on_bad is None:
             raise CorruptFileError(next(iter(corrupt.values())))
     parts += overflow.parts()
     if on_bad is not None and corrupt:
-        for place, message in sorted(corrupt.items()):
-            on_bad(listing.files["path"][place].as_py(), CorruptFileError(message))
-        listing, parts = _spare(listing, parts, np.array(sorted(corrupt), np.int64))
-    snapshot = _frozen(listing, assemble(parts), rules or SchemaRules())
+        for index, message in sorted(corrupt.items()):
+            on_bad(listing.files["path"][index].as_py(), CorruptFileError(message))
+        listing, parts = _leave_out(listing, parts, np.array(sorted(corrupt), np.int64))
+    snapshot = _freeze(listing, assemble(parts), rules or SchemaRules())
     if work_dir is None:
         return snapshot
     changed = last is None or (last[0].id, last[0].uri) != (snapshot.id, snapshot.uri)
     if changed:
         snapshot.save(work_dir)
     if changed or len(unread):
-        _remember(work_dir, listing, snapshot.id, now_ns)
-    found = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
-    return dataclasses.replace(found, ignored=listing.ignored)
+        _save_last(work_dir, listing, snapshot.id, now_ns)
+    loaded = Snapshot.load(work_dir, snapshot.id) if changed or last is None else last[0]
+    return dataclasses.replace(loaded, ignored=listing.ignored)
 
 
-def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
-    names = [join(redact(listing.uri), listing.files["path"][place].as_py()) for place in parts.first]
+def _freeze(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
+    names = [join(redact(listing.uri), listing.files["path"][index].as_py()) for index in parts.first]
     schemas = list(zip(names, parts.schemas, strict=True))
     whole = unite_schemas(listing, schemas, rules)
-    partition = partition_beside(listing, whole)
+    partition = partition_values(listing, whole)
     schema = pa.schema(
         [
-            *_without_keys(whole, listing, _doubtful(whole, partition, parts)),
+            *_without_keys(whole, listing, _doubtful_keys(whole, partition, parts)),
             *(pa.field(name, column.type) for name, column in partition.items()),
         ]
     )
@@ -128,35 +128,35 @@ def _frozen(listing: Listing, parts: Assembly, rules: SchemaRules) -> Snapshot:
     )
 
 
-def partition_beside(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
-    """The partition keys' values; one whose type only paths decided has that of a column in the files, if there is."""
+def partition_values(listing: Listing, schema: pa.Schema) -> dict[str, pa.Array]:
+    """The partition keys' values; a key whose type was inferred from paths gets that of the files' column, if any."""
     partition = dict(listing.partition)
-    for name in listing.inferred.intersection(schema.names):
+    for name in listing.inferred_keys.intersection(schema.names):
         paths = listing.files["path"].to_pylist()
         partition[name] = refine(partition[name], name, schema.field(name).type, paths)
     return partition
 
 
-def _doubtful(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly) -> list[str]:
-    """The columns that are partition keys too and, for all that statistics say, may have other values than these."""
+def _doubtful_keys(schema: pa.Schema, partition: Mapping[str, pa.Array], parts: Assembly) -> list[str]:
+    """The partition keys that are also columns of files, and whose values there may differ according to statistics."""
     rows, file = contiguous(parts.row_groups["rows"]), contiguous(parts.row_groups["file"])
-    found = []
+    doubtful = []
     for name in schema.names:
         if name not in partition:
             continue
         field, key = schema.field(name), partition[name].take(file)
-        facts = parts.facts.fetch(field)
-        told = {facts.type.field(place).name: facts.field(place) for place in range(facts.type.num_fields)}
-        if field.type != key.type or "min" not in told:
-            found.append(name)
+        column = parts.facts.fetch(field)
+        facts = dict(zip((part.name for part in column.type), column.flatten(), strict=True))
+        if field.type != key.type or "min" not in facts:
+            doubtful.append(name)
             continue
-        value = pc.and_(pc.equal(told["min"], key), pc.equal(told["max"], key))
-        value = pc.and_(value, pc.equal(told["nulls"], 0))
-        value = pc.and_(value, told["exact"]) if "exact" in told else value
-        null = pc.and_(key.is_null(), pc.equal(told["nulls"], rows))
+        value = pc.and_(pc.equal(facts["min"], key), pc.equal(facts["max"], key))
+        value = pc.and_(value, pc.equal(facts["nulls"], 0))
+        value = pc.and_(value, facts["exact"]) if "exact" in facts else value
+        null = pc.and_(key.is_null(), pc.equal(facts["nulls"], rows))
         if not pc.all(pc.or_(pc.fill_null(value, False), null), min_count=0).as_py():
-            found.append(name)
-    return found
+            doubtful.append(name)
+    return doubtful
 
 
 def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> pa.Schema:
@@ -173,47 +173,47 @@ def _without_keys(schema: pa.Schema, listing: Listing, both: Sequence[str]) -> p
     return pa.schema(kept)
 
 
-def _list(listing: Listing, places: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
-    files = listing.files.select(["path", "bytes"]).take(pa.array(places))
-    return list(zip(places.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
+def _footer_files(listing: Listing, indices: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
+    files = listing.files.select(["path", "bytes"]).take(pa.array(indices))
+    return list(zip(indices.tolist(), files["path"].to_pylist(), files["bytes"].to_pylist(), strict=True))
 
 
-def _spare(
+def _leave_out(
     listing: Listing, parts: Sequence[SnapshotPart], corrupt: npt.NDArray[np.int64]
 ) -> tuple[Listing, list[SnapshotPart]]:
-    """The listing without the corrupt files, and the parts with the places that the others have in it."""
+    """The listing without the corrupt files, and the parts with the indices of that listing."""
     good = np.delete(np.arange(len(listing.files)), corrupt)
     if not len(good):
         raise TableError(
             f"{redact(listing.uri)} has no good file: got a corrupt footer in each of {len(listing.files)}"
         )
-    moved = []
+    renumbered = []
     for part in parts:
-        place = np.searchsorted(good, part.files["file"].to_numpy())
-        moved.append(dataclasses.replace(part, files=part.files.set_column(0, "file", pa.array(place))))
-    return listing.take(good), moved
+        index = np.searchsorted(good, part.files["file"].to_numpy())
+        renumbered.append(dataclasses.replace(part, files=part.files.set_column(0, "file", pa.array(index))))
+    return listing.take(good), renumbered
 
 
-def _recall(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
-    """The table's last snapshot there and when it was taken; None where there is none that can be read."""
+def _load_last(work_dir: str, listing: Listing) -> tuple[Snapshot, int] | None:
+    """The table's last snapshot and when it was taken; None if none can be read."""
     try:
-        (entry,) = content_store.load(work_dir, _entry(listing), tables=1)
+        (entry,) = content_store.load(work_dir, _last_name(listing), tables=1)
         return Snapshot.load(work_dir, entry["snapshot"][0].as_py()), int(entry["taken_ns"][0].as_py())
     except (FileNotFoundError, TableError):
         return None
 
 
-def _remember(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
-    content_store.create(work_dir, _entry(listing), [pa.table({"snapshot": [id], "taken_ns": [taken_ns]})])
+def _save_last(work_dir: str, listing: Listing, id: str, taken_ns: int) -> None:
+    content_store.create(work_dir, _last_name(listing), [pa.table({"snapshot": [id], "taken_ns": [taken_ns]})])
 
 
-def _entry(listing: Listing) -> str:
-    name = hashlib.sha256(json.dumps([listing.uri, listing.asked]).encode()).hexdigest()
+def _last_name(listing: Listing) -> str:
+    name = hashlib.sha256(json.dumps([listing.uri, listing.source_names]).encode()).hexdigest()
     return f"tables/{name}.arrow"
 
 
-def _look_up(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
-    """The files that the last snapshot knows, and the places of those that have to be read."""
-    known = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
-    old = unchanged_files(listing, known, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
-    return ([carry_over(known, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)
+def _reuse_facts(listing: Listing, last: Snapshot, taken_ns: int) -> tuple[list[SnapshotPart], npt.NDArray[np.int64]]:
+    """The facts of unchanged files from the last snapshot, and the indices of the files to read."""
+    part = SnapshotPart(files=last.files, schemas=last.file_schemas, row_groups=last.row_groups, facts=last.facts)
+    old = unchanged_files(listing, part, kept={*last.file_columns, *listing.partition}, taken_ns=taken_ns)
+    return ([carry_over(part, old)] if (old >= 0).any() else []), np.flatnonzero(old < 0)

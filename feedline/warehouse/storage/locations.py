@@ -247,11 +247,11 @@ def _list_folder(filesystem: pafs.FileSystem, path: str, name: str) -> list[pafs
     except Exception as error:
         if outlook(error) is Outlook.FINAL:
             raise
-    found = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, verb="listed")
-    folders = [info for info in found if info.type == pafs.FileType.Directory]
+    infos = with_retries(lambda: _file_infos(filesystem, path, recursive=False), filesystem, name, verb="listed")
+    folders = [info for info in infos if info.type == pafs.FileType.Directory]
     for folder in folders:
-        found += _list_folder(filesystem, folder.path, join(name, folder.base_name))
-    return found
+        infos += _list_folder(filesystem, folder.path, join(name, folder.base_name))
+    return infos
 
 
 def _file_infos(filesystem: pafs.FileSystem, path: str, *, recursive: bool) -> list[pafs.FileInfo]:

@@ -99,10 +99,10 @@ def observe(features: CompiledFeatures, frame: pl.DataFrame, chunks: int = 1) ->
     step = max(1, -(-frame.height // chunks))
     for start in range(0, frame.height, step):
         part = frame.slice(start, step)
-        observer.source(part)
+        observer.count_rows(part)
         finished, lookups = features.apply_counting(part)
         for name, found in lookups.items():
-            observer.looked_up(name, *found)
+            observer.count_lookups(name, *found)
         encode(finished, schema, observer)
     return observer.quality()
 
@@ -190,8 +190,8 @@ def test_floats_and_weights_in_lists(whole):
 def test_percentiles_of_long_lists_are_nearly_exact(lengths: list[int]):
     features = compiled({"sparse": {"h": []}}, pa.schema({"h": pa.list_(pa.int64())}))
     observer = Observer(batch_schema(features), [("h",)])
-    observer.source(pl.DataFrame({"h": pl.Series([None] * len(lengths), dtype=pl.List(pl.Int64))}))
-    observer.lists(batch_schema(features).sparse[0], np.concatenate([[0], np.cumsum(lengths)]))
+    observer.count_rows(pl.DataFrame({"h": pl.Series([None] * len(lengths), dtype=pl.List(pl.Int64))}))
+    observer.count_lists(batch_schema(features).sparse[0], np.concatenate([[0], np.cumsum(lengths)]))
     facts = measures(observer.quality(), batch_schema(features))["h"]
     assert facts["list_length_max"] == max(lengths)
     for percentile in (50, 90, 99):

@@ -53,14 +53,14 @@ def test_one_waits_for_room_or_news(ends: tuple[Channel, Channel]):
     while ours.send_json({}, wait=False):
         pass
     other.send_json({"type": "news"})
-    ours.await_room_or_news()
+    ours.await_readiness()
     assert ours.receive()[1] == {"type": "news"}
     while other.receive(wait=False) is not None:  # the kernel says "room" once most of it is free
         pass
-    ours.await_room_or_news()
+    ours.await_readiness()
     assert ours.send_json({}, wait=False)
     other.close()
-    ours.await_room_or_news()
+    ours.await_readiness()
 
 
 def test_what_finds_no_room_is_freed_later(ends: tuple[Channel, Channel]):

@@ -35,10 +35,10 @@ def test_this_python_starts_a_feeder_unless_a_command_is_named():
         "/a b/train.pex",
         "feed",
     ]
-    with pytest.raises(FeederError, match="FEEDLINE_COMMAND is no command: got"):
+    with pytest.raises(FeederError, match="FEEDLINE_COMMAND is not a command: got"):
         feeder_words({"FEEDLINE_COMMAND": "a 'b"})
     for none in (None, ""):
-        with pytest.raises(FeederError, match=r"no Python to start a feeder with: .* Set FEEDLINE_COMMAND"):
+        with pytest.raises(FeederError, match=r"no Python is known that could start a feeder: .* Set FEEDLINE_COMMAND"):
             feeder_words({}, none)
 
 

@@ -99,7 +99,9 @@ def test_a_runtime_directory_of_no_use_is_passed_over_by_both_sides(
 def test_without_any_folder_a_feeder_that_listens_says_why(place: Place):
     (place.folder / "r").touch()
     (place.temporary / f"feedline-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(FeederError, match=r"no folder for sockets: got .*r/feedline cannot be made .*; .*not private"):
+    with pytest.raises(
+        FeederError, match=r"no folder for sockets is usable: got .*r/feedline cannot be created .*; .*not private"
+    ):
         runtime_dir()
     (place.temporary / f"feedline-{os.getuid()}").rmdir()
 
@@ -178,7 +180,7 @@ def test_a_feeder_that_does_not_answer_is_left_alone(place: Place, monkeypatch: 
 def test_a_name_has_one_owner(place: Place):
     path = socket_path("0" * 64, 0, 1)
     listener = Listener(path)
-    with pytest.raises(FeederError, match=f"served already: .* process {os.getpid()}"):
+    with pytest.raises(FeederError, match=f"already served: .* process {os.getpid()}"):
         Listener(path)
     listener.close()
     Listener(path).close()
@@ -217,7 +219,7 @@ def test_a_lock_that_its_owner_removed_meanwhile_is_taken_anew(place: Place):
         thread.start()
         listener.close()
         thread.join()
-        with pytest.raises(FeederError, match="served already"):
+        with pytest.raises(FeederError, match="already served"):
             Listener(path)
         claimed[0].close()
 

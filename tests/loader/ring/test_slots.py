@@ -12,6 +12,7 @@ import pytest
 from feedline.errors import RingError
 from feedline.loader.ring import slots as ring_module
 from feedline.loader.ring.channel import FREE, READY, ChannelClosedError, adopt, pair
+from feedline.loader.ring.messages import NewGeneration
 from feedline.loader.ring.slots import Ready, RingMemory, RingReader, RingWriter
 
 MIB = 1 << 20
@@ -48,9 +49,9 @@ class Pair:
                     Ready(stream=stream, generation=generation, slot=slot, epoch=epoch, step=step, nbytes=nbytes)
                 )
             elif message["type"] == "map":
-                self.reader.on_map(message, fd)
+                self.reader.on_map(NewGeneration.from_json(message), fd)
             elif message["type"] == "retire":
-                self.reader.on_retire(message)
+                self.reader.on_retire(message["generation"])
             elif message["type"] == "full":
                 self.full.append(message)
         self.reader.settle()
@@ -106,7 +107,7 @@ def test_nothing_is_overwritten_while_it_is_held(rings):
         held.append(ring.take())
     assert not ring.send(99, 500), "every slot is leased"
     assert [int(lease.root[0]) for lease in held] == list(range(ring_module._FIRST_SLOTS))
-    assert ring.reader.held == ring.reader.slots
+    assert ring.reader.held_slots == ring.reader.slots
     held.pop(3)
     ring.receive()
     assert ring.send(42, 500)
@@ -140,10 +141,10 @@ def test_a_larger_batch_makes_a_new_generation_and_the_old_one_goes_with_its_las
     assert len(new.root) == 100_000
     assert ring.reader.slots == ring_module._FIRST_SLOTS
     assert (old.root == 1).all()
-    assert len(ring.reader._mapped) == 2
+    assert len(ring.reader._generations) == 2
     del old
     ring.receive()
-    assert len(ring.reader._mapped) == 1
+    assert len(ring.reader._generations) == 1
     assert len(ring.writer._generations) == 1
     first = ring.writer._generations[1].memory.slot_bytes
     assert first >= 2 * ring_module.PAGE_BYTES
@@ -189,7 +190,7 @@ def test_a_fenced_slot_waits_for_its_event(rings):
     del lease
     ring.receive()
     assert ring.writer.free_slots == free
-    assert ring.reader.fenced == 1
+    assert ring.reader.fenced_slots == 1
     event.done = True
     ring.receive()
     assert ring.writer.free_slots == free + 1
@@ -235,7 +236,7 @@ def test_after_an_error_of_cuda_next_says_it_and_close_does_not(rings):
         del failing[0]
         with pytest.raises(RuntimeError, match="illegal memory access"):
             ring.reader.settle()
-    assert ring.reader.fenced == 2, "nobody fills a slot of which nothing is known"
+    assert ring.reader.fenced_slots == 2, "nobody fills a slot of which nothing is known"
     ring.reader.close()
 
 

@@ -78,5 +78,5 @@ def test_worker_processes_with_a_temporary_key():
 
 def test_a_temporary_key_without_the_package_that_makes_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    with pytest.raises(ClusterError, match=r"temporary cannot make a key: .* pip install 'feedline\[tls\]'"):
+    with pytest.raises(ClusterError, match=r"temporary cannot create a key: .* pip install 'feedline\[tls\]'"):
         Cluster(ClusterSpec.model_validate({"workers": 1, "tls": "temporary"}), threads=1)

@@ -73,13 +73,13 @@ def test_a_block_that_kills_its_workers():
 def test_exclusions_end_and_never_leave_nobody():
     exclusions = Exclusions()
     members = {A1, A2, B1}
-    assert exclusions.allowed(members, 0) is None
+    assert exclusions.eligible_workers(members, 0) is None
     assert exclusions.exclude(A1, members, 100)
     assert not exclusions.exclude(A2, members, 110), "the host is left out already"
-    assert exclusions.allowed(members, 120) == {B1}
-    assert exclusions.allowed({A1, A2}, 120) is None, "rather these than nobody"
-    assert exclusions.allowed(members, 110 + EXCLUDED_S) is None
+    assert exclusions.eligible_workers(members, 120) == {B1}
+    assert exclusions.eligible_workers({A1, A2}, 120) is None, "rather these than nobody"
+    assert exclusions.eligible_workers(members, 110 + EXCLUDED_S) is None
     assert not exclusions.any(110 + EXCLUDED_S)
     alone = Exclusions()
     assert alone.exclude(A1, {A1, A2}, 0)
-    assert alone.allowed({A1, A2, B1}, 1) == {A2, B1}, "one host only: the worker itself"
+    assert alone.eligible_workers({A1, A2, B1}, 1) == {A2, B1}, "one host only: the worker itself"

@@ -291,10 +291,10 @@ def test_checks_leave_out_those_that_fail_them(
 ):
     unfit, leaving, fit = (worker.address for worker in workers.workers.values())
     cluster._examine(refuse, {leaving: CommClosedError("closed")})
-    assert cluster.allowed() is None, "a worker that leaves meanwhile is no error, and has done nothing wrong"
+    assert cluster.eligible_workers() is None, "a worker that leaves meanwhile is no error, and has done nothing wrong"
     cluster._examine(refuse, {unfit: ClusterError("another numpy"), leaving: CommClosedError("closed")})
     cluster._examine(refuse, {unfit: ClusterError("another numpy")})
-    assert cluster.allowed() == {leaving, fit}
+    assert cluster.eligible_workers() == {leaving, fit}
     assert caplog.text.count("another numpy") == 1
     stream = Stream(cluster, monkeypatch, lambda index, key: here())
     delivery = stream.open("checked", 12)
@@ -382,7 +382,7 @@ def test_a_block_that_may_run_nowhere_any_more_is_submitted_anew(cluster: Cluste
     stream = Stream(cluster, monkeypatch, lambda index, key: index)
     delivery = stream.open("bound", 3)
     gone = frozenset({"tcp://127.0.0.1:1"})
-    monkeypatch.setattr(cluster, "allowed", lambda: gone)
+    monkeypatch.setattr(cluster, "eligible_workers", lambda: gone)
     delivery.pump(0)
     monkeypatch.undo()
     monkeypatch.setattr(attempts, "run_block", run)
@@ -446,7 +446,7 @@ def test_jobs_of_different_ages_share_a_cluster(
     step = old._next.first_step
     clock = iter(range(10_000))
     old._wall_clock = new._wall_clock = lambda: 1e9 + next(clock) * 1e-3
-    old._largest = new._largest = 1
+    old._largest_bytes = new._largest_bytes = 1
     old.pump(step, step_s=0.1)  # a step in 0.1 s, a block each
     new.pump(0)  # nobody knows yet
     names = ("-old-", "-new-")

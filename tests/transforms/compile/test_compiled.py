@@ -204,7 +204,7 @@ def test_groups_give_their_type():
         (feature("dense", "p", {"hash_bucket": 5}, expr="price > 1"), r"p: \[hash_bucket\]: .*got boolean"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_with_its_chain(wrong: FeatureSpec, message: str):
+def test_errors_of_kinds_and_parameters_show_the_chain(wrong: FeatureSpec, message: str):
     with pytest.raises(OpError, match=message) as caught:
         compile_features([wrong], SCHEMA)
     assert isinstance(caught.value, SpecError)
@@ -218,7 +218,7 @@ def test_columns_that_cannot_be_read_by_name():
         ("twice", "the table has 2 columns 'twice'"),
         ("^a.*$", "is named like a pattern"),
         ("*", "is named like a pattern"),
-        ("span", "has a type that Polars has not: month_day_nano_interval"),
+        ("span", "has a type that Polars lacks: month_day_nano_interval"),
     ):
         with pytest.raises(OpError, match=message):
             compile_features([feature("extra", "f", column=name)], odd)
@@ -288,9 +288,9 @@ def test_a_frame_must_hold_the_columns_in_their_types():
 
 
 def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
-    """Ten features of one hashed column, and one more, reduced behind it: two kernels."""
+    """Ten features of one hashed column, and one more, reduced after it: two kernels."""
     seen: list[int] = []
-    original = Value.through
+    original = Value.apply_kernel
 
     def counted(self: Value, kernel: Any, dtype: pl.DataType) -> Value:
         def kernel_and_count(found: Any, out: Any) -> None:
@@ -299,7 +299,7 @@ def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
 
         return original(self, kernel_and_count, dtype)
 
-    monkeypatch.setattr(Value, "through", counted)
+    monkeypatch.setattr(Value, "apply_kernel", counted)
     shared = ({"fill_null": 0}, {"hash_bucket": 1000})
     features = [feature("categorical", f"f{index}", *shared, column="count") for index in range(10)]
     features.append(feature("categorical", "more", *shared, {"modulo": 10}, column="count"))
@@ -313,7 +313,7 @@ def test_shared_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch):
     assert len({tuple(result[f"f{index}"].to_list()) for index in range(10)}) == 1
 
 
-def test_parts_give_what_the_whole_gives():
+def test_parts_match_the_whole():
     compiled = compile_features(ALL, SCHEMA)
     table = pa.concat_tables([TABLE] * 100)
     whole = compiled.apply(frame(table))

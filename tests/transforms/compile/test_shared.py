@@ -130,7 +130,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("features", "count"), CASES.values(), ids=CASES)
-def test_what_is_shared_is_computed_once(features: list[FeatureSpec], count: int, calls: Counter[Any]) -> None:
+def test_shared_values_are_computed_once(features: list[FeatureSpec], count: int, calls: Counter[Any]) -> None:
     compiled = compile_features(features, SCHEMA)
     result = compiled.apply(FRAME.select(compiled.parts))
     called = {place: times for place, times in calls.items() if times}
@@ -147,7 +147,7 @@ def test_a_column_is_filled_and_cast_once() -> None:
     assert (plan.count('col("price")'), plan.count("cast(String)")) == (1, 1), plan
 
 
-def test_only_what_is_needed_is_read() -> None:
+def test_only_needed_columns_are_read() -> None:
     compiled = compile_features([column("a", "dense", "price", {"fill_null": 0}, "log1p")], SCHEMA)
     assert compiled.columns == compiled.parts == ("price",)
     assert 'PROJECT["price"] 1/7' in explained(compiled)
@@ -164,7 +164,7 @@ def test_a_column_may_be_called_like_a_held_one() -> None:
     assert result["f1"].to_list() == [1.0, 0.0, 1.0]
 
 
-def test_what_fails_in_a_held_column_names_a_feature_and_its_row() -> None:
+def test_errors_in_shared_columns_name_a_feature_and_its_row() -> None:
     shared = [column(f"f{i}", "dense", "price", {"cast": "uint8"}, {"clip": {"max": i}}) for i in range(2)]
     compiled = compile_features([column("good", "extra", "price"), *shared], SCHEMA)
     frame = FRAME.with_columns(pl.Series("price", [1, 2, -3], dtype=pl.Int32))

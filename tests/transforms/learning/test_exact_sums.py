@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from feedline.transforms.learning import exact_sums
 from feedline.transforms.learning.exact_sums import (
     bins_of,
+    nearest_float,
     normal,
     normal_groups,
-    rounded,
     rounded_groups,
     total,
     units_of_each,
@@ -112,7 +112,7 @@ def test_the_normal_form_is_one_form_of_a_sum(bins: dict[int, int]):
 def test_nothing_is_a_sum_of_nothing():
     assert bins_of(np.empty(0)) == {} == bins_of(np.empty(0, np.int64), squares=True) == bins_of(np.zeros(5))
     assert total({}) == 0
-    assert rounded(total({})) == 0
+    assert nearest_float(total({})) == 0
 
 
 @settings(max_examples=30)
@@ -122,14 +122,14 @@ def test_a_rounded_sum_is_that_of_the_standard_library(values: list[float]):
         expected = math.fsum(values)
     except OverflowError:
         return
-    assert rounded(total(bins_of(np.array(values)))) == expected
+    assert nearest_float(total(bins_of(np.array(values)))) == expected
 
 
 def test_a_sum_beyond_float64_is_an_infinity():
     values = np.array([1.7e308, 1.7e308])
-    assert rounded(total(bins_of(values))) == math.inf
-    assert rounded(total(bins_of(-values))) == -math.inf
-    assert rounded(total(bins_of(np.concatenate((values, -values))))) == 0
+    assert nearest_float(total(bins_of(values))) == math.inf
+    assert nearest_float(total(bins_of(-values))) == -math.inf
+    assert nearest_float(total(bins_of(np.concatenate((values, -values))))) == 0
 
 
 # groups
@@ -166,7 +166,7 @@ def test_sums_of_groups_are_exact(values: Any, squares: bool, data: st.DataObjec
         assert list(mine.items()) == list(bins_of(values[groups == group], squares=squares).items())
     high, low = rounded_groups(*rows, 5)
     for group in range(5):
-        assert high[group] == rounded(expected[group])
+        assert high[group] == nearest_float(expected[group])
         if math.isfinite(high[group]):
             missing = expected[group] - Fraction(high[group]) - Fraction(low[group])
             assert abs(missing) <= abs(expected[group]) / 2**95 + Fraction(5e-324)
@@ -188,7 +188,7 @@ def test_sums_of_groups_do_not_depend_on_order_and_partition(values: Any, data: 
 @pytest.mark.parametrize("value", [9.480751907005473e153, 1.3407807929942596e154])
 def test_a_sum_close_to_the_largest_float_begins_beyond_it(value: float):
     high, low = rounded_groups(*grouped_bins(np.array([value]), np.zeros(1, np.int64), squares=True), 1)
-    assert high[0] == rounded(Fraction(value) ** 2)
+    assert high[0] == nearest_float(Fraction(value) ** 2)
     assert abs(Fraction(high[0]) + Fraction(low[0]) - Fraction(value) ** 2) <= Fraction(value) ** 2 / 2**95
 
 
@@ -200,7 +200,7 @@ def test_many_groups_and_more_values_than_a_block():
     expected = np.zeros(10_000)
     np.add.at(expected, groups, values)
     np.testing.assert_allclose(high, expected, rtol=1e-14)
-    assert rounded(total(bins_of(high))) == pytest.approx(float(exactly(values)), rel=1e-15)
+    assert nearest_float(total(bins_of(high))) == pytest.approx(float(exactly(values)), rel=1e-15)
 
 
 def test_units_near_the_limit_of_int64_are_carried_before_they_are_added():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feedline.errors import SpecError
 from feedline.transforms.learning.exact_sums import total as exact
-from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, total
+from feedline.transforms.learning.group_sums import GroupedState, GroupSums, check_numbers, finite, state_total
 from feedline.transforms.values.kinds import Value
 
 SUMS = GroupSums(by=("a", "b"), squares=True, extremes=True)
@@ -55,7 +55,7 @@ def test_sums_equal_those_of_fractions_in_any_order_and_cut(rows: list[tuple[int
         found, _ = held.sums(squares=squares)
         sums = [sum((Fraction(number) ** (1 + squares) for number in numbers), Fraction(0)) for numbers in members]
         assert found.tolist() == [nearest(value) for value in sums]
-    count, bins = total(state)
+    count, bins = state_total(state)
     assert count == len(rows)
     assert exact(bins) == sum((Fraction(number) for _, _, number in rows), Fraction(0))
 
@@ -93,9 +93,9 @@ def test_units_that_grew_large_are_carried():
     first, second = sums.merge([state[:1]]), sums.merge([state[1:]])
     assert first["sum"].abs().max() < 2**48  # type: ignore[operator]
     merged = sums.merge([first] * 3 + [second] * 3)
-    count, bins = total(merged)
+    count, bins = state_total(merged)
     assert (count, exact(bins)) == (33, 21)
-    assert total(sums.merge([first] * 5)) == (25, total(first.with_columns(pl.col("sum") * 5))[1])
+    assert state_total(sums.merge([first] * 5)) == (25, state_total(first.with_columns(pl.col("sum") * 5))[1])
 
 
 def test_rows_without_values_are_counted():
@@ -128,12 +128,12 @@ def test_zeros_of_either_sign_are_one():
         (pl.Series(["1.25", "2"]).str.to_decimal(scale=2), [1.25, 2.0]),
     ],
 )
-def test_what_is_known_of_a_column(series: pl.Series, expected: list[Any]):
+def test_finite_numbers_of_a_column(series: pl.Series, expected: list[Any]):
     values, known = finite(series)
     kept = np.ones(len(values), np.bool_) if known is None else known
     assert [value if one else None for value, one in zip(values.tolist(), kept.tolist(), strict=True)] == expected
 
 
-def test_what_is_no_number_is_refused_by_name():
+def test_columns_that_are_not_numbers_are_refused_by_name():
     with pytest.raises(SpecError, match="target must be a column of numbers or booleans: got 'name' of strings"):
         check_numbers(Value(expr=pl.col("name"), dtype=pl.String()), "target", "name")

@@ -94,16 +94,16 @@ def _ops() -> Iterator[None]:
         examples=(example("plus_sum", 1, pl.Int64(), [1], [2]),),
         learns=Learning(
             learner=_learner,
-            beside=lambda parameters: {"target": parameters.target, "row": "row"} if parameters.target else {},
-            rows=lambda parameters: ("row",) if parameters.target else (),
+            side_columns=lambda parameters: {"target": parameters.target, "row": "row"} if parameters.target else {},
+            row_roles=lambda parameters: ("row",) if parameters.target else (),
             name=lambda parameters: parameters.name,
         ),
     )
-    def plus_sum(x: Value, parameters: PlusSum, artifact: Artifact | None, beside: Mapping[str, Value]) -> Value:
+    def plus_sum(x: Value, parameters: PlusSum, artifact: Artifact | None, side_values: Mapping[str, Value]) -> Value:
         """Adds the sum."""
         added = parameters.add if artifact is None else artifact.facts["sum"] + 1000 * artifact.facts["beside"]
         expr = x.expr.cast(pl.Int64) + added
-        for value in beside.values():
+        for value in side_values.values():
             expr = expr + value.expr * 1_000_000
         return Value(expr=expr, dtype=pl.Int64())
 
@@ -114,7 +114,9 @@ def _ops() -> Iterator[None]:
         examples=(example("plus_sums", None, pl.Int64(), [1], [2]),),
         learns=Learning(learner=lambda _, values: Sum(values[0].dtype)),
     )
-    def plus_sums(values: Sequence[Value], _: Parameters, artifact: Artifact, beside: Mapping[str, Value]) -> Value:
+    def plus_sums(
+        values: Sequence[Value], _: Parameters, artifact: Artifact, side_values: Mapping[str, Value]
+    ) -> Value:
         """Adds the sums."""
         total = artifact.facts["sum"] + artifact.facts["beside"]
         return Value(expr=pl.sum_horizontal(value.expr for value in values) + total, dtype=pl.Int64())
@@ -125,9 +127,9 @@ def _ops() -> Iterator[None]:
         examples=(example("plus_read", None, pl.Int64(), [1], [2]),),
         reads=lambda _: Reading(kind="table", uri="dims.parquet"),
     )
-    def plus_read(x: Value, _: Parameters, artifact: Artifact, beside: Mapping[str, Value]) -> Value:
+    def plus_read(x: Value, _: Parameters, artifact: Artifact, side_values: Mapping[str, Value]) -> Value:
         """Adds what was read."""
-        assert not beside
+        assert not side_values
         return Value(expr=x.expr + artifact.facts["read"], dtype=pl.Int64())
 
     yield
@@ -140,7 +142,7 @@ def feature(name: str, *ops: tuple[str, dict[str, Any]], group: str = "extra", *
     return FeatureSpec(name=name, group=group, ops=calls, **(source or {"column": "a"}))  # type: ignore[arg-type]
 
 
-def test_blank_until_it_is_fitted_then_what_was_learnt() -> None:
+def test_the_artifact_is_blank_before_the_fit() -> None:
     features = [feature("f", ("plus_sum", {}))]
     unfitted = compile_features(features, SCHEMA)
     [want] = unfitted.missing_fits
@@ -252,7 +254,7 @@ def test_several_columns_learn_together() -> None:
     assert compile_features([made], SCHEMA, known).apply(FRAME).to_series().to_list()[0] == 8 + 11 + 132
 
 
-def test_what_is_read_from_outside() -> None:
+def test_artifacts_from_outside() -> None:
     class Outside(InMemoryArtifacts):
         def read(self, reading: Reading) -> Artifact:
             assert reading.uri == "dims.parquet"
@@ -260,7 +262,7 @@ def test_what_is_read_from_outside() -> None:
 
     compiled = compile_features([feature("f", ("plus_read", {}))], SCHEMA, Outside())
     assert compiled.apply(FRAME).to_series().to_list() == [101, 102, None, 104]
-    with pytest.raises(OpError, match=r"f: \[plus_read\]: plus_read: nothing is read from outside here"):
+    with pytest.raises(OpError, match=r"f: \[plus_read\]: plus_read: artifacts in memory read no files"):
         compile_features([feature("f", ("plus_read", {}))], SCHEMA)
 
 
@@ -269,14 +271,14 @@ def test_errors_of_learners_name_the_chain() -> None:
         compile_features([feature("f", ("modulo", {"": 3}), ("plus_sum", {"add": 13}))], SCHEMA)
 
     class Refuses(InMemoryArtifacts):
-        def fitted(self, wanted: FitRequest) -> Artifact | None:
+        def find_artifact(self, wanted: FitRequest) -> Artifact | None:
             raise SpecError(f"learnt otherwise: got {wanted.types}")
 
     with pytest.raises(OpError, match=r"f: \[plus_sum\]: plus_sum: learnt otherwise: got {'a': 'int64'}"):
         compile_features([feature("f", ("plus_sum", {}))], SCHEMA, Refuses())
 
 
-def test_compiled_features_travel_with_what_they_know() -> None:
+def test_compiled_features_are_pickled_with_their_artifacts() -> None:
     features = [feature("f", ("plus_sum", {}))]
     compiled = compile_features(features, SCHEMA, fit_frames(features, SCHEMA, [FRAME]))
     function, arguments = compiled.__reduce__()
@@ -307,17 +309,17 @@ def test_an_artifact_s_digest_is_of_its_content() -> None:
     assert len({one.digest, *(other.digest for other in others)}) == 5
 
 
-def test_what_is_made_of_an_artifact_is_made_once() -> None:
+def test_structures_derived_from_an_artifact_are_built_once() -> None:
     artifact, made = Artifact(facts={}), []
 
     def build() -> int:
         made.append(1)
         return 7
 
-    threads = [Thread(target=lambda: artifact.derived("it", build)) for _ in range(8)]
+    threads = [Thread(target=lambda: artifact.derive("it", build)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert artifact.derived("it", build) == 7
+    assert artifact.derive("it", build) == 7
     assert len(made) == 1

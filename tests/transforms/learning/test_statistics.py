@@ -233,7 +233,7 @@ def test_numbers_are_seen_one_by_one():
     assert finite_numbers(pl.Series([Decimal("1.50"), None])).values.tolist() == [1.5]
 
 
-def test_what_is_shown_is_short():
+def test_summaries_are_short():
     series = pl.Series([1.0, 2.0, 9.0, None, math.nan])
     counts = {"values": 3, "nulls": 1, "nonfinite": 1}
     assert MOMENTS.show(learn(MOMENTS, series)) == {**counts, "mean": 4.0, "std": pytest.approx(math.sqrt(38 / 3))}

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.artifacts.array_rows import ArrayRows, StoredArray
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.artifacts.zarr_array import open_array
 from feedline.errors import CorruptFileError, DataError, SpecError, TableChangedError
 from feedline.spec.features import OpCall
@@ -65,7 +65,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_that_zarr_reads(arrays: Path, form: str, max_bytes: int):
     expected = zarr.open_array(str(arrays / form), mode="r")[:].astype(np.float32)
-    stored = open_array(str(arrays / form)).stored()
+    stored = open_array(str(arrays / form)).stored_array()
     assert stored.mapped == (
         form in ("bare", "bare, one chunk", "version 2, bare", "wide chunks", "half", "small integers")
     )
@@ -96,7 +96,7 @@ def counting(rows: int, width: int, block_rows: int, log: list[int]) -> StoredAr
     st.integers(1, 2000),
     st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=20), max_size=5),
 )
-def test_memory_is_bounded_and_only_blocks_that_are_asked_for_are_loaded(
+def test_memory_is_bounded_and_only_needed_blocks_are_loaded(
     rows: int, block_rows: int, max_bytes: int, asked: list[list[float]]
 ):
     log: list[int] = []
@@ -166,14 +166,14 @@ def test_a_block_that_cannot_be_loaded_fails_all_who_wait_and_is_tried_again():
     [
         (lambda file: os.utime(file, (1, 1)), "changed after the array was opened: got .*Start again"),
         (lambda file: file.write_bytes(b"x"), "changed after the array was opened: got 1 bytes"),
-        (lambda file: file.unlink(), "is gone: it was there when the array was opened"),
+        (lambda file: file.unlink(), "is gone: it existed when the array was opened"),
     ],
     ids=["touched", "rewritten", "deleted"],
 )
 def test_a_chunk_that_changed_is_not_read(tmp_path: Path, form: str, change: Any, message: str):
     made(tmp_path / "a", **FORMS[form])
     opened = open_array(str(tmp_path / "a"))
-    rows = ArrayRows(opened.stored(), 1 << 20)
+    rows = ArrayRows(opened.stored_array(), 1 << 20)
     rows.take(np.array([0]))
     change(tmp_path / "a" / "c" / "1" / "0")
     with pytest.raises(TableChangedError, match=message):
@@ -187,7 +187,7 @@ def test_a_chunk_that_was_never_written_holds_the_fill_value(tmp_path: Path):
             store=str(tmp_path / name), shape=(100, 2), chunks=(10, 2), dtype="f4", fill_value=7.5, **options
         )
         array[15:20] = 1
-        found = ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([3, 16, 99]))
+        found = ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([3, 16, 99]))
         assert found.tolist() == [[7.5, 7.5], [1.0, 1.0], [7.5, 7.5]]
 
 
@@ -197,7 +197,7 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
     for name in ("bare", "compressed"):
         (tmp_path / name / "c" / "0" / "0").write_bytes(b"nonsense")
         with pytest.raises(CorruptFileError, match=name):
-            ArrayRows(open_array(str(tmp_path / name)).stored(), 1 << 20).take(np.array([0]))
+            ArrayRows(open_array(str(tmp_path / name)).stored_array(), 1 << 20).take(np.array([0]))
 
 
 # -- the op -------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_chunk_that_is_no_chunk(tmp_path: Path):
 def embedded(folder: Path, arguments: dict[str, Any], column: pl.Series) -> pl.Series:
     bound = resolve(OpCall(op="embedding", arguments=json.dumps(arguments)))
     assert bound.op.reads is not None
-    context = OpContext(artifact=read_outside(bound.op.reads(bound.parameters), str(folder)))
+    context = OpContext(artifact=read_external(bound.op.reads(bound.parameters), str(folder)))
     value = bound.apply(Value(expr=pl.col("c"), dtype=column.dtype), context)
     found = pl.DataFrame({"c": column}).lazy().select(value.expr).collect(engine="in-memory").to_series()
     assert found.dtype == value.dtype == pl.Array(pl.Float32, WIDTH)
@@ -236,7 +236,7 @@ def test_lists_are_pooled(arrays: Path, lists: list[Any], pooling: str):
     np.testing.assert_allclose(found.to_numpy(), np.array(expected).reshape(-1, WIDTH), rtol=1e-6)
 
 
-def test_parts_of_a_column_give_what_the_whole_gives(arrays: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_of_a_column_match_the_whole(arrays: Path, monkeypatch: pytest.MonkeyPatch):
     random = np.random.default_rng(3)
     lists = pl.Series([random.integers(0, N, random.integers(0, 9)).tolist() for _ in range(200)])
     arguments = {"array": "compressed", "pooling": "mean"}
@@ -267,7 +267,7 @@ def test_ids_that_name_rows(arrays: Path, tmp_path: Path, named: str):
 def test_a_missing_id_may_be_an_error(arrays: Path):
     arguments = {"array": "bare", "missing": "error"}
     assert embedded(arrays, arguments, pl.Series([1, 2])).to_list() == DATA[1:3].tolist()
-    with pytest.raises(DataError, match=r"bare has no row of an id: got 1000\. Write `missing: zero`"):
+    with pytest.raises(DataError, match=r"bare has no row for an id: got 1000\. Write `missing: zero`"):
         embedded(arrays, arguments, pl.Series([1, 1000]))
     with pytest.raises(DataError, match="got None"):
         embedded(arrays, {**arguments, "pooling": "sum"}, pl.Series([[1], [2, None]]))
@@ -281,8 +281,8 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
             pl.Series([[1]]),
             "embedding: a list of ids needs pooling: got integer list. Write `pooling: mean`",
         ),
-        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling is of lists: got integer. Leave pooling out"),
-        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is the number of a row: got strings"),
+        ({"array": "bare", "pooling": "sum"}, pl.Series([1]), "pooling needs lists: got integer. Leave pooling out"),
+        ({"array": "bare"}, pl.Series(["a"]), "without ids, an id is a row.s number: got strings"),
         ({"array": "bare"}, pl.Series([0.5]), "embedding takes integers or strings, or lists of them: got float"),
         ({"array": "bare", "pooling": "max"}, pl.Series([[1]]), "pooling must be 'mean' or 'sum'"),
         ({"array": "bare", "ids": "ids.parquet"}, pl.Series(["a"]), "keys must be integers or strings on both sides"),
@@ -293,7 +293,7 @@ def test_a_missing_id_may_be_an_error(arrays: Path):
         ),
     ],
 )
-def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
+def test_wrong_inputs_are_refused(arrays: Path, arguments: dict[str, Any], column: pl.Series, message: str):
     pq.write_table(pa.table({"id": range(N)}), arrays / "ids.parquet")
     pq.write_table(pa.table({"id": [5, 5, *range(6, N + 4)]}), arrays / "twice.parquet")
     with pytest.raises(OpError, match=message):
@@ -305,17 +305,17 @@ def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.S
     [
         (
             {"array": "nothing"},
-            "nothing is no zarr array: got nothing there, expected a folder with zarr.json or .zarray",
+            "nothing is not a zarr array: got nothing there, expected a folder with zarr.json or .zarray",
         ),
-        ({"array": "short.parquet"}, "short.parquet is no zarr array: got a file"),
-        ({"array": "."}, "is no zarr array: got a folder without zarr.json or .zarray. Name the array's folder"),
+        ({"array": "short.parquet"}, "short.parquet is not a zarr array: got a file"),
+        ({"array": "."}, "is not a zarr array: got a folder without zarr.json or .zarray. Name the array's folder"),
         ({"array": "group"}, "group is a zarr group, expected an array. Name one of the arrays in it"),
         (
             {"array": "flat"},
-            r"flat holds no vectors: got float32 of shape \(5,\), expected numbers of a shape \[ids, width\]",
+            r"flat holds no vectors: got float32 of shape \(5,\), expected numbers of shape \[ids, width\]",
         ),
         ({"array": "dates"}, "dates holds no vectors: got datetime64"),
-        ({"array": "broken"}, "broken is no zarr array that can be read"),
+        ({"array": "broken"}, "broken is not a readable zarr array"),
         (
             {"array": "compressed", "max_memory": 1000},
             "chunks larger than max_memory: got 1,536 bytes for 64 rows, expected",
@@ -336,7 +336,7 @@ def test_what_does_not_fit(arrays: Path, arguments: dict[str, Any], column: pl.S
         ),
     ],
 )
-def test_what_cannot_be_read(arrays: Path, arguments: dict[str, Any], message: str):
+def test_unreadable_arrays_are_refused(arrays: Path, arguments: dict[str, Any], message: str):
     if not (arrays / "group").exists():
         zarr.create_group(str(arrays / "group")).create_array("a", shape=(5, 2), dtype="f4")
         zarr.create_array(store=str(arrays / "flat"), shape=(5,), dtype="f4")

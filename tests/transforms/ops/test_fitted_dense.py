@@ -94,7 +94,7 @@ def test_standardize_far_from_zero():
 
 
 @pytest.mark.parametrize("name", ["standardize", "min_max"])
-def test_given_what_was_learnt_the_result_is_the_same(name: str):
+def test_learnt_numbers_as_parameters_give_the_same_result(name: str):
     """The given form is the fitted one with its numbers written down, to the bit."""
     series, _ = with_holes(GAMMA, pl.Float32())
     learnt = facts(series, name)
@@ -132,7 +132,7 @@ def test_nothing_is_learnt_from_no_finite_number(ops: Call, values: list[Any]):
         run(pl.Series(values, dtype=pl.Float64), ops)
 
 
-def test_what_is_not_finite_follows_ieee_754():
+def test_nonfinite_numbers_follow_ieee_754():
     odd = pl.Series([math.nan, math.inf, -math.inf, None, 3.0])
     learnt = pl.Series([1.0, 5.0])
     assert str(run(odd, "standardize", learnt_from=learnt).to_list()) == "[nan, inf, -inf, None, 0.0]"
@@ -189,7 +189,7 @@ def test_lists_and_vectors_learn_from_all_their_elements():
     assert found.to_list() == [[0.0, pytest.approx(1 / 3)], [pytest.approx(2 / 3), 1.0]]
 
 
-def test_ops_learn_from_what_the_ops_before_them_make():
+def test_ops_learn_from_the_results_of_earlier_ops():
     series = pl.Series([None, 1.0, 3.0, math.nan, 1e9])
     chain: list[Call] = [{"clip": {"max": 15}}, {"fill_nonfinite": 7}, "fill_mean", "log1p", "standardize"]
     filled = np.array([6.5, 1, 3, 7, 15])
@@ -213,12 +213,12 @@ def test_order_does_not_matter_to_the_bit(values: list[float | None], random: An
     assert str([whole[place] for place in order]) == str(mixed.to_list())
 
 
-def test_what_does_not_fit_is_said():
+def test_wrong_parameters_are_refused():
     schema = pl.Series("x", [1.5]).to_frame().to_arrow().schema
     wide = InMemoryArtifacts(artifacts={})
     [want] = compile_features([feature("min_max")], schema, wide).missing_fits
     known = InMemoryArtifacts(artifacts={want.key: Artifact(facts={"min": -1.7e308, "max": 1.7e308})})
-    with pytest.raises(OpError, match=r"min_max: a range must fit into float64: got -1.7e\+308 to 1.7e\+308"):
+    with pytest.raises(OpError, match=r"min_max: a range must fit float64: got -1.7e\+308 to 1.7e\+308"):
         compile_features([feature("min_max")], schema, known)
     words = pl.Series("x", ["a"]).to_frame().to_arrow().schema
     with pytest.raises(OpError, match="standardize takes numbers, or lists of them: got string"):

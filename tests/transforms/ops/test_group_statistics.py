@@ -145,11 +145,11 @@ def test_elements_of_lists_are_keys():
     assert count.to_list() == [[1, 4], [4, 1], [], None, [4, 4]]
     unknown = pl.DataFrame({"shops": [[1, 9], None]})
     assert found_in(feature("shops", stats="max", of="price"), lists, unknown).to_list() == [[1.0, None], None]
-    with pytest.raises(OpError, match=r"lists of keys give lists of one number: got stats \['count', 'sum'\]"):
+    with pytest.raises(OpError, match=r"a list of keys takes one statistic: got stats \['count', 'sum'\]"):
         compile_features([feature("shops", stats=["count", "sum"], of="price")], lists.to_arrow().schema)
 
 
-def test_nothing_was_met():
+def test_a_fit_without_rows():
     empty = FRAME.clear()
     assert (
         found_in(feature("shop", stats=["count", "min"], of="price"), empty, FRAME[:2]).to_list() == [[0.0, None]] * 2
@@ -182,7 +182,7 @@ def test_of_must_be_a_number():
             compile_features([feature("shop", stats="mean", of=of)], FRAME.to_arrow().schema)
 
 
-def test_what_is_shown():
+def test_summaries():
     frame = pl.DataFrame({"shop": [1, 1, 2], "price": [1.0, 2.0, 4.0]})
     spec = feature("shop", stats=["mean"], of="price")
     [want] = compile_features([spec], frame.to_arrow().schema).missing_fits

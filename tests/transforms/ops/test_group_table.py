@@ -77,10 +77,10 @@ def held_bytes(index: KeyIndex) -> int:
         ("group_statistics", {"stats": "count"}, ["word"], "9d2ebe3448957947"),
     ],
 )
-def test_artifacts_are_what_they_were_and_take_what_is_said(
+def test_artifacts_keep_their_digest_and_fit_their_memory_limit(
     op: str, arguments: dict[str, Any], keys: list[str], digest: str
 ):
-    """The digests are of versions that made a matrix besides, and summed each fold's rows anew."""
+    """The digests are of versions that also made a matrix, and summed each fold's rows again."""
     spec = feature(op, arguments, *keys)
     artifact = learnt(spec)
     assert artifact.digest[:16] == digest
@@ -97,7 +97,7 @@ def test_artifacts_are_what_they_were_and_take_what_is_said(
     assert GroupTableSize.at_least(groups, artifact.table).nbytes <= whole
     if len(keys) == 1:
         assert GroupTableSize.at_least(groups, artifact.table).nbytes == whole == cut < 2.5 * held
-    for name, column in artifact.derived("columns", dict).items():
+    for name, column in artifact.derive("columns", dict).items():
         chunk = artifact.table[name].chunk(0).buffers()[1]
         assert np.shares_memory(column, np.frombuffer(chunk, np.uint8)), "numbers are there once"
 
@@ -124,7 +124,7 @@ def test_groups_that_outgrow_max_memory(op: str, arguments: dict[str, Any]):
     with pytest.raises(DataError, match=message):
         learnt(little)
     known = InMemoryArtifacts(artifacts={want.key: artifact})
-    with pytest.raises(OpError, match=rf"{op}: what was learnt of groups is {message}"):
+    with pytest.raises(OpError, match=rf"{op}: the table of groups is {message}"):
         compile_features([little], SCHEMA, known)
     made = compile_features([enough], SCHEMA, known)
     assert made.fingerprint == compile_features([plain], SCHEMA, known).fingerprint
@@ -157,7 +157,7 @@ def test_an_artifact_of_many_pieces_is_read_in_one(tmp_path: Path):
     assert {read[name].num_chunks for name in read.column_names if name != "key 0"} == {1}
 
 
-def test_what_is_chosen_where():
+def test_choices_by_position():
     choices = np.array([2, 0, 2, 5, 0], np.uint8)
     found = {choice: places.tolist() for choice, places in by_choice(choices, 6).items()}
     assert found == {0: [1, 4], 2: [0, 2], 5: [3]}

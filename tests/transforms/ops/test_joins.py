@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.artifacts.external import read_outside
+from feedline.artifacts.external import read_external
 from feedline.spec.features import OpCall
 from feedline.transforms.learning.learner import Artifact
 from feedline.transforms.ops import resolve
@@ -159,7 +159,7 @@ LISTS = pl.Series([[9], [8], [7], [1], [None]], dtype=pl.List(pl.Int64))
         ({"take": ["age", "id"]}, [[4, 9], [2, 8], [1, 7], None, None], pl.Array(pl.Int64(), 2)),
     ],
 )
-def test_what_may_be_taken(arguments: dict[str, Any], expected: list[Any], dtype: pl.DataType):
+def test_types_of_taken_columns(arguments: dict[str, Any], expected: list[Any], dtype: pl.DataType):
     found = joined(ITEMS, {"on": "id", **arguments}, ASKED)
     assert found.dtype == dtype
     assert found.to_list() == expected
@@ -185,12 +185,12 @@ def test_weights_stay_beside_their_keys():
         ({"on": "price", "take": "age"}, [ASKED], "must be integers or strings on both sides: got integer .* float"),
         ({"on": ["id", "age"], "take": "price"}, [ASKED], "on must name a column for each input: got .* for 1 of them"),
         ({"on": ["id", "age"], "take": "price"}, [ASKED, LISTS], "one value of each: got a list"),
-        ({"on": "id", "take": ["age", "word"]}, [ASKED], "as a vector of numbers: got string in 'word' of t.parquet"),
-        ({"on": "id", "take": "tags"}, [LISTS], "a list of keys takes one value for each"),
+        ({"on": "id", "take": ["age", "word"]}, [ASKED], "a vector of numbers: got string in 'word' of t.parquet"),
+        ({"on": "id", "take": "tags"}, [LISTS], "a list of keys needs one value per key"),
         ({"on": "id", "take": "age", "missing": "x"}, [ASKED], "of the column's type: got 'x', expected type integer"),
         ({"on": "id", "take": "age", "missing": 70000}, [ASKED], "does not fit .*: got 70000, expected type int16"),
-        ({"on": "id", "take": "day", "missing": 0}, [ASKED], "for numbers, booleans and strings: got 0 for date"),
-        ({"on": "id", "take": "tags", "missing": 0}, [ASKED], "for numbers, booleans and strings: got 0 for list"),
+        ({"on": "id", "take": "day", "missing": 0}, [ASKED], "replace numbers, booleans or strings: got 0 for date"),
+        ({"on": "id", "take": "tags", "missing": 0}, [ASKED], "replace numbers, booleans or strings: got 0 for list"),
         ({"on": "id", "take": "age"}, [pl.Series([0.5])], "input 1 of join_external, key, must be integers or strings"),
         ({"on": "id"}, [ASKED], "join_external needs take"),
         ({"on": [], "take": "age"}, [ASKED], "join_external.on must"),
@@ -198,7 +198,7 @@ def test_weights_stay_beside_their_keys():
         ({"on": "id", "take": "age", "max_memory": "1 G"}, [ASKED], "max_memory must be a size in bytes"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(arguments: dict[str, Any], columns: list[pl.Series], message: str):
+def test_wrong_inputs_are_refused(arguments: dict[str, Any], columns: list[pl.Series], message: str):
     with pytest.raises(OpError, match=message):
         joined(ITEMS, arguments, *columns)
 
@@ -232,7 +232,7 @@ def test_an_empty_table_misses_everything():
     assert joined(ITEMS, {"on": "id", "take": "age"}, ASKED[:0]).to_list() == []
 
 
-def test_the_memory_limit_is_no_part_of_what_the_op_does(tmp_path: Path):
+def test_the_memory_limit_does_not_change_the_fingerprint(tmp_path: Path):
     pq.write_table(ITEMS, tmp_path / "t.parquet")
     calls = [
         resolve(
@@ -243,4 +243,4 @@ def test_the_memory_limit_is_no_part_of_what_the_op_does(tmp_path: Path):
     assert calls[0].identity == calls[1].identity
     readings = [bound.op.reads(bound.parameters) for bound in calls if bound.op.reads is not None]
     assert [reading.max_memory for reading in readings] == [2**30, 2**20]
-    assert len({read_outside(reading, str(tmp_path)).digest for reading in readings}) == 1
+    assert len({read_external(reading, str(tmp_path)).digest for reading in readings}) == 1

@@ -139,8 +139,8 @@ def test_parameters_that_do_not_fit():
         ("pad", 0, INT_LISTS, "pad.length must be greater than or equal to 1"),
         ("onehot", 3, INT_LISTS, "onehot takes integers or booleans: got integer list"),
         ("vector", 3, pl.Float32(), "vector takes lists of numbers or booleans: got float"),
-        ("get_local_hour", "Mars/Base", pl.Datetime("us"), "timezone must be a name of the tz database: got 'Mars"),
-        ("ids", None, INT_LISTS, "ids: it takes a weighted list: got integer list"),
+        ("get_local_hour", "Mars/Base", pl.Datetime("us"), "the tz database, such as Europe/Zurich: got 'Mars"),
+        ("ids", None, INT_LISTS, "ids: the input must be a weighted list: got integer list"),
         ("ngram", {"n": 2, "buckets": 5}, PAIRS, "ngram takes no weights: got weighted integer list. Put `ids` before"),
         ("log", None, pl.List(pl.String()), "log takes numbers, or lists of them: got string list"),
     ):  # fmt: skip

@@ -194,7 +194,7 @@ def test_scores_of_weighted_lists(rows: list[Any], op: str):
         assert combined(op, None, *flat)[0] == found
 
 
-def test_what_several_columns_must_be():
+def test_inputs_of_another_kind_are_refused():
     a, word, floats = int_lists([[1]]), pl.Series(["x"]), pl.Series([[0.5]], dtype=FLOAT_LISTS)
     for op, given_columns, message in (
         ("cartesian", (a,), "input 2 of cartesian, others, must be lists of integers: got 1 of its inputs. Write"),
@@ -204,9 +204,9 @@ def test_what_several_columns_must_be():
         ("get_score_sum", (a, a), "get_score_sum: ids must have scores: got integer list"),
         ("get_score_min", (a, floats, a), "get_score_min: ids must have scores"),
         ("id_overlap_count", (a, a.cast(pl.List(pl.UInt64))), "ids must be of one type to be compared: got"),
-        ("column_similarity", (a, floats), "two vectors or two lists of ids are compared: got integer list and"),
-        ("weighted", (floats,), "weighted: a weighted list is made of two lists, a list of structs or a map: got list"),
-        ("weighted", (word, floats), "weights stand beside a list of ids: got string"),
+        ("column_similarity", (a, floats), "the inputs must be two vectors or two lists of ids: got integer list and"),
+        ("weighted", (floats,), "weighted: a weighted list needs two lists, a list of structs or a map: got list"),
+        ("weighted", (word, floats), "weights need a list of ids: got string"),
     ):  # fmt: skip
         with pytest.raises(OpError, match=message):
             combined(op, 9 if op in ("cartesian", "hashed_cross") else None, *given_columns)
@@ -274,7 +274,7 @@ def test_where_weights_come_from():
 
 
 def test_weights_of_another_length():
-    with pytest.raises(DataError, match="weights must be as many as ids: got 1 weights for 2 ids, expected 2"):
+    with pytest.raises(DataError, match="each id must have one weight: got 1 weights for 2 ids, expected 2"):
         combined("weighted", None, int_lists([[1], [2, 3]]), pl.Series([[0.5], [0.5]], dtype=FLOAT_LISTS))
     with pytest.raises(DataError, match="got 0 weights for 1 ids"):
         combined("weighted", None, int_lists([[1]]), pl.Series([None], dtype=FLOAT_LISTS))
@@ -294,7 +294,7 @@ def test_weights_of_another_length():
         *((name, None, 2) for name in SCORES),
     ],
 )  # fmt: skip
-def test_parts_give_what_the_whole_gives(op: str, arguments: object, count: int):
+def test_parts_match_the_whole(op: str, arguments: object, count: int):
     random = np.random.default_rng(1)
     for scale in (20, 2**62):
         given_columns = []
@@ -308,7 +308,7 @@ def test_parts_give_what_the_whole_gives(op: str, arguments: object, count: int)
 
 
 @pytest.mark.parametrize("scale", [20, 2**62])
-def test_blocks_give_what_the_whole_gives(scale: int, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_match_the_whole(scale: int, monkeypatch: pytest.MonkeyPatch):
     """Rows and values are taken in blocks; here in tiny ones, with lists that are longer than a block."""
     random = np.random.default_rng(2)
     lengths = [0, 50, *random.integers(0, 9, 300).tolist(), 33]

@@ -23,7 +23,7 @@ from reference_hash import hash_of
 from feedline import Pipeline
 from feedline.errors import DataError
 from feedline.fitting import spill
-from feedline.fitting.spill import Scratch, Spilled, merge_all, parts_of
+from feedline.fitting.spill import Scratch, SpilledState, merge_all, parts_of
 from feedline.spec.features import FeatureSpec, OpCall
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import Artifact, InMemoryArtifacts
@@ -85,7 +85,7 @@ PARAMETERS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(column=COLUMNS, others=COLUMNS, parameters=PARAMETERS, cuts=st.integers(1, 4))
-def test_every_value_has_the_id_that_the_layout_says(column, others, parameters, cuts):
+def test_ids_follow_the_documented_layout(column, others, parameters, cuts):
     dtype, values = column
     series = pl.Series("a", values, dtype=dtype)
     step = max(1, -(-len(values) // cuts))
@@ -177,7 +177,7 @@ def test_nothing_seen(dtype, values):
     assert looked_up(made.blank(), pl.Series(["7"]).cast(dtype)) == [2]
 
 
-def test_what_is_shown():
+def test_summaries():
     made = learner(pl.String(), min_count=2)
     shown = made.show(fitted([pl.Series(["b", "a", "b", "c", None])], min_count=2))
     assert shown == {
@@ -210,7 +210,7 @@ def test_ids_that_lie_close_take_less_memory():
         fitted([pl.Series(range(1000))], max_memory=20_003)
 
 
-def test_memory_is_no_part_of_what_a_row_becomes():
+def test_the_memory_limit_does_not_change_the_fingerprint():
     small = resolve(OpCall(op="vocabulary", arguments='{"max_memory": "1GB"}'))
     assert small.identity == resolve(OpCall(op="vocabulary")).identity
     assert small.parameters.max_memory == 10**9
@@ -282,17 +282,17 @@ def test_duckdb_and_pandas_number_a_table_the_same(column: str):
     assert counted.drop(kept.index).max() <= kept.min()
 
 
-def test_a_million_ids_by_way_of_the_disk(tmp_path: Path):
+def test_many_ids_by_way_of_the_disk(tmp_path: Path):
     made = learner(pl.Int64())
-    scratch = Scratch(folder=str(tmp_path), limit_bytes=4 * 2**20)
+    scratch = Scratch(folder=str(tmp_path), limit_bytes=2**20)
     random = np.random.default_rng(5)
-    chunks = [random.integers(0, 2**21, 400_000) * 2**20 for _ in range(4)]
+    chunks = [random.integers(0, 2**19, 100_000) * 2**20 for _ in range(4)]
     whole = merge_all(made, (made.observe([pl.Series(chunk)]).to_arrow() for chunk in chunks), scratch)
-    assert isinstance(whole, Spilled)
+    assert isinstance(whole, SpilledState)
     values, counts = np.unique(np.concatenate(chunks), return_counts=True)
-    assert len(values) > 10**6
+    assert len(values) > 250_000
     parts = parts_of(made, whole, scratch)
-    for max_size in (None, 700_000):
+    for max_size in (None, 175_000):
         artifact = learner(pl.Int64(), max_size=max_size).finish(parts)
         order = np.lexsort((values, -counts))[:max_size]
         assert artifact.facts["distinct"] == len(values)
@@ -309,9 +309,7 @@ def test_an_artifact_serves_other_fits_by_its_own_tables():
     assert InMemoryArtifacts(artifacts={"k": artifact}).artifacts["k"].digest == fitted([pl.Series([6, 5])]).digest
 
 
-def test_a_pipeline_s_features_share_what_was_fitted_by_way_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_features_share_a_vocabulary_that_was_fitted_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spilled = []
     plain = spill.spill
     monkeypatch.setattr(spill, "spill", lambda *given: spilled.append(given) or plain(*given))

@@ -10,18 +10,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from example_rows import write_outside
 from ruamel.yaml import YAML
 
-from feedline.artifacts.external import read_outside
 from feedline.expressions.types import FLOAT
 from feedline.spec.features import OpCall
 from feedline.spec.pipeline_spec import json_schema
 from feedline.transforms.catalogue import SECTIONS, document, op_schema
-from feedline.transforms.learning.learner import Artifact, Learner
 from feedline.transforms.ops import OPS, resolve
-from feedline.transforms.registry.op import BoundOp, Example, Op, OpContext, OpError
-from feedline.transforms.values.kinds import ANYTHING, WEIGHTS, Value
+from feedline.transforms.registry.op import Op, OpError
+from feedline.transforms.values.kinds import ANYTHING, Value
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = ("features", "dense", "price", 1)
@@ -64,45 +61,6 @@ def test_declarations_are_complete(op: Op):
     assert all(field.description for field in op.parameters.model_fields.values())
 
 
-def outside(bound: BoundOp, example: Example, folder: Path) -> Artifact:
-    """What an example's op reads, from real files."""
-    assert bound.op.reads is not None
-    write_outside(example, folder)
-    return read_outside(bound.op.reads(bound.parameters), str(folder))
-
-
-def learnt(learner: Learner | None, frame: pl.DataFrame) -> Artifact | None:
-    """An example is fitted on its own values."""
-    return None if learner is None else learner.finish([learner.merge([learner.observe(frame.get_columns())])])
-
-
-@pytest.mark.parametrize(
-    ("op", "example"), EXAMPLES, ids=[f"{op.name}-{index}" for index, (op, _) in enumerate(EXAMPLES)]
-)
-def test_examples(op: Op, example: Any, tmp_path: Path):
-    names = [f"column {index}" for index, _ in enumerate(example.columns)]
-    columns = dict(zip(names, example.columns, strict=True))
-    observed = [Value(expr=pl.col(name), dtype=dtype) for name, (dtype, _) in columns.items()]
-    frame = pl.DataFrame({name: pl.Series(list(given), dtype=dtype) for name, (dtype, given) in columns.items()})
-    bound = resolve(example.call)
-    beside = 0 if op.learns is None else len(op.learns.beside(bound.parameters))  # they stand behind the values
-    values = observed[: len(observed) - beside]
-    artifact = learnt(bound.learner(values), frame.select(value.plain().expr for value in observed))
-    context = OpContext(artifact=artifact if bound.op.reads is None else outside(bound, example, tmp_path))
-    value = bound.combine(values, context) if len(values) > 1 else bound.apply(values[0], context)
-    found = frame.select(value.expr).to_series()
-    assert found.dtype == value.dtype
-    if value.weights is None:
-        assert found.equals(pl.Series(found.name, list(example.result), dtype=value.dtype), null_equal=True)
-        return
-    weights = frame.select(value.weights).to_series()
-    assert weights.dtype == WEIGHTS
-    assert list(example.result) == [
-        None if row is None else [{"id": item, "weight": weight} for item, weight in zip(row, beside, strict=True)]
-        for row, beside in zip(found.to_list(), weights.to_list(), strict=True)
-    ]
-
-
 def test_a_bare_value_is_the_first_parameter():
     assert resolve(call("hash_bucket", 10)) == resolve(call("hash_bucket", {"buckets": 10, "seed": 0}))
     spelled = resolve(call("hash_bucket", {"buckets": 10, "seed": 0, "null_bucket": False}))
@@ -121,8 +79,8 @@ def test_a_bare_value_is_the_first_parameter():
         (call("clamp"), "unknown op: got 'clamp'. It is called clip here", ()),
         (call("JoinGroupby"), "unknown op: got 'JoinGroupby'. It is called group_statistics here", ()),
         (call("TargetEncoding"), "unknown op: got 'TargetEncoding'. It is written target_encoding here", ()),
-        (call("Dropna"), "unknown op: got 'Dropna'. Rows are dropped by source.where alone", ()),
-        (call("DifferenceLag"), "unknown op: got 'DifferenceLag'. A feature is made of one row alone", ()),
+        (call("Dropna"), "unknown op: got 'Dropna'. Only source.where drops rows", ()),
+        (call("DifferenceLag"), "unknown op: got 'DifferenceLag'. A feature depends on one row alone", ()),
         (call("clip", {"mim": 1}), r"unknown parameter of clip: got 'mim'.* Did you mean 'min'\?", ("clip", "mim")),
         (call("clip", {"min": "a"}), "clip.min must be a number: got 'a'", ("clip", "min")),
         (call("clip", {"min": True}), "clip.min must be a number: got true", ("clip", "min")),
@@ -141,8 +99,8 @@ def test_a_bare_value_is_the_first_parameter():
         (call("bucketize", {"borders": [1, "a"]}), r"borders\[1\] must be a number", ("bucketize", "borders", 1)),
         (call("bucketize", [1, float("nan")]), r"borders\[1\] must be a finite number: got nan", ("bucketize",)),
         (call("standardize", {"mean": 1, "std": 0}), "std must be greater than 0: got 0", ("standardize", "std")),
-        (call("standardize", {"mean": 1}), "mean and std are given both .*: got mean alone", ("standardize",)),
-        (call("min_max", {"max": 1}), "min and max are given both or are learnt both: got max alone", ("min_max",)),
+        (call("standardize", {"mean": 1}), "mean and std are both given .*: got mean alone", ("standardize",)),
+        (call("min_max", {"max": 1}), "min and max are both given or both learnt: got max alone", ("min_max",)),
         (call("min_max", {"min": 2, "max": 1}), "min must not be above max: got min 2, max 1", ("min_max",)),
         (call("min_max", {"to": [1, 1]}), "to must be a begin and an end above it: got", ("min_max", "to")),
         (call("fill_median", {"error": 0}), "error must be greater than or equal to 0.0001", ("fill_median", "error")),
@@ -153,7 +111,7 @@ def test_a_bare_value_is_the_first_parameter():
         (call("expr", 5), "expr.expression must be a string: got 5", ("expr",)),
     ],
 )  # fmt: skip
-def test_wrong_calls_name_what_was_met_and_where(wrong: OpCall, message: str, place: tuple[str | int, ...]):
+def test_errors_of_wrong_calls_name_value_and_position(wrong: OpCall, message: str, place: tuple[str | int, ...]):
     with pytest.raises(OpError, match=message) as caught:
         resolve(wrong)
     assert caught.value.path == (*PLACE, *place)
@@ -183,8 +141,8 @@ def test_wrong_calls_name_what_was_met_and_where(wrong: OpCall, message: str, pl
         (call("clip", {"max": -1}), pl.UInt64(), "a bound does not fit the column"),
         (call("clip", {"min": 2**70}), pl.Int64(), "a bound does not fit the column"),
         (call("clip", {"max": 1e39}), pl.Float32(), "a bound does not fit the column"),
-        (call("cast", "string"), pl.Float64(), "cast: no string is made of a float"),
-        (call("cast", "bool"), pl.List(pl.String()), "cast: no bool is made of a string"),
+        (call("cast", "string"), pl.Float64(), "cast: a float cannot become string"),
+        (call("cast", "bool"), pl.List(pl.String()), "cast: a string cannot become bool"),
         (call("bucketize", [0.1, 0.1 + 1e-12]), pl.Float32(), "borders must differ in the column's type"),
     ],
 )  # fmt: skip

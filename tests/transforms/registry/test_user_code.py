@@ -174,8 +174,13 @@ def test_every_form(
 @pytest.mark.parametrize(
     ("function", "declared", "columns", "words"),
     [
-        ("plain", {}, ["price"], "my_features:plain does not say what it gives: write gives"),
-        ("scaled", {"gives": "float32"}, ["price"], "says itself what it gives (user_op): got gives here, too"),
+        ("plain", {}, ["price"], "my_features:plain has no declared type: write gives"),
+        (
+            "scaled",
+            {"gives": "float32"},
+            ["price"],
+            "is declared by user_op in its module: got gives in pipeline.yaml, too",
+        ),
         ("scaled", {"parameters": {"bye": 1}}, ["price"], "got an unexpected keyword argument 'bye'"),
         ("plain", {"gives": "float32"}, ["price"], "missing a required argument: 'by'"),
         ("total", {"gives": "float32"}, ["price"], "cannot be called with 1 input: missing a required argument: 'y'"),
@@ -190,14 +195,19 @@ def test_every_form(
         ("centred", {"gives": "float32"}, ["price"], "must compute each row from that row alone: got"),
         ("shifted", {"gives": "float32"}, ["price"], "must compute each row from that row alone: got"),
         ("constant", {"gives": "float64"}, ["price"], "must compute each row from that row alone: got"),
-        ("inside", {"gives": "int64"}, ["items"], "Write `form: arrow` for what cannot be judged"),
+        ("inside", {"gives": "int64"}, ["items"], "Write `form: arrow` for parts that cannot be checked"),
         ("other", {"gives": "float32"}, ["price"], "may read its inputs only: got the column 'cost'"),
         ("missing", {"gives": "float32"}, ["price"], "my_features:missing raised TypeError: 'Expr' object is not"),
         ("number", {"gives": "float32"}, ["price"], "must return a Polars expression: got int"),
         ("total", {"gives": "float32"}, ["price", "items"], "my_features:total"),
-        ("nothing", {"gives": "float32"}, ["price"], "my_features:nothing is no function: got nothing of that name in"),
-        ("here", {"gives": "float32"}, ["price"], "my_features:here is no function: got a int in"),
-        ("doubled", {"gives": "string", "form": "numpy"}, ["price"], "must give numbers or booleans"),
+        (
+            "nothing",
+            {"gives": "float32"},
+            ["price"],
+            "my_features:nothing is not a function: got nothing of that name in",
+        ),
+        ("here", {"gives": "float32"}, ["price"], "my_features:here is not a function: got a int in"),
+        ("doubled", {"gives": "string", "form": "numpy"}, ["price"], "must give a number or boolean"),
         ("doubled", {"gives": "string", "form": "numpy"}, ["word"], "takes numpy arrays of numbers or booleans"),
         ("ratio", {"gives": "int64", "form": "numpy"}, ["price", "items"], "takes numpy arrays of numbers"),
         (
@@ -236,7 +246,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(
         ("number", {"gives": "int64", "form": "arrow"}, "word", "must return an Arrow array: got int"),
     ],
 )
-def test_what_a_function_returns_is_checked_at_every_call(
+def test_results_of_functions_are_checked_at_every_call(
     folder: str, function: str, declared: dict[str, Any], column: str, words: str
 ) -> None:
     compiled = compile_features([made(python(folder, function, **declared), column)], TABLE.schema)
@@ -256,7 +266,7 @@ def test_a_numpy_function_does_not_write_into_its_input(folder: str) -> None:
 
 
 def test_without_leave_nothing_is_imported(folder: str) -> None:
-    with pytest.raises(OpError, match="python runs Python code of yours: got it without `allow_code: true`"):
+    with pytest.raises(OpError, match="python runs Python code, which needs `allow_code: true`"):
         compile_features([made(python(None, "scaled"), "price")], TABLE.schema)
     assert "my_features" not in sys.modules
 
@@ -273,7 +283,7 @@ def test_two_folders_do_not_share_a_module_of_one_name(folder: str, tmp_path: Pa
     load("my_features:scaled", folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "my_features.py").write_text("def scaled(x):\n    return x\n")
-    with pytest.raises(SpecError, match=r"'my_features' was imported from .*: got .*other as another"):
+    with pytest.raises(SpecError, match=r"'my_features' was imported from .*: got another .*other, but"):
         load("my_features:scaled", str(tmp_path / "other"))
     load("my_features:scaled", folder)
 
@@ -295,7 +305,7 @@ def test_modules_that_cannot_be_had(folder: str, name: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_what_decides_the_values_decides_the_fingerprint(folder: str) -> None:
+def test_the_fingerprint_covers_everything_that_decides_values(folder: str) -> None:
     def fingerprint(call: OpCall) -> str:
         return compile_features([made(call, "price")], TABLE.schema).fingerprint
 
@@ -347,7 +357,7 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
     assert values(OpCall(op="scaled", code=folder), "price").to_list() == [1.0, 2.0, 4.0]
     own = values(OpCall(op="log1p", code=folder), "price")
     np.testing.assert_allclose(own.to_numpy(), np.log1p([1, 2, 4]), rtol=1e-6)
-    with pytest.raises(OpError, match=r"scaled runs Python code of yours: got it without `allow_code: true`"):
+    with pytest.raises(OpError, match=r"scaled runs Python code, which needs `allow_code: true`"):
         values(OpCall(op="scaled"), "price")
     with pytest.raises(OpError, match=r"scaled takes parameters by name: write \{scaled: \{NAME: value\}\}"):
         values(OpCall(op="scaled", arguments='{"": 2.0}', code=folder), "price")
@@ -359,7 +369,7 @@ def test_an_entry_point_is_an_op(folder: str) -> None:
     user_functions._entry_points.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "entry_points", lambda group: [])
-        with pytest.raises(ClusterError, match="has no package that offers my_features:scaled as 'scaled'"):
+        with pytest.raises(ClusterError, match="has no package that provides my_features:scaled as 'scaled'"):
             check_functions([need])
         user_functions._entry_points.cache_clear()
 
@@ -419,7 +429,7 @@ def test_a_pipeline_with_functions(pipeline: Path) -> None:
     assert encoded.dense.tolist() == [[1.5, 1.5]]
 
 
-def test_what_functions_make_can_be_learnt_from(pipeline: Path) -> None:
+def test_ops_learn_from_results_of_functions(pipeline: Path) -> None:
     ops = [{"python": "my_features:scaled"}, "standardize"]
     given = Pipeline.from_yaml(pipeline, {"features.dense": {"scaled": {"column": "price", "ops": ops}}})
     given.fit()
@@ -451,7 +461,7 @@ def test_a_function_that_raises_names_file_and_row_group(pipeline: Path) -> None
     assert "a.parquet, row group 1, row 3)" in message
 
 
-def test_worker_processes_are_asked_before_the_first_block(pipeline: Path) -> None:
+def test_worker_processes_are_checked_before_the_first_block(pipeline: Path) -> None:
     spec = load_spec(pipeline, {"cluster": {"workers": 1, "threads": 1}})
     needed = functions_of(spec.features)
     assert {need.function for need in needed} == {"my_features:careful", "my_features:scaled"}
@@ -476,7 +486,7 @@ def test_declaring_costs_no_library() -> None:
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "user-code.md").read_text(encoding="utf-8")
 
 
-def test_the_page_shows_what_works(tmp_path: Path) -> None:
+def test_examples_of_the_page_work(tmp_path: Path) -> None:
     (tmp_path / "my_features.py").write_text("".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
     table = pa.table({"price": pa.array([3.0], pa.float32()), "cost": pa.array([1.0], pa.float32())})
     found = []

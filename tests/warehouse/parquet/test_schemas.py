@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.errors import TableError
-from feedline.warehouse.parquet.schemas import KindChangedError, conform, leaves, unify, union, without_dictionaries
+from feedline.warehouse.parquet.schemas import KindChangedError, conform, leaf_count, unify, union, without_dictionaries
 
 MOMENT = datetime.datetime(2026, 1, 31, 12, 0, 0, 123_000)
 VALUES: dict[pa.DataType, list[Any]] = {
@@ -152,4 +152,4 @@ def test_a_column_twice_in_a_file_is_refused() -> None:
     ],
 )
 def test_leaves(kind: pa.DataType, count: int) -> None:
-    assert leaves(kind) == count
+    assert leaf_count(kind) == count

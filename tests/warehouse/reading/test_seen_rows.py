@@ -27,7 +27,7 @@ from feedline.errors import FeedlineError
 from feedline.planning.plan import Plan
 from feedline.transforms.compile.compiled import compile_features
 from feedline.transforms.learning.learner import InMemoryArtifacts
-from feedline.warehouse.discovery.hive import named_by
+from feedline.warehouse.discovery.hive import matches_any
 from feedline.warehouse.reading.sample import Sample
 from feedline.warehouse.reading.seen_rows import TableRows, rows_seen
 
@@ -281,7 +281,7 @@ def test_a_filter_of_the_fit_that_this_table_cannot_answer(folder: Path):
         pl.read_parquet(file, hive_partitioning=False).drop("price").write_parquet(file)
     with pytest.raises(
         FeedlineError,
-        match=r"which rows of this table were learnt from: got unknown column `price`.*out_of_fold: false",
+        match=r"which rows of this table it has seen: got unknown column `price`.*out_of_fold: false",
     ):
         delivered(path)
     whole = delivered(path, fit__out_of_fold=False)
@@ -312,11 +312,11 @@ def test_which_rows_were_seen(fit: dict[str, Any], read: dict[str, Any], expecte
 
 
 def test_files_by_their_names():
-    assert named_by("s3://b/t/x=1/a.parquet", ["s3://b/t"])
-    assert named_by("/t/a.parquet", ["/t/b.parquet", "/t/a.parquet"])
-    assert named_by("/t/x=1/a.parquet", ["/t/x=*"])
-    assert named_by("/t/x=1/y=2/a.parquet", ["/t/**/*.parquet"])
-    assert named_by("/[t]/a.parquet", ["/[t]"])
-    assert not named_by("/t/a.parquet", ["/t/a"])
-    assert not named_by("/tt/a.parquet", ["/t"])
-    assert not named_by("/t/x=2/a.parquet", ["/t/x=1", "/t/x=1*"])
+    assert matches_any("s3://b/t/x=1/a.parquet", ["s3://b/t"])
+    assert matches_any("/t/a.parquet", ["/t/b.parquet", "/t/a.parquet"])
+    assert matches_any("/t/x=1/a.parquet", ["/t/x=*"])
+    assert matches_any("/t/x=1/y=2/a.parquet", ["/t/**/*.parquet"])
+    assert matches_any("/[t]/a.parquet", ["/[t]"])
+    assert not matches_any("/t/a.parquet", ["/t/a"])
+    assert not matches_any("/tt/a.parquet", ["/t"])
+    assert not matches_any("/t/x=2/a.parquet", ["/t/x=1", "/t/x=1*"])

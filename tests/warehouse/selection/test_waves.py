@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedline import cli
 from feedline.expressions import BoundExpression, bind_where
-from feedline.warehouse.bad_files import BadFilesMetError, ForgivingMap
+from feedline.warehouse.bad_files import BadFilesFoundError, ForgivingMap
 from feedline.warehouse.selection import select
 from feedline.warehouse.selection.select import CountTask, Selection, select_rows
 from feedline.warehouse.selection.waves import (
@@ -149,7 +149,7 @@ def test_all_bad_files_are_met_in_one_count(table, where, tmp_path, monkeypatch)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     waves = Waves(monkeypatch, tasks=3)
     forgiving = ForgivingMap(waves)
-    with pytest.raises(BadFilesMetError) as met:
+    with pytest.raises(BadFilesFoundError) as met:
         counted(table, where, tmp_path / "w", forgiving)
     assert sorted(met.value.reasons) == ["01.parquet", "06.parquet"]
     assert begun(tmp_path / "w") == []
@@ -190,6 +190,6 @@ def test_progress_is_in_the_log_where_nobody_hears(caplog):
 
 def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
     for rows in (1_000, 2_000):
-        cli._say_counted(CountProgress(rows=rows, all_rows=2_000))
+        cli._print_count_progress(CountProgress(rows=rows, all_rows=2_000))
     out, err = capsys.readouterr()
     assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")

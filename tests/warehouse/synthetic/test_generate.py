@@ -29,6 +29,7 @@ from feedline.warehouse.synthetic.clicks import ClickFile, ClickRecipe, click_lo
 from feedline.warehouse.synthetic.generate import clicks_pipeline, generate_clicks
 
 ROWS, DAYS, PART_ROWS, GROUP_ROWS = 30_000, 3, 6_000, 2_048
+SMALL = {"rows": 6_000, "part_rows": 1_200, "row_group_rows": 512}
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["clustered", "log"])
@@ -212,19 +213,19 @@ def test_logit_matches_a_row_by_row_evaluation(tmp_path: Path) -> None:
 
 def test_same_bytes_however_many_workers(tmp_path: Path) -> None:
     for name, threads in (("one", 1), ("two", 2)):
-        generate(tmp_path / name, threads=threads)
+        generate(tmp_path / name, threads=threads, **SMALL)
     with dask.config.set(scheduler="synchronous"):
-        generate(tmp_path / "sync", threads=None)
+        generate(tmp_path / "sync", threads=None, **SMALL)
     one = {file.relative_to(tmp_path / "one"): file.read_bytes() for file in files(tmp_path / "one")}
     for other in ("two", "sync"):
         assert {f.relative_to(tmp_path / other): f.read_bytes() for f in files(tmp_path / other)} == one
-    generate(tmp_path / "seed", seed=1)
+    generate(tmp_path / "seed", seed=1, **SMALL)
     assert not any((tmp_path / "seed" / name).read_bytes() == content for name, content in one.items())
 
 
 def test_a_column_does_not_depend_on_the_others(tmp_path: Path) -> None:
-    generate(tmp_path / "wide")
-    generate(tmp_path / "narrow", dense=2, ids=2, histories=1, strings=0, user_share=0.0)
+    generate(tmp_path / "wide", **SMALL)
+    generate(tmp_path / "narrow", dense=2, ids=2, histories=1, strings=0, user_share=0.0, **SMALL)
     wide, narrow = read(tmp_path / "wide"), read(tmp_path / "narrow")
     assert narrow.column_names[4:9] == ["dense_0", "dense_1", "id_0", "id_1", "hist_0"]
     for name in ("request_id", "ts", "session_id", "user_id", "hist_0"):
@@ -238,7 +239,7 @@ def test_a_column_does_not_depend_on_the_others(tmp_path: Path) -> None:
         lambda days, lengths, rows, **others: ClickRecipe(
             rows=rows, days=min(rows, days), history_min=lengths[0], history_max=lengths[1], **others
         ),
-        rows=st.integers(1, 700),
+        rows=st.integers(1, 250),
         days=st.integers(1, 5),
         part_rows=st.integers(1, 300),
         row_group_rows=st.integers(1, 300),
