@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import psutil
 import pytest
-from pipelines import Place, furnished
+from pipelines import Place, furnished, image, oracle
 from processes import ended_here
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from feedline import FeedlineDataset, Pipeline
 from feedline.commands.quality_table import quality_table
 from feedline.errors import DataError
 
-STEPS = 78
+ROWS, STEPS = 20_000, 78
 BROKEN = r"feature 'dense_0' is not as expected in epoch {}: got null_rate 0\.0\d+, expected <= 0\.01 \(20,000 rows"
 FEATURES: dict[str, Any] = {
     "dense": {"dense_0": {"column": "dense_0", "ops": [{"fill_null": 0}], "expect": {"null_rate": "<= 0.01"}}},
@@ -109,13 +110,38 @@ def test_batches_tell_and_warn(place: Place):
     check(pipeline.quality(), place.table)
 
 
+def test_dead_workers_and_feeders_count_nothing_twice(place: Place):
+    small = {"source": {"split_rows": 256}, "shuffle": {"window_rows": 256}}
+    features = {**FEATURES, "dense": {"dense_0": [{"fill_null": 0}]}}
+    path = place.write(features=features, cluster={"workers": 2, "threads": 1}, **small)
+    with FeedlineDataset(path) as dataset:
+        seen = []
+        for batch in dataset:
+            seen.append(image(batch))
+            if batch.step == 20:
+                family = psutil.Process(dataset.facts["feeder"]).children(recursive=True)
+                [worker, *_] = [each for each in family if "spawn_main" in " ".join(each.cmdline())]
+                worker.kill()
+        assert seen == oracle(path)
+        assert dataset.stats().feeders == 1
+        check(dataset.quality, place.table)
+    path = place.write(features=features, **small)
+    with FeedlineDataset(path) as dataset:
+        for batch in dataset:
+            if batch.step == 40:
+                psutil.Process(dataset.facts["feeder"]).kill()
+        assert dataset.stats().feeders == 2
+        # what the dead one had not told is missing, and what both delivered counts once
+        assert (STEPS - 41) * 256 <= dataset.quality["clicked"]["rows"] <= ROWS
+
+
 def test_the_noticeable_features_are_shown_first():
     base = {"group": "dense", "rows": 9, "null_rate": 0.0, "nonfinite_rate": 0.0, "min": 0.5, "max": 1234567}
     quality = {f"f{place}": {**base} for place in range(40)}
     quality["f30"]["null_rate"], quality["f31"]["nonfinite_rate"], quality["f32"]["oov_rate"] = 0.2, 0.00001, 0.5
     console = Console(width=160)
     with console.capture() as captured:
-        console.print(quality_table(quality, shown=4))
+        console.print(quality_table(quality, limit=4))
     lines = captured.get().splitlines()
     assert [line.split()[1] for line in lines if "dense" in line] == ["f32", "f30", "f31", "f0"]
     assert "< 0.01%" in lines[6]
