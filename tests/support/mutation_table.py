@@ -267,8 +267,8 @@ MUTATIONS = (
     Mutation(
         "transforms/ops",
         "largest-value-kept",
-        "held.values <= parameters.max",
-        "held.values < parameters.max",
+        "ragged.values <= parameters.max",
+        "ragged.values < parameters.max",
         "filtering lists by value drops the upper bound itself",
     ),
     Mutation(
