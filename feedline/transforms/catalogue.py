@@ -107,7 +107,7 @@ def _section(found: Op) -> Iterable[str]:
     yield found.text
     yield f"Takes {found.accepts}; gives {found.gives}. Version {found.version}."
     if found.inputs:
-        names = [given.name for given in found.inputs] + (["…"] if found.repeats else [])
+        names = [column.name for column in found.inputs] + (["…"] if found.repeats else [])
         yield f"Written `NAME: {{op: {found.name}, inputs: [{', '.join(names)}]}}`."
     if found.fields:
         lines = ["| parameter | type | default | |", "|---|---|---|---|"]
@@ -116,13 +116,13 @@ def _section(found: Op) -> Iterable[str]:
             default = "required" if required else _flow(value.get("default"))
             lines.append(f"| `{name}` | {_type_words(value)} | {default} | {value.get('description', '')} |")
         yield "\n".join(lines)
-    if outside := next((shown.outside for shown in found.examples if shown.outside), None):
+    if outside := next((example.outside for example in found.examples if example.outside), None):
         yield f"Examples with `{_flow(outside)}`:"
     lines = ["| example | type | values | become |", "|---|---|---|---|"]
-    for shown in found.examples:
-        dtypes = ", ".join(describe(dtype) for dtype, _ in shown.columns)
-        given = [values for _, values in shown.columns] if len(shown.columns) > 1 else shown.columns[0][1]
-        cells = (_flow(shown.call.to_yaml()), dtypes, _flow(given), _flow(shown.result))
+    for example in found.examples:
+        dtypes = ", ".join(describe(dtype) for dtype, _ in example.columns)
+        inputs = [values for _, values in example.columns] if len(example.columns) > 1 else example.columns[0][1]
+        cells = (_flow(example.call.to_yaml()), dtypes, _flow(inputs), _flow(example.result))
         lines.append("| " + " | ".join(f"`{cell}`" for cell in cells) + " |")
     yield "\n".join(lines)
 

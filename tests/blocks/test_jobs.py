@@ -132,7 +132,7 @@ def test_threads_compile_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         names = ("features", "schema", "where", "sample", "artifacts", "environment", "code")
         known = {name: getattr(job, name) for name in names}
         job = observe.FitJob(**known, keys=(), scratch=None)  # type: ignore[arg-type]  # what it compiles to needs none
-    monkeypatch.setattr(module, "_compiled", SingleFlight())
+    monkeypatch.setattr(module, "_compiled_fits" if module is observe else "_compiled", SingleFlight())
     calls: list[int] = []
     every, real = threading.Barrier(8), module.check_functions
     several = threading.Event()

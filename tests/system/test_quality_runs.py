@@ -71,12 +71,12 @@ def test_a_run_ends_with_a_table_or_an_error(place: Place):
     path = place.write(features=FEATURES)
     done = ended("run", path, "--sink", "null")
     assert done.returncode == 0
-    assert "what 20,000 rows held" in done.stdout
+    assert "quality of 20,000 rows" in done.stdout
     assert all(name in done.stdout for name in ("dense_0", "hist_0", "clicked", "longest"))
     stopped = ended("run", path, "--sink", "null", "--set", "on_expect=error")
     assert stopped.returncode == 1
     assert "error: feature 'dense_0' is not as expected in epoch 0: got null_rate 0.0" in stopped.stderr
-    assert "what 20,000 rows held" not in stopped.stdout
+    assert "quality of 20,000 rows" not in stopped.stdout
 
 
 def test_a_dataset_tells_and_warns(place: Place):

@@ -175,8 +175,8 @@ class Compiler:
 
     def _combine(self, feature: FeatureSpec, call: OpCall) -> tuple[Value, Key]:
         """The result of the op over several columns, each of which may be a chain of its own."""
-        inputs = [input_feature(feature, given) for given in feature.inputs]
-        chains = [self.chain(given) for given in inputs]
+        inputs = [input_feature(feature, source) for source in feature.inputs]
+        chains = [self.chain(source) for source in inputs]
         try:
             bound = bind(call)
             key = (bound.identity, *(key for _, key in chains))
@@ -192,9 +192,9 @@ class Compiler:
                 )
                 context, self._provenance[key] = self._context(bound, values, position)
                 result = bound.combine(values, context)
-                before = [lookup for _, given in chains for lookup in self.lookups[given]]
+                before = [lookup for _, input_key in chains for lookup in self.lookups[input_key]]
                 self.lookups[key] = (*before, *_own_lookups(result))
-                self.ids[key] = self._ids(bound, context, key, [given for _, given in chains])
+                self.ids[key] = self._ids(bound, context, key, [input_key for _, input_key in chains])
                 self._built[key] = self._shared_value(result, key)
         except OpError as error:
             raise OpError(error.path, f"{feature.name}: {chain_text(feature, marked=-1)}: {error.message}") from None
@@ -256,18 +256,18 @@ def _own_lookups(value: Value) -> tuple[Lookup, ...]:
     return () if value.lookup is None else (value.lookup,)
 
 
-def input_feature(feature: FeatureSpec, given: FeatureInput) -> FeatureSpec:
+def input_feature(feature: FeatureSpec, source: FeatureInput) -> FeatureSpec:
     """An input of a feature as a feature of its own, for its chain and its errors."""
     return FeatureSpec(
-        name=f"{feature.name} (input {given})",
+        name=f"{feature.name} (input {source})",
         group=feature.group,
-        column=given.column,
-        expr=given.expr,
-        ops=given.ops,
-        path=given.path or feature.path,
+        column=source.column,
+        expr=source.expr,
+        ops=source.ops,
+        path=source.path or feature.path,
     )
 
 
-def _shorten(names: Sequence[str], shown: int = 12) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest
+def _shorten(names: Sequence[str], limit: int = 12) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

@@ -84,7 +84,7 @@ def _chain(compiler: Compiler, feature: FeatureSpec, *, whole: bool = True) -> t
         values.append(value)
         keys.append(key)
     calls: list[OpCall | None] = [feature.op, *feature.ops]
-    inputs = tuple(_chain(compiler, input_feature(feature, given), whole=False)[0] for given in feature.inputs)
+    inputs = tuple(_chain(compiler, input_feature(feature, one), whole=False)[0] for one in feature.inputs)
     end = compiler.feature(feature)[0] if whole else values[-1]
     source = feature.expr if feature.op is None and feature.expr is not None else feature.column
     chain = Chain(
@@ -124,5 +124,5 @@ def _show(step: ChainStep, inputs: tuple[Chain, ...]) -> str:
     if step.op is None:
         return step.dtype
     code = "" if step.code is None else f" {step.code}" if step.op == "python" else f" ({step.code})"
-    given = f"({', '.join(chain.text() for chain in inputs)})" if inputs else ""
-    return f"{step.op}{code}{given} → {step.dtype}"
+    arguments = f"({', '.join(chain.text() for chain in inputs)})" if inputs else ""
+    return f"{step.op}{code}{arguments} → {step.dtype}"

@@ -41,14 +41,14 @@ def _walk(feature: FeatureSpec, after: dict[Key, set[Key]]) -> None:
     if feature.op is None:
         key = source_key(feature, feature.name)
     else:
-        starts = [source_key(given, feature.name) for given in feature.inputs]
+        starts = [source_key(source, feature.name) for source in feature.inputs]
         inputs = [
-            _extend(start, [bind(call).identity for call in given.ops], after)
-            for start, given in zip(starts, feature.inputs, strict=True)
+            _extend(start, [bind(call).identity for call in source.ops], after)
+            for start, source in zip(starts, feature.inputs, strict=True)
         ]
         key = (bind(feature.op).identity, *inputs)
-        for given in inputs:
-            after.setdefault(given, set()).add(key)
+        for input_key in inputs:
+            after.setdefault(input_key, set()).add(key)
     _extend(key, [*(bind(call).identity for call in feature.ops), feature.group], after)
 
 
@@ -69,8 +69,8 @@ class _SharedColumn:
 class Stages:
     """The columns to compute before the features, each once."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = frozenset(taken)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = frozenset(names)
         self._held: dict[str, _SharedColumn] = {}
 
     def hold(self, value: Value) -> Value:

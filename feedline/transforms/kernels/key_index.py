@@ -132,7 +132,7 @@ def key_index(
         _convert_keys(keys[column], dtype, name).alias(column)
         for column, dtype in zip(keys.columns, dtypes, strict=True)
     ]
-    unmatchable = [made.is_null() & (keys[made.name].is_not_null() | (not nulls)) for made in converted_keys]
+    unmatchable = [key.is_null() & (keys[key.name].is_not_null() | (not nulls)) for key in converted_keys]
     frame = pl.DataFrame(converted_keys).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROW))
     frame = frame.filter(~pl.any_horizontal(unmatchable))
     alone = len(keys.columns) == 1
@@ -140,7 +140,7 @@ def key_index(
     if alone:
         distinct = distinct.sort(pl.first().is_null(), maintain_order=True)  # so that null has the last number
     if distinct.height != frame.height and duplicates == "error":
-        raise SpecError(_duplicate(frame, keys.columns, name))
+        raise SpecError(_duplicate_message(frame, keys.columns, name))
     columns, sizes = _number(distinct.drop(_ROW), name)
     whole = None
     if len(columns) > 1:
@@ -151,14 +151,14 @@ def key_index(
 
 def _convert_keys(column: pl.Series, dtype: pl.DataType, name: str) -> pl.Series:
     """A key column in the type in which values of `dtype` are looked up; null for keys that no value can equal."""
-    stored, given = kind(language_type(column.dtype)), kind(language_type(dtype))
-    if stored != given or stored not in (INTEGER, STRING, BINARY):
+    key_kind, value_kind = kind(language_type(column.dtype)), kind(language_type(dtype))
+    if key_kind != value_kind or key_kind not in (INTEGER, STRING, BINARY):
         raise SpecError(
-            f"keys must be integers or strings on both sides: got {given} ({dtype}) here and {stored} ({column.dtype}) "
-            f"in column {column.name!r} of {name}. Put a cast before it"
+            f"keys must be integers or strings on both sides: got {value_kind} ({dtype}) here and {key_kind} "
+            f"({column.dtype}) in column {column.name!r} of {name}. Put a cast before it"
         )
-    if stored != INTEGER:
-        return column.cast(pl.String if stored == STRING else pl.Binary)
+    if key_kind != INTEGER:
+        return column.cast(pl.String if key_kind == STRING else pl.Binary)
     wide = pl.UInt64() if dtype == pl.UInt64() else pl.Int64()
     return column.cast(wide, strict=False)
 
@@ -202,11 +202,11 @@ def _words(numbers: Sequence[Positions], sizes: Sequence[int]) -> Positions:
     return words
 
 
-def _duplicate(frame: pl.DataFrame, columns: Sequence[str], name: str) -> str:
-    numbers = frame.group_by(columns, maintain_order=True).agg(pl.col(_ROW)).filter(pl.col(_ROW).list.len() > 1)
-    *key, rows = numbers.row(0)
-    shown = ", ".join(f"{column} {value!r}" for column, value in zip(columns, key, strict=True))
+def _duplicate_message(frame: pl.DataFrame, columns: Sequence[str], name: str) -> str:
+    duplicates = frame.group_by(columns, maintain_order=True).agg(pl.col(_ROW)).filter(pl.col(_ROW).list.len() > 1)
+    *key, rows = duplicates.row(0)
+    key_text = ", ".join(f"{column} {value!r}" for column, value in zip(columns, key, strict=True))
     return (
-        f"{name} has {len(numbers):,} keys in several rows: got {shown} in rows {rows[0]:,} and {rows[1]:,}, expected "
-        "each key once. Make its keys unique, or write `duplicates: first`"
+        f"{name} has {len(duplicates):,} keys in several rows: got {key_text} in rows {rows[0]:,} and {rows[1]:,}, "
+        "expected each key once. Make its keys unique, or write `duplicates: first`"
     )

@@ -1,4 +1,4 @@
-"""Counts of ids and strings, and the vocabulary they make.
+"""Count ids and strings, and make a vocabulary of them.
 
 Observed and merged on the workers, finished in the process that fits. Pure. A state is a frame of `value` and `count`
 with every value once, including null; counts are exact. Ids widen to int64 or uint64, so the width of a column does not
@@ -36,7 +36,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueCounts:
-    """Counts of values of one kind, and the vocabulary they make: `reserved` ids, then the values kept."""
+    """Learns a vocabulary from the counts of values of one kind: `reserved` ids, then the values kept."""
 
     element: str
     min_count: int
@@ -89,25 +89,25 @@ class ValueCounts:
         assert table is not None
         top = table.slice(0, _FREQUENT_SHOWN).to_pydict()
         frequent = [f"{value} ({count:,})" for value, count in zip(top["value"], top["count"], strict=True)]
-        seen = facts["seen"]
+        rows = facts["seen"]
         return {
             "ids": facts["ids"],
             "values": facts["values"],
             "distinct values seen": facts["distinct"],
             "rarest kept": table["count"][-1].as_py() if table.num_rows else None,
-            "values seen": seen,
+            "values seen": rows,
             "nulls seen": facts["nulls"],
-            "out of vocabulary": f"{1 - facts['covered'] / seen:.2%}" if seen else None,
+            "out of vocabulary": f"{1 - facts['covered'] / rows:.2%}" if rows else None,
             "most frequent": ", ".join(frequent),
         }
 
-    def _artifact(self, table: pl.DataFrame, seen: int, nulls: int, distinct: int, covered: int) -> Artifact:
+    def _artifact(self, table: pl.DataFrame, rows: int, nulls: int, distinct: int, covered: int) -> Artifact:
         facts = {
             "layout": LAYOUT,
             "ids": self.reserved + table.height,
             "values": table.height,
             "distinct": distinct,
-            "seen": seen,
+            "seen": rows,
             "covered": covered,
             "nulls": nulls,
         }
@@ -130,7 +130,7 @@ class ValueCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tally:
-    """The result of the first pass. by_count: `values` and `bytes` of text per `count`, the most frequent first."""
+    """The result of the first pass. by_count: the number of `values` and their `bytes` per `count`, descending."""
 
     by_count: pl.DataFrame
     nulls: int
@@ -151,7 +151,7 @@ class _Tally:
         return int((self.by_count["count"] * self.by_count["values"]).sum())
 
     def text_bytes(self, kept: _KeptValues) -> int:
-        """The bytes of the kept strings; of those as frequent as the rarest one, the mean."""
+        """The bytes of the kept strings; for those as frequent as the rarest one, an estimate by their mean."""
         groups = self.by_count.head(len(kept.sizes))
         whole = int(groups["bytes"].sum())
         if not kept.cut:
@@ -162,7 +162,7 @@ class _Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class _KeptValues:
-    """How many values (`sizes`) of each count (`counts`, descending) are kept; cut: not all of the lowest count."""
+    """The number of values kept (`sizes`) of each count (`counts`, descending); cut: not all of the lowest count."""
 
     counts: Integers
     sizes: Integers
@@ -177,13 +177,13 @@ def _tally(parts: Parts, element: str) -> _Tally:
     tallies, nulls, dtypes = [], 0, []
     smallest, largest = 0, -1
     for part in parts:
-        held = part.drop_nulls("value")
-        nulls += int(part["count"].sum()) - int(held["count"].sum())
-        by_count = held.group_by("count").agg(pl.len().cast(pl.Int64).alias("values"), lengths.alias("bytes"))
+        rows = part.drop_nulls("value")
+        nulls += int(part["count"].sum()) - int(rows["count"].sum())
+        by_count = rows.group_by("count").agg(pl.len().cast(pl.Int64).alias("values"), lengths.alias("bytes"))
         tallies.append(by_count)
         dtypes.append(part["value"].dtype)
-        if element == INTEGER and held.height:
-            low, high = _range(held)
+        if element == INTEGER and rows.height:
+            low, high = _range(rows)
             first = largest < smallest
             smallest, largest = (low, high) if first else (min(low, smallest), max(high, largest))
     total = pl.concat(tallies).group_by("count").agg(pl.col("values", "bytes").sum()).sort("count", descending=True)
@@ -202,13 +202,13 @@ def _keep(tally: _Tally, min_count: int, max_size: int | None) -> _KeptValues:
     if max_size is None or not len(ends) or ends[-1] <= max_size:
         return _KeptValues(counts=counts, sizes=sizes, cut=False)
     last = int(np.searchsorted(ends, max_size))
-    left_out = int(ends[last]) - max_size
-    sizes[last] -= left_out
-    return _KeptValues(counts=counts[: last + 1], sizes=sizes[: last + 1], cut=left_out > 0)
+    excess = int(ends[last]) - max_size
+    sizes[last] -= excess
+    return _KeptValues(counts=counts[: last + 1], sizes=sizes[: last + 1], cut=excess > 0)
 
 
 def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
-    """The kept ids in order, using no more memory than they take: each goes straight to the range of its count."""
+    """The kept ids in order, without further memory: each is written directly to the range of its count."""
     wide = np.dtype(np.uint64 if dtype == pl.UInt64() else np.int64)
     values = np.empty(int(kept.sizes.sum()), dtype=wide)
     ends = np.cumsum(kept.sizes)
@@ -217,11 +217,11 @@ def _integers(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
     free = ends - kept.sizes
     rarest, ties = int(kept.counts[-1]), _Smallest(int(kept.sizes[-1]), wide)
     for part in parts:
-        held = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
+        rows = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
         if kept.cut:
-            ties.add(held.filter(pl.col("count") == rarest)["value"].cast(dtype).to_numpy())
-            held = held.filter(pl.col("count") > rarest)
-        ordered = held.sort("count", descending=True)
+            ties.add(rows.filter(pl.col("count") == rarest)["value"].cast(dtype).to_numpy())
+            rows = rows.filter(pl.col("count") > rarest)
+        ordered = rows.sort("count", descending=True)
         group = len(kept.counts) - 1 - np.searchsorted(kept.counts[::-1], ordered["count"].to_numpy())
         first, sizes = np.unique(group, return_index=True, return_counts=True)[1:]
         positions = np.arange(len(group)) + np.repeat(free[group[first]] - first, sizes)
@@ -243,9 +243,7 @@ class _Smallest:
 
     def add(self, values: npt.NDArray[Any]) -> None:
         self._held = np.concatenate((self._held, values))
-        if (
-            len(self._held) > 2 * self.count
-        ):  # each cut drops half of the buffer, so a number is examined a few times only
+        if len(self._held) > 2 * self.count:  # each cut drops half of the buffer, so a number is examined few times
             self._held = self.take()
 
     def take(self) -> npt.NDArray[Any]:
@@ -262,19 +260,19 @@ def _strings(parts: Parts, kept: _KeptValues, dtype: pl.DataType) -> pl.Series:
     often = [pl.DataFrame(schema={"value": dtype, "count": pl.Int64()})]
     rare = often[0]
     for part in parts:
-        held = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
+        rows = part.filter(pl.col("value").is_not_null(), pl.col("count") >= rarest)
         if kept.cut:
-            rare = pl.concat([rare, _alone(held.filter(pl.col("count") == rarest))])
+            rare = pl.concat([rare, _alone(rows.filter(pl.col("count") == rarest))])
             if rare.height > 2 * ties:
                 rare = _alone(rare.sort("value").head(ties))
-            held = held.filter(pl.col("count") > rarest)
-        often.append(_alone(held))
+            rows = rows.filter(pl.col("count") > rarest)
+        often.append(_alone(rows))
     ordered = pl.concat(often).sort("count", "value", descending=[True, False])["value"]
     return ordered.append(rare.sort("value").head(ties)["value"]).rechunk() if kept.cut else ordered.rechunk()
 
 
 def _alone(rows: pl.DataFrame) -> pl.DataFrame:
-    """Some rows with their own strings only: Polars would keep those of all the rows they were filtered from."""
+    """Copy rows with their own strings only: Polars would keep those of all rows that they were filtered from."""
     alone = pl.from_arrow(rows.to_arrow())
     assert isinstance(alone, pl.DataFrame)
     return alone

@@ -101,8 +101,8 @@ def fill_null(x: Value, parameters: FillNull) -> Value:
     """
     fill: Any = parameters.value
     kind = x.kind.element
-    given = {bool: BOOLEAN, str: STRING}.get(type(fill), "number")
-    if given != ("number" if kind in NUMBERS else kind):
+    fill_kind = {bool: BOOLEAN, str: STRING}.get(type(fill), "number")
+    if fill_kind != ("number" if kind in NUMBERS else kind):
         raise SpecError(f"the value must be of the column's type: got {fill!r}, expected type {kind}")
     if kind == INTEGER:
         if isinstance(fill, float):
@@ -366,13 +366,15 @@ def cast(x: Value, parameters: Cast) -> Value:
     they would depend on a library's version: floats or decimals to strings, strings or floats to booleans.
     """
     kind = x.kind
-    refused = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
-    if kind.element in refused:
-        raise SpecError(f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {_other_kinds(refused)}")
+    unsupported = {"string": (FLOAT, DECIMAL), "bool": (STRING, FLOAT, DECIMAL)}.get(parameters.to, ())
+    if kind.element in unsupported:
+        raise SpecError(
+            f"a {kind.element} cannot become {parameters.to}: got {kind}, expected {_other_kinds(unsupported)}"
+        )
     target = CAST_TYPES[parameters.to]
     dtype = pl.List(target) if kind.listed else target
     return Value(expr=x.expr.cast(dtype, strict=parameters.strict), dtype=dtype, weights=x.weights)
 
 
-def _other_kinds(refused: tuple[str, ...]) -> str:
-    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in refused)
+def _other_kinds(unsupported: tuple[str, ...]) -> str:
+    return ", ".join(f"{kind}s" for kind in (INTEGER, BOOLEAN, STRING) if kind not in unsupported)

@@ -40,9 +40,9 @@ class Standardize(Parameters):
     @model_validator(mode="after")
     def _both(self) -> Standardize:
         if (self.mean is None) is not (self.std is None):
-            given = "mean" if self.std is None else "std"
+            name = "mean" if self.std is None else "std"
             raise ValueError(
-                f"mean and std are both given or both learnt: got {given} alone. Write "
+                f"mean and std are both given or both learnt: got {name} alone. Write "
                 "{standardize: {mean: 0, std: 1}} with their values, or standardize alone"
             )
         return self
@@ -105,9 +105,9 @@ class MinMax(Parameters):
     @model_validator(mode="after")
     def _both(self) -> MinMax:
         if (self.min is None) is not (self.max is None):
-            given = "min" if self.max is None else "max"
+            name = "min" if self.max is None else "max"
             raise ValueError(
-                f"min and max are both given or both learnt: got {given} alone. Write "
+                f"min and max are both given or both learnt: got {name} alone. Write "
                 "{min_max: {min: 0, max: 10}} with their values, or min_max alone"
             )
         if self.min is not None and self.max is not None and self.min > self.max:

@@ -127,12 +127,12 @@ class StatisticsByKey:
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
         """Rows with a value, groups, and the range of each statistic."""
-        shown: dict[str, Any] = dict(artifact.facts)
+        summary: dict[str, Any] = dict(artifact.facts)
         if artifact.table is not None and artifact.table.num_rows:
             for name in self._stored_statistics:
                 held = pl.Series(artifact.table[name])
-                shown[name] = [held.min(), held.max()]
-        return shown
+                summary[name] = [held.min(), held.max()]
+        return summary
 
     def _statistics(self, state: pl.DataFrame) -> pl.DataFrame:
         held = GroupedState.by(state, self.groups.names)

@@ -133,11 +133,15 @@ class TargetMeans:
 
     def show(self, artifact: Artifact) -> dict[str, Any]:
         """Rows with a target, groups, the overall mean, and the range of the groups' values."""
-        shown = {"rows": artifact.facts["rows"], "groups": artifact.facts["groups"], "mean": artifact.facts["means"][0]}
+        summary = {
+            "rows": artifact.facts["rows"],
+            "groups": artifact.facts["groups"],
+            "mean": artifact.facts["means"][0],
+        }
         if artifact.table is not None and artifact.table.num_rows:
             held = pl.Series(artifact.table["encoded"])
-            shown |= {"least": held.min(), "greatest": held.max()}
-        return shown
+            summary |= {"least": held.min(), "greatest": held.max()}
+        return summary
 
     def _mean(self, counts: list[int], sums: list[Bins], without: int) -> float:
         """The target's mean over the rows outside of a fold; -1: over all rows."""
@@ -276,10 +280,10 @@ def target_encoding(
         found, means = rows.keys[0].to_numpy(), np.array(artifact.facts["means"])
         if not row_columns:
             return rows.series(np.where(found, group_columns.take("encoded", found), means[0]))
-        columns, seen = row_columns[: len(parameters.fold_columns)], row_columns[len(parameters.fold_columns) :]
+        columns, seen_mark = row_columns[: len(parameters.fold_columns)], row_columns[len(parameters.fold_columns) :]
         without = folds(columns, parameters, len(found_at)) + np.uint8(1)
-        if seen:  # unseen rows get the first mean, over all folds
-            without *= seen[0].to_numpy()
+        if seen_mark:  # unseen rows get the first mean, over all folds
+            without *= seen_mark[0].to_numpy()
         return rows.series(group_columns.take_each(names, rows.repeat(without), found, means))
 
     dtype = pl.List(pl.Float64()) if keys.listed else pl.Float64()

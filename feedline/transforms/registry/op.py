@@ -164,7 +164,9 @@ class Op:
         """The kinds the op takes, in words."""
         if not self.inputs:
             return _accepted_kinds(self.takes, self.lists)
-        words = [f"`{given.name}` ({given.accepts}{', optional' if given.optional else ''})" for given in self.inputs]
+        words = [
+            f"`{column.name}` ({column.accepts}{', optional' if column.optional else ''})" for column in self.inputs
+        ]
         return ", ".join([*words, "…"] if self.repeats else words)
 
 
@@ -225,10 +227,10 @@ class BoundOp:
             remedy = "Put `ids` before it to drop the weights, or `weights` to keep only them"
             raise OpError(self.path, f"{self.op.name} takes no weights: got {kind}. {remedy}")
 
-    def _call(self, given: Value | Sequence[Value | None], context: OpContext) -> Value:
+    def _call(self, values: Value | Sequence[Value | None], context: OpContext) -> Value:
         if self.op.takes_context:
-            return self.op.function(given, self.parameters, context.artifact, context.side_values)
-        return self.op.function(given, self.parameters)
+            return self.op.function(values, self.parameters, context.artifact, context.side_values)
+        return self.op.function(values, self.parameters)
 
     def learner(self, values: Sequence[Value]) -> Learner | None:
         """The learner of the op's artifact, if it learns from these values. Raises OpError."""
@@ -274,7 +276,7 @@ class BoundOp:
 
     @property
     def _shape(self) -> str:
-        return ", ".join([given.name for given in self.op.inputs] + (["…"] if self.op.repeats else []))
+        return ", ".join([column.name for column in self.op.inputs] + (["…"] if self.op.repeats else []))
 
     @property
     def identity(self) -> tuple[str, int, str]:
@@ -358,12 +360,12 @@ def example(
     name: str,
     arguments: Any,
     dtype: pl.DataType,
-    given: Iterable[Any],
+    values: Iterable[Any],
     result: Iterable[Any],
     outside: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Example:
     """An example of an op over one column. arguments: as in YAML after the op's name; None for a bare word."""
-    return example_of_several(name, arguments, [(dtype, given)], result, outside)
+    return example_of_several(name, arguments, [(dtype, values)], result, outside)
 
 
 def example_of_several(
@@ -376,8 +378,8 @@ def example_of_several(
     """An example of an op over several columns."""
     value = {} if arguments is None else arguments if isinstance(arguments, dict) else {"": arguments}
     call = OpCall(op=name, arguments=json.dumps(value))
-    given = tuple((dtype, tuple(held)) for dtype, held in columns)
-    return Example(call=call, columns=given, result=tuple(result), outside=outside or {})
+    values = tuple((dtype, tuple(rows)) for dtype, rows in columns)
+    return Example(call=call, columns=values, result=tuple(result), outside=outside or {})
 
 
 def _remedy(op: Op, kind: Kind) -> str:

@@ -166,9 +166,9 @@ class _Function:
         found = pl.Series(result)
         return self._check(found, len(series[0]))
 
-    def _answer(self, *given: Any, error: type[SpecError | DataError]) -> Any:
+    def _answer(self, *columns: Any, error: type[SpecError | DataError]) -> Any:
         try:
-            return self.function(*given, **self.parameters)
+            return self.function(*columns, **self.parameters)
         except Exception as raised:  # whatever the user's code raises
             raise error(f"{self.name} raised {type(raised).__name__}: {raised}") from raised
 
@@ -202,9 +202,9 @@ def bind(call: OpCall) -> BoundOp:
 
 
 def _user_op(call: OpCall, folder: str) -> BoundOp:
-    given = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_refuse_unbound), call)
-    assert isinstance(given, PythonCall)
-    return _bind(call, given, folder)
+    python_call = checked_parameters(_op(PYTHON, OpDeclaration(gives=""), PythonCall, function=_refuse_unbound), call)
+    assert isinstance(python_call, PythonCall)
+    return _bind(call, python_call, folder)
 
 
 def _entry_point_op(call: OpCall, function: str, folder: str) -> BoundOp:
@@ -214,24 +214,30 @@ def _entry_point_op(call: OpCall, function: str, folder: str) -> BoundOp:
     return _bind(call, PythonCall(function=function, parameters=parameters), folder)
 
 
-def _bind(call: OpCall, given: PythonCall, folder: str) -> BoundOp:
+def _bind(call: OpCall, python_call: PythonCall, folder: str) -> BoundOp:
     try:
-        loaded = load(given.function, folder)
-        declaration = _declaration(given, declaration_of(loaded.function))
+        loaded = load(python_call.function, folder)
+        declaration = _declaration(python_call, declaration_of(loaded.function))
         field = pa.field("made", parse_type(declaration.gives))
     except ValueError as error:  # SpecError, and what parse_type raises
         raise OpError(call.path, f"{call.op}: {error}") from error
     dtype = column_type(field)
     element = None if dtype is None else Value(expr=pl.col("made"), dtype=dtype).kind.element
     if dtype is None or element not in (*_NUMPY_KINDS, STRING) or isinstance(element_type(dtype), pl.List):
-        message = f"{given.function} must give a number, bool, string or a list of these: got {declaration.gives!r}"
+        message = (
+            f"{python_call.function} must give a number, bool, string or a list of these: got {declaration.gives!r}"
+        )
         raise OpError(call.path, f"{call.op}: {message}")
     function = _Function(
-        name=given.function, function=loaded.function, parameters=given.parameters, form=declaration.form, dtype=dtype
+        name=python_call.function,
+        function=loaded.function,
+        parameters=python_call.parameters,
+        form=declaration.form,
+        dtype=dtype,
     )
     text = inspect.getdoc(loaded.function) or ""
     op = _op(call.op, declaration, BoundPythonCall, text=text, function=lambda values, _: function.apply(values))
-    content = given.model_dump() | {
+    content = python_call.model_dump() | {
         "form": declaration.form,
         "gives": declaration.gives,
         "version": declaration.version,
@@ -271,22 +277,24 @@ def _op(
     )
 
 
-def _declaration(given: PythonCall, declared: OpDeclaration | None) -> OpDeclaration:
-    """The declaration in pipeline.yaml, or the one at the function. Raises SpecError unless there is exactly one."""
-    here = [key for key in ("form", "gives", "version") if getattr(given, key) is not None]
+def _declaration(python_call: PythonCall, declared: OpDeclaration | None) -> OpDeclaration:
+    """The declaration in pipeline.yaml or by `user_op`. Raises SpecError unless there is exactly one."""
+    here = [key for key in ("form", "gives", "version") if getattr(python_call, key) is not None]
     if declared is not None:
         if here:
             raise SpecError(
-                f"{given.function} is declared by user_op in its module: got {here[0]} in pipeline.yaml, too. Remove "
-                "that one"
+                f"{python_call.function} is declared by user_op in its module: got {here[0]} in pipeline.yaml, too. "
+                "Remove that one"
             )
         return declared
-    if given.gives is None:
+    if python_call.gives is None:
         raise SpecError(
-            f"{given.function} has no declared type: write gives, such as {{{PYTHON}: {{function: "
-            f'"{given.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
+            f"{python_call.function} has no declared type: write gives, such as {{{PYTHON}: {{function: "
+            f'"{python_call.function}", gives: float32}}}}, or declare it with @feedline.user_op(gives="float32")'
         )
-    return OpDeclaration(gives=given.gives, form=given.form or "expression", version=given.version or 1)
+    return OpDeclaration(
+        gives=python_call.gives, form=python_call.form or "expression", version=python_call.version or 1
+    )
 
 
 def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...]:
@@ -297,10 +305,10 @@ def functions_of(features: Iterable[FeatureSpec]) -> tuple[RequiredFunction, ...
             continue
         bound = bind(call)
         assert isinstance(bound.parameters, BoundPythonCall)
-        need = RequiredFunction(
+        required = RequiredFunction(
             op=call.op, function=bound.parameters.function, folder=call.code or "", source=bound.parameters.source
         )
-        found[need] = None
+        found[required] = None
     return tuple(found)
 
 

@@ -269,7 +269,7 @@ def test_optimize_in_worker_processes_and_for_a_pipeline(place: Place, tmp_path:
 def test_wrong_arguments_are_refused(tmp_path: Path, snapshot: Snapshot) -> None:
     for option, value, words in (
         ("--for", "speed", "--for is unknown: got 'speed'"),
-        ("--file-bytes", "many", "--file-bytes is no size: got 'many'"),
+        ("--file-bytes", "many", "--file-bytes is not a size: got 'many'"),
         ("--cluster-by", "sesion", "Did you mean 'session'?"),
     ):
         with pytest.raises(FeedlineError, match=re.escape(words)):

@@ -190,6 +190,6 @@ def test_progress_is_in_the_log_where_nobody_hears(caplog):
 
 def test_a_plan_of_several_waves_says_how_far_it_is(capsys: pytest.CaptureFixture[str]):
     for rows in (1_000, 2_000):
-        cli._say_counted(CountProgress(rows=rows, all_rows=2_000))
+        cli._print_count_progress(CountProgress(rows=rows, all_rows=2_000))
     out, err = capsys.readouterr()
     assert (out, err) == ("", "counted 1,000 of 2,000 rows\n")
