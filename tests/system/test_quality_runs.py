@@ -141,7 +141,7 @@ def test_the_noticeable_features_are_shown_first():
     quality["f30"]["null_rate"], quality["f31"]["nonfinite_rate"], quality["f32"]["oov_rate"] = 0.2, 0.00001, 0.5
     console = Console(width=160)
     with console.capture() as captured:
-        console.print(quality_table(quality, shown=4))
+        console.print(quality_table(quality, limit=4))
     lines = captured.get().splitlines()
     assert [line.split()[1] for line in lines if "dense" in line] == ["f32", "f30", "f31", "f0"]
     assert "< 0.01%" in lines[6]
